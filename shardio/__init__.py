@@ -1,0 +1,81 @@
+"""shardio: feeds training from directories and tar shards, each sample exactly once, in a reproducible order.
+
+Names are loaded when they are first used, so that ``import shardio`` is quick and loads no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardio import check, transforms
+    from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+    from shardio.device import DevicePrefetcher
+    from shardio.errors import (
+        CoverageError,
+        FormatError,
+        PackError,
+        SampleError,
+        ShardioError,
+        StaleIndexError,
+        StateError,
+    )
+    from shardio.loader import DataLoader
+    from shardio.packing import pack
+    from shardio.shards import Manifest
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CoverageError": "shardio.errors",
+    "DataLoader": "shardio.loader",
+    "DevicePrefetcher": "shardio.device",
+    "EpochSampler": "shardio.datasets",
+    "FormatError": "shardio.errors",
+    "ImageFolder": "shardio.datasets",
+    "Manifest": "shardio.shards",
+    "PackError": "shardio.errors",
+    "SampleError": "shardio.errors",
+    "ShardDataset": "shardio.datasets",
+    "ShardMapDataset": "shardio.datasets",
+    "ShardioError": "shardio.errors",
+    "StaleIndexError": "shardio.errors",
+    "StateError": "shardio.errors",
+    "pack": "shardio.packing",
+}
+_SUBMODULES = ("check", "train", "transforms")
+
+__all__ = [
+    "CoverageError",
+    "DataLoader",
+    "DevicePrefetcher",
+    "EpochSampler",
+    "FormatError",
+    "ImageFolder",
+    "Manifest",
+    "PackError",
+    "SampleError",
+    "ShardDataset",
+    "ShardMapDataset",
+    "ShardioError",
+    "StaleIndexError",
+    "StateError",
+    "__version__",
+    "check",
+    "pack",
+    "train",
+    "transforms",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    if name in _SUBMODULES:
+        return import_module(f"shardio.{name}")
+    raise AttributeError(f"module 'shardio' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""One thin file per command; each imports what it needs when it runs."""

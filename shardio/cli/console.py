@@ -1,0 +1,84 @@
+"""How commands talk: progress on standard error, results on standard output."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from shardio.packing import PackProgress
+
+LINE_EVERY_S = 5.0
+"""Seconds between progress lines where standard error is no terminal."""
+
+
+def format_bytes(num_bytes: float) -> str:
+    """Return a size for people: ``1.5 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} TiB"
+
+
+def make_bar() -> Progress:
+    """Return a progress bar on standard error, with a text before it and the remaining time behind."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+class PackReporter(PackProgress):
+    """Shows how a pack goes on: a bar on a terminal, a line every few seconds otherwise. A context manager."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bar = make_bar() if sys.stderr.isatty() else None
+        self._num_samples = self._total_samples = self._num_bytes = self._total_bytes = 0
+        self._start = self._last_line = time.monotonic()
+
+    def planned(self, num_samples: int, num_bytes: int) -> None:
+        self._total_samples, self._total_bytes = num_samples, num_bytes
+        self._start = self._last_line = time.monotonic()
+        if self._bar is not None:
+            self._bar.start()
+            self._bar.add_task("packing", total=num_samples, rate="")
+        else:
+            typer.echo(f"packing {num_samples} samples, {format_bytes(num_bytes)}", err=True)
+
+    def packed(self, num_samples: int, num_bytes: int) -> None:
+        with self._lock:
+            self._num_samples += num_samples
+            self._num_bytes += num_bytes
+            now = time.monotonic()
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], completed=self._num_samples, rate=self._rate(now))
+            elif now - self._last_line >= LINE_EVERY_S:
+                self._last_line = now
+                left_s = (now - self._start) * (self._total_samples / self._num_samples - 1)
+                typer.echo(
+                    f"packed {self._num_samples} of {self._total_samples} samples, {self._rate(now)}, "
+                    f"about {left_s:.0f} s left",
+                    err=True,
+                )
+
+    def __enter__(self) -> PackReporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _rate(self, now: float) -> str:
+        seconds = max(now - self._start, 1e-9)
+        return f"{self._num_samples / seconds:.0f} samples/s, {format_bytes(self._num_bytes / seconds)}/s"

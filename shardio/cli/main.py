@@ -1,0 +1,45 @@
+"""The command line: ``shardio COMMAND …``. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+import shardio
+from shardio.cli.check import check
+from shardio.cli.info import info
+from shardio.cli.pack import pack
+from shardio.cli.train import train
+from shardio.errors import ShardioError
+
+app = typer.Typer(
+    help="Pack images into tar shards, and feed training from them: each sample exactly once, in a reproducible order.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (pack, info, check, train):
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        typer.echo(f"shardio {shardio.__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; say what went wrong in one line, without a traceback."""
+    try:
+        app()
+    except (ShardioError, OSError) as error:
+        _fail(error, code=1)
+    except ValueError as error:
+        _fail(error, code=2)
+
+
+def _fail(error: Exception, *, code: int) -> None:
+    typer.echo(f"error: {error}", err=True)
+    sys.exit(code)

@@ -1,0 +1,118 @@
+"""``shardio pack``."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shardio.cli.console import PackReporter, format_bytes
+from shardio.packing import DEFAULT_SHARD_SIZE, PackProgress, PackResult, PackSettings, Problem, pack_directory
+
+SHOWN = 10
+"""How many files of each kind the summary names."""
+
+
+def parse_size(text: str | int) -> int:
+    """Return the bytes of a size such as ``256MiB``."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError as error:
+        raise typer.BadParameter(f"{text!r} is not a size: write it as 256MiB, 1GB or in bytes") from error
+
+
+def pack(
+    images: Annotated[Path, typer.Argument(help="Class folders with images, or a flat directory of images.")],
+    out: Annotated[Path, typer.Argument(help="Where to write the shards: an empty directory, or a new one.")],
+    max_shard_size: Annotated[
+        int, typer.Option(parser=parse_size, metavar="SIZE", help="A shard's size at the most, as 256MiB or 1GB.")
+    ] = DEFAULT_SHARD_SIZE,
+    max_shard_samples: Annotated[
+        int | None, typer.Option(min=1, help="A shard's number of samples at the most.")
+    ] = None,
+    shuffle_seed: Annotated[int, typer.Option(min=0, help="Seed of the packing order, which mixes classes.")] = 0,
+    no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Pack in the order of the keys.")] = False,
+    rename_dots: Annotated[
+        bool, typer.Option("--rename-dots", help="Write an underscore for each dot in a file's stem.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if a file is not the image that its name says.")
+    ] = False,
+    num_workers: Annotated[
+        int | None, typer.Option(min=1, help="Shards written at a time; never changes what is written.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Pack a directory of images into tar shards, with an index for each and a manifest."""
+    settings = PackSettings(
+        max_shard_size=max_shard_size,
+        max_shard_samples=max_shard_samples,
+        shuffle_seed=None if no_shuffle else shuffle_seed,
+    )
+    start = time.perf_counter()
+    reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
+    with reporter as progress:
+        result = pack_directory(
+            images,
+            out,
+            settings,
+            rename_dots=rename_dots,
+            strict=strict,
+            num_workers=num_workers,
+            progress=progress,
+        )
+    summary = _summarise(result, out, time.perf_counter() - start)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=1))
+    elif not quiet:
+        _print(result, summary)
+
+
+def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
+    manifest, scan = result.manifest, result.scan
+    return {
+        "out": str(out),
+        "samples": manifest.num_samples,
+        "classes": len(manifest.classes),
+        "shards": len(manifest.shards),
+        "bytes": manifest.num_bytes,
+        "fields": list(manifest.fields),
+        "digest": manifest.digest,
+        "seconds": round(seconds, 3),
+        "mislabelled": [_as_row(problem) for problem in scan.mislabelled],
+        "left_out": [_as_row(problem) for problem in scan.unreadable],
+        "ignored": [str(path) for path in scan.ignored],
+    }
+
+
+def _as_row(problem: Problem) -> dict[str, str]:
+    return {name: str(value) for name, value in asdict(problem).items()}
+
+
+def _print(result: PackResult, summary: dict[str, Any]) -> None:
+    typer.echo(
+        f"packed {summary['samples']} samples of {summary['classes']} classes into {summary['shards']} shards, "
+        f"{format_bytes(summary['bytes'])}, in {summary['seconds']:.1f} s "
+        f"({summary['samples'] / summary['seconds']:.0f} samples/s)"
+    )
+    scan = result.scan
+    _print_files("packed as they are, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
+    _print_files("left out, since they are no images", [f"{p.path} {p.what}" for p in scan.unreadable])
+    _print_files("ignored, since they belong to no image", [str(path) for path in scan.ignored])
+
+
+def _print_files(what: str, files: list[str]) -> None:
+    if files:
+        typer.echo(f"{len(files)} files were {what}:", err=True)
+        for file in files[:SHOWN]:
+            typer.echo(f"  {file}", err=True)
+        if len(files) > SHOWN:
+            typer.echo(f"  and {len(files) - SHOWN} more (--json names them all)", err=True)

@@ -1,0 +1,155 @@
+"""From the bytes of a sample's fields to the values that a dataset yields."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from shardio.errors import SampleError
+from shardio.images import Orientation, check_orientation, decode_image, decode_pil
+from shardio.order import Words
+from shardio.sample import Sample
+from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
+from shardio.transforms import apply_transform
+
+Fields = str | Sequence[str]
+Decode = Literal["array", "pil"]
+
+
+def _decode_label(content: bytes) -> int:
+    if not content.isdigit():
+        raise ValueError(f"a label is written in ASCII digits, got {content[:20]!r}")
+    return int(content)
+
+
+def _decode_npy(content: bytes) -> Any:
+    return np.load(io.BytesIO(content), allow_pickle=False)
+
+
+DECODERS: dict[str, Callable[[bytes], Any]] = {
+    LABEL_FIELD: _decode_label,
+    "json": json.loads,
+    "txt": bytes.decode,
+    "npy": _decode_npy,
+}
+"""How a field is decoded, by its name; a field that is not named here comes as bytes."""
+
+TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=True),
+    "pkl": pickle.loads,
+    "pickle": pickle.loads,
+    "pyd": pickle.loads,
+}
+"""What is decoded otherwise when the caller says that the data may run code (WebDataset's names for pickles)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldDecoder:
+    """Turns samples into what a dataset yields.
+
+    Attributes:
+        fields: Names of fields, for a tuple of values, or one name, for the bare value. ``image`` is the
+            sample's image, whichever format it has, ``label`` its class, ``key`` its key.
+        transform: Applied to the image, or None.
+        decode: ``array`` gives transforms uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        orientation: Whether the EXIF orientation turns the image.
+        trusted: Whether fields may be unpickled.
+    """
+
+    fields: Fields
+    transform: Callable[[Any], Any] | None = None
+    decode: Decode = "array"
+    orientation: Orientation = "ignore"
+    trusted: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("fields must name at least one field")
+        if self.decode not in ("array", "pil"):
+            raise ValueError(f"decode must be 'array' or 'pil', got {self.decode!r}")
+        check_orientation(self.orientation)
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the values, in order."""
+        return (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
+
+    @property
+    def stored_fields(self) -> tuple[str, ...]:
+        """The fields to read from storage, each once."""
+        stored = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
+        return tuple(dict.fromkeys(field for name in self.names for field in stored.get(name, (name,))))
+
+    def decode_batch(self, samples: Sequence[Sample], keys: Words) -> list[Any]:
+        """Decode some samples.
+
+        Args:
+            samples: n samples with the stored fields.
+            keys: uint64 [n], one key for each sample's random transforms.
+
+        Returns:
+            What the dataset yields for each: a tuple of values, or the bare value.
+
+        Raises:
+            SampleError: If a field is missing or cannot be decoded.
+        """
+        columns = [self._decode_column(name, samples, keys) for name in self.names]
+        return columns[0] if isinstance(self.fields, str) else list(zip(*columns, strict=True))
+
+    def _decode_column(self, name: str, samples: Sequence[Sample], keys: Words) -> list[Any]:
+        if name == "key":
+            return [sample.key for sample in samples]
+        if name != "image":
+            return [self._decode_field(name, sample) for sample in samples]
+        images: list[Any] = [self._decode_image(sample) for sample in samples]
+        if self.transform is not None:
+            images = apply_transform(self.transform, images, keys)
+        return [_as_tensor(image) for image in images]
+
+    def _decode_image(self, sample: Sample) -> Any:
+        name = next((field for field in IMAGE_FIELDS if field in sample.fields), None)
+        if name is None:
+            raise SampleError(
+                f"sample {sample.key} in {sample.origin} has no image (none of {', '.join(IMAGE_FIELDS)})"
+            )
+        decode = decode_pil if self.decode == "pil" else decode_image
+        try:
+            return decode(sample.fields[name], orientation=self.orientation)
+        except ValueError as error:
+            raise SampleError(
+                f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {error}"
+            ) from error
+
+    def _decode_field(self, name: str, sample: Sample) -> Any:
+        field = LABEL_FIELD if name == "label" else name
+        content = sample.fields.get(field)
+        if content is None:
+            raise SampleError(
+                f"sample {sample.key} in {sample.origin} has no field {field!r}: name only fields that it has, as in "
+                f"fields=('image', 'key')"
+            )
+        decoder = (self.trusted and TRUSTED_DECODERS.get(field)) or DECODERS.get(field)
+        if decoder is None:
+            return content
+        try:
+            return decoder(content)
+        except ValueError as error:
+            raise SampleError(
+                f"field {field!r} of sample {sample.key} in {sample.origin} cannot be decoded: {error}"
+            ) from error
+
+
+def _as_tensor(image: Any) -> Any:
+    """Return pixels as a uint8 tensor [3, height, width] that views the array, and anything else as it is."""
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        return torch.from_numpy(image).permute(2, 0, 1)
+    return image

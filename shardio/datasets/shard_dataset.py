@@ -1,0 +1,199 @@
+"""ShardDataset: the samples of packed shards, each exactly once, in a pure order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
+
+from shardio.datasets.fields import Decode, FieldDecoder, Fields
+from shardio.datasets.shared_cell import SharedCell
+from shardio.images import Orientation
+from shardio.order import Cursor, EpochOrder, Remainder, Split, check_remainder, choose_settings, derive_key, make_key
+from shardio.reading import SampleReader
+from shardio.shards import Source, open_table
+from shardio.world import CarriedWorld, World, find_worker, find_world
+
+ORDER_CHUNK = 256
+"""Positions for which the order is evaluated at once, at the least: one costs as much as some hundred."""
+
+
+class ShardDataset(IterableDataset[Any]):
+    """Iterate over the samples of packed shards.
+
+    Each sample of an epoch comes exactly once over all ranks and workers (or as ``remainder`` says), for any
+    number of shards, in torch's DataLoader as well as in shardio's.
+
+    >>> dataset = ShardDataset("out", shuffle=True, transform=RandomResizedCrop(224))  # doctest: +SKIP
+    >>> loader = DataLoader(dataset, batch_size=128, num_workers=2)  # doctest: +SKIP
+
+    Args:
+        source: A packed directory, its manifest, a tar, a brace pattern such as
+            ``shard-{000000..000012}.tar``, or a list of tars.
+        fields: What a sample is a tuple of: ``image`` (uint8 tensor [3, height, width]), ``label`` (int),
+            ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls`` and ``npy`` come decoded,
+            all others as bytes. One name instead of a tuple gives the bare value.
+        shuffle: Whether to shuffle, anew each epoch.
+        seed: Of the order and of the transforms.
+        transform: Applied to the image.
+        decode: ``array`` gives the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        orientation: ``apply`` honours the EXIF orientation.
+        remainder: What happens to the samples that do not fill a step of all ranks. ``pad`` repeats some
+            so that all ranks have equally many; ``mask`` also marks the repeats by a last value ``valid``;
+            ``keep`` deals what there is; ``drop`` leaves them out.
+        batch_size: In torch's own DataLoader, the loader's batch size: then its batches equal those of
+            shardio's, which says it by itself.
+        rank: This process among the training processes; by default torch.distributed's or torchrun's.
+        world_size: How many there are, likewise.
+        lanes: Stretches of the epoch between which positions alternate, with ``shuffle``.
+        window: Neighbouring samples that are shuffled together, with ``shuffle``.
+        trusted: Whether pickled fields may be unpickled, which runs code that they name.
+
+    Raises:
+        FileNotFoundError: If there is nothing at ``source``.
+        FormatError: If it is not a dataset.
+        ValueError: If an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        fields: Fields = ("image", "label"),
+        shuffle: bool = False,
+        seed: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        decode: Decode = "array",
+        orientation: Orientation = "ignore",
+        remainder: Remainder = "pad",
+        batch_size: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        lanes: int | None = None,
+        window: int | None = None,
+        trusted: bool = False,
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self._decoder = FieldDecoder(
+            fields=fields, transform=transform, decode=decode, orientation=orientation, trusted=trusted
+        )
+        self.remainder = check_remainder(remainder)
+        self.batch_size = batch_size
+        self._world = None if rank is None and world_size is None else find_world(rank, world_size)
+        self._carried_world: CarriedWorld | None = None
+        self.table = open_table(source)
+        self.settings = choose_settings(
+            self.table.manifest.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window
+        )
+        self._reader = SampleReader(self.table)
+        self._cell = SharedCell(0, 0)  # epoch, position where it begins
+
+    @property
+    def classes(self) -> list[str]:
+        """The class names, by label."""
+        return list(self.table.manifest.classes)
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of the whole dataset, over all ranks."""
+        return self.table.manifest.num_samples
+
+    @property
+    def digest(self) -> str:
+        """The dataset's identity."""
+        return self.table.manifest.digest
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is."""
+        return self._cell.values[0]
+
+    @property
+    def num_epoch_sets(self) -> int:
+        """How often the epoch was set, by which a loader notices that its user did."""
+        return self._cell.num_sets
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch that the next iteration is; workers that already run see it too."""
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        self._cell.set(epoch, 0)
+
+    def __len__(self) -> int:
+        """Return the number of samples that this rank yields in a full epoch."""
+        return self._own_split(Cursor(epoch=0)).num_own_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over this worker's samples of this rank's share of the epoch."""
+        epoch, position = self._cell.values  # Read now, not when the first sample is asked for.
+        return self._samples(Cursor(epoch=epoch, position=position))
+
+    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
+        """Return this rank's share of an epoch from ``cursor`` on."""
+        world = self._world or find_world(carried=self._carried_world)
+        return Split(
+            num_samples=self.num_samples,
+            start=cursor.position,
+            rank=world.rank,
+            world_size=world.world_size,
+            batch_size=batch_size,
+            shuffled=self.settings.shuffle,
+            remainder=remainder,
+        )
+
+    def start_at(self, cursor: Cursor) -> None:
+        """Let the next iteration begin at ``cursor``, in this process and in workers that already run."""
+        self._cell.set(cursor.epoch, cursor.position)
+
+    def bound(self, split: Split) -> ShardDataset:
+        """Return a copy for one loader: with the batch size and world of ``split``, and an epoch of its own."""
+        dataset = copy.copy(self)
+        dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
+        dataset._world = World(rank=split.rank, world_size=split.world_size)
+        dataset._reader = SampleReader(self.table)
+        dataset._cell = SharedCell(0, 0)
+        return dataset
+
+    def _own_split(self, cursor: Cursor) -> Split:
+        if self.batch_size is None and self.remainder == "drop":
+            raise ValueError(
+                "remainder='drop' leaves out what does not fill a batch, and in torch's DataLoader the dataset cannot "
+                "see the batch size: give ShardDataset(batch_size=...) the loader's, or use shardio.DataLoader"
+            )
+        return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
+
+    def _samples(self, cursor: Cursor) -> Iterator[Any]:
+        split, worker = self._own_split(cursor), find_worker()
+        order = EpochOrder(self.table.manifest.shard_sizes, self.settings, cursor.epoch)
+        augment = make_key(self.settings.seed, cursor.epoch, "augment")
+        for step, samples in self._steps(order, split, range(worker.worker_id, split.num_batches, worker.num_workers)):
+            stored = self._reader.read(samples, self._decoder.stored_fields)
+            values = self._decoder.decode_batch(stored, derive_key(augment, samples.astype(np.uint64)))
+            if self.remainder == "mask":
+                values = self._with_valid(values, (split.batch(step) < self.num_samples).tolist())
+            yield from values
+
+    def _steps(self, order: EpochOrder, split: Split, steps: range) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """Yield each step's number and samples; the order is evaluated for many steps at once where they are small."""
+        steps_at_once = -(-ORDER_CHUNK // split.batch_size)
+        for i in range(0, len(steps), steps_at_once):
+            chunk = steps[i : i + steps_at_once]
+            positions = [split.batch(step) for step in chunk]
+            samples = order.samples_at(np.concatenate(positions))
+            stops = np.cumsum([len(batch) for batch in positions])
+            yield from zip(chunk, np.split(samples, stops[:-1]), strict=True)
+
+    def _with_valid(self, values: list[Any], valid: list[bool]) -> list[Any]:
+        """Append to each sample whether it counts."""
+        if isinstance(self._decoder.fields, str):
+            return list(zip(values, valid, strict=True))
+        return [(*value, is_valid) for value, is_valid in zip(values, valid, strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled copy may go to a worker process, where torch.distributed is not initialised.
+        return {**self.__dict__, "_carried_world": CarriedWorld.find()}

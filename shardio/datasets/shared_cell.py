@@ -1,0 +1,32 @@
+"""Numbers that the training process sets and its workers see, such as the epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class SharedCell:
+    """A few integers in shared memory. Workers that hold a copy of the cell see what is set later, too.
+
+    Attributes:
+        num_sets: How often this process set it, by which a loader notices that its user did.
+    """
+
+    def __init__(self, *values: int) -> None:
+        self._values = torch.tensor(values, dtype=torch.int64).share_memory_()
+        self.num_sets = 0
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The integers as they were last set, by whichever process."""
+        return tuple(self._values.tolist())
+
+    def set(self, *values: int) -> None:
+        """Set the integers for all processes that share the cell."""
+        self._values.copy_(torch.tensor(values, dtype=torch.int64))
+        self.num_sets += 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SharedCell:
+        return SharedCell(*self.values)

@@ -1,0 +1,21 @@
+"""Walking through nested batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Apply ``function`` to every tensor of a batch of tuples, named tuples, lists and dicts; keep all else."""
+    if isinstance(batch, torch.Tensor):
+        return function(batch)
+    if isinstance(batch, dict):
+        return type(batch)((name, map_tensors(value, function)) for name, value in batch.items())
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(value, function) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_tensors(value, function) for value in batch)
+    return batch

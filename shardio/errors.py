@@ -1,0 +1,44 @@
+"""The errors of shardio, one class for each way to recover.
+
+::
+
+    ShardioError
+    ├── PackError           the source or the destination of a pack: change the directory or the options
+    ├── FormatError         a manifest, index or tar is not what it should be: repack or fetch it again
+    │   └── StaleIndexError     the tar changed after its index was made: delete the index
+    ├── SampleError         one sample cannot be read or decoded: repair or remove that sample
+    ├── StateError          a saved state belongs to another dataset or order: use the run's own
+    └── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests)
+
+Arguments out of range raise ValueError, objects of the wrong kind TypeError, as in the standard library.
+"""
+
+from __future__ import annotations
+
+
+class ShardioError(Exception):
+    """The base of all errors that shardio raises about data."""
+
+
+class PackError(ShardioError):
+    """The source cannot be packed, or the destination is not free."""
+
+
+class FormatError(ShardioError):
+    """A manifest, an index or a tar is not what it should be."""
+
+
+class StaleIndexError(FormatError):
+    """An index does not belong to the tar beside it."""
+
+
+class SampleError(ShardioError):
+    """A sample cannot be read or decoded."""
+
+
+class StateError(ShardioError):
+    """A saved state does not belong to this dataset or order."""
+
+
+class CoverageError(ShardioError, AssertionError):
+    """A loader delivered some samples more than once, or not at all."""

@@ -1,0 +1,7 @@
+"""From an image's bytes to pixels."""
+
+from shardio.images.decode import Orientation, Pixels, check_orientation, decode_image, decode_pil
+from shardio.images.formats import read_format
+from shardio.images.resize import resize
+
+__all__ = ["Orientation", "Pixels", "check_orientation", "decode_image", "decode_pil", "read_format", "resize"]

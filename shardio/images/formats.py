@@ -1,0 +1,37 @@
+"""Which format an image file has: by its first bytes, never by its name."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import PIL.Image
+
+_SIGNATURES = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"BM": "BMP",
+    b"II*\x00": "TIFF",
+    b"MM\x00*": "TIFF",
+}
+
+
+def read_format(path: Path) -> str | None:
+    """Return an image file's format (``"JPEG"``, ``"PNG"``, as Pillow names them), or None if it is no image.
+
+    Only the header is looked at.
+    """
+    with path.open("rb") as file:
+        start = file.read(16)
+    for signature, name in _SIGNATURES.items():
+        if start.startswith(signature):
+            return name
+    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
+        return "WEBP"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # What a header makes Pillow warn of comes up again at decoding.
+            with PIL.Image.open(path) as image:
+                return image.format
+    except (OSError, SyntaxError, ValueError, PIL.Image.DecompressionBombError):
+        return None

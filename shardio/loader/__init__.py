@@ -1,0 +1,18 @@
+"""The loader. Loaded lazily: its worker hosts start without torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardio.loader.data_loader import DataLoader as DataLoader
+
+__all__ = ["DataLoader"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DataLoader":
+        from shardio.loader.data_loader import DataLoader
+
+        return DataLoader
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

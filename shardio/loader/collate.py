@@ -1,0 +1,39 @@
+"""From samples to a batch: torch's default, but images lie in memory as they were decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+
+def collate_channels_last(samples: Sequence[Any]) -> Any:
+    """Collate samples as torch does; uint8 images become one [N, 3, H, W] tensor in channels_last memory.
+
+    Args:
+        samples: Tuples of values, or bare values.
+
+    Returns:
+        A list of batches, one for each place of the tuples, or one batch.
+
+    Raises:
+        ValueError: If images differ in size.
+    """
+    if isinstance(samples[0], tuple):
+        return [_collate_column(column) for column in zip(*samples, strict=True)]
+    return _collate_column(samples)
+
+
+def _collate_column(values: Sequence[Any]) -> Any:
+    if not (isinstance(values[0], torch.Tensor) and values[0].dtype == torch.uint8 and values[0].ndim == 3):
+        return default_collate(list(values))
+    sizes = sorted({tuple(image.shape[1:]) for image in values})
+    if len(sizes) > 1:
+        raise ValueError(
+            f"the images of a batch differ in size, {sizes[0]} and {sizes[1]} among others: give the dataset a "
+            "transform that makes them alike, such as RandomResizedCrop(224)"
+        )
+    # [3, H, W] views of [H, W, 3] memory: stacked as they lie, and seen as [N, 3, H, W].
+    return torch.stack([image.permute(1, 2, 0) for image in values]).permute(0, 3, 1, 2)

@@ -1,0 +1,28 @@
+"""Which sample comes when, and to whom: integers in, integers out, numpy only."""
+
+from shardio.order.bijection import permute
+from shardio.order.cursor import Cursor, EpochCounter
+from shardio.order.epoch_order import EpochOrder
+from shardio.order.settings import OrderSettings, choose_settings
+from shardio.order.split import Remainder, Split, check_remainder
+from shardio.order.state import dump_state, read_state
+from shardio.order.words import Words, derive_key, make_key, random_words, to_unit
+
+__all__ = [
+    "Cursor",
+    "EpochCounter",
+    "EpochOrder",
+    "OrderSettings",
+    "Remainder",
+    "Split",
+    "Words",
+    "check_remainder",
+    "choose_settings",
+    "derive_key",
+    "dump_state",
+    "make_key",
+    "permute",
+    "random_words",
+    "read_state",
+    "to_unit",
+]

@@ -1,0 +1,72 @@
+"""The epoch's order: from positions to samples, by arithmetic.
+
+The shards are permuted and laid end to end (the tape), the tape is cut into lanes, each lane is shuffled
+in consecutive windows, and positions take turns between the lanes. Only the table of shard sizes is held;
+every position is computed alone, so any place of an epoch is reached at once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.bijection import permute
+from shardio.order.settings import OrderSettings
+from shardio.order.words import derive_key, make_key, random_words
+
+
+class EpochOrder:
+    """One epoch's order of the samples of a dataset.
+
+    Args:
+        shard_sizes: int64 [shards], the number of samples of each shard in manifest order.
+        settings: The order's settings.
+        epoch: The epoch's number, at least 0.
+    """
+
+    def __init__(self, shard_sizes: NDArray[np.int64], settings: OrderSettings, epoch: int) -> None:
+        self.settings = settings
+        self.epoch = epoch
+        self.num_samples = int(shard_sizes.sum())
+        tape = self._permuted_shards(len(shard_sizes))
+        shard_starts = np.cumsum(shard_sizes) - shard_sizes
+        self._tape_stops = np.cumsum(shard_sizes[tape])
+        # Added to a place on the tape, it gives the sample's number in manifest order.
+        self._tape_shifts = shard_starts[tape] - (self._tape_stops - shard_sizes[tape])
+
+    def samples_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the samples at some positions of the epoch.
+
+        Args:
+            positions: int64 [n], at least 0. Past the last one the order begins again (position p mod N),
+                as the remainder policy ``pad`` wants it.
+
+        Returns:
+            int64 [n], the samples' numbers in manifest order.
+        """
+        positions = positions % self.num_samples
+        if not self.settings.shuffle:
+            return positions
+        places = self._places_on_tape(positions)
+        return places + self._tape_shifts[np.searchsorted(self._tape_stops, places, side="right")]
+
+    def _permuted_shards(self, num_shards: int) -> NDArray[np.int64]:
+        if not self.settings.shuffle:
+            return np.arange(num_shards, dtype=np.int64)
+        key = make_key(self.settings.seed, self.epoch, "shards")
+        return np.argsort(random_words(key, np.arange(num_shards, dtype=np.uint64)), kind="stable")
+
+    def _places_on_tape(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        lanes, length = self.settings.lanes, self.settings.window
+        offset, lane = np.divmod(positions, lanes)
+        # The first N mod L lanes are one sample longer.
+        quotient, num_longer = divmod(self.num_samples, lanes)
+        lane_start = lane * quotient + np.minimum(lane, num_longer)
+        lane_size = quotient + (lane < num_longer)
+
+        window, index = np.divmod(offset, length)
+        window_start = window * length
+        window_size = np.minimum(length, lane_size - window_start)
+        key = make_key(self.settings.seed, self.epoch, "windows")
+        key = derive_key(derive_key(key, lane.astype(np.uint64)), window.astype(np.uint64))
+        return np.asarray(lane_start + window_start + permute(index, window_size, key), dtype=np.int64)

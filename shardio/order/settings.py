@@ -1,0 +1,77 @@
+"""The order's settings: all that fixes an epoch's order beside the dataset and the epoch's number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SHARDS_PER_WINDOW = 4
+"""Default window, in shards of average size: how many shards' samples are mixed with each other."""
+
+MIN_WINDOW = 4096
+"""Default window at the least, in samples, for datasets of many small shards."""
+
+MAX_LANES = 16
+"""Default lanes at the most: with SHARDS_PER_WINDOW they bound the shards that one rank has open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderSettings:
+    """How an epoch is ordered. Never depends on world size, workers or batch size.
+
+    Attributes:
+        shuffle: Whether the epoch is shuffled at all. If not, position p is sample p.
+        seed: The user's seed, 0 <= seed < 2**63.
+        lanes: L, the number of stretches of the tape between which positions alternate.
+        window: The number of neighbouring samples of a lane that are shuffled together.
+    """
+
+    shuffle: bool
+    seed: int
+    lanes: int
+    window: int
+
+
+def choose_settings(
+    shard_sizes: NDArray[np.int64],
+    *,
+    shuffle: bool,
+    seed: int,
+    lanes: int | None = None,
+    window: int | None = None,
+) -> OrderSettings:
+    """Check the user's settings and fill in defaults that depend on the shards alone.
+
+    By default a window holds the samples of four average shards (at least 4096), and there are as many
+    lanes, up to 16 and a power of two, as leave every lane four windows. A small dataset therefore has
+    one lane, and one whose samples fit a window is shuffled as a whole.
+
+    Args:
+        shard_sizes: int64 [shards], the number of samples of each shard.
+        shuffle: Whether to shuffle. Without it, lanes and window must be left alone.
+        seed: 0 <= seed < 2**63.
+        lanes: The number of lanes, or None for the default.
+        window: The window's length in samples, or None for the default.
+
+    Raises:
+        ValueError: If a setting is out of range.
+    """
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be at least 0 and below 2**63, got {seed}")
+    for name, value in (("lanes", lanes), ("window", window)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+        if value is not None and not shuffle:
+            raise ValueError(f"{name}={value} has no meaning without shuffle=True")
+    if not shuffle:
+        return OrderSettings(shuffle=False, seed=seed, lanes=1, window=1)
+
+    num_samples, num_shards = int(shard_sizes.sum()), max(len(shard_sizes), 1)
+    if window is None:
+        window = max(MIN_WINDOW, SHARDS_PER_WINDOW * -(-num_samples // num_shards))
+    if lanes is None:
+        affordable = num_samples // (4 * window)
+        lanes = min(MAX_LANES, 1 << max(affordable.bit_length() - 1, 0))
+    return OrderSettings(shuffle=True, seed=seed, lanes=lanes, window=min(window, max(num_samples, 1)))

@@ -1,0 +1,105 @@
+"""The split: which positions of an epoch one rank reads, batch by batch.
+
+With world size W and B samples a rank, step t holds W * B consecutive positions, counted from the cursor
+where the epoch was begun or resumed. Every rank takes its share of each step; what is left after the last
+full step is dealt by the same rule. Worker k of n builds the batches t with t mod n == k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Remainder = Literal["pad", "mask", "keep", "drop"]
+"""What happens to the samples that do not fill a step, see :class:`Split`."""
+
+
+def check_remainder(remainder: str) -> Remainder:
+    """Return ``remainder`` if it is a policy; raise ValueError otherwise."""
+    for policy in get_args(Remainder):
+        if remainder == policy:
+            return policy  # type: ignore[no-any-return]  # get_args is typed to return Any
+    raise ValueError(f"remainder must be one of {', '.join(get_args(Remainder))}, got {remainder!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One rank's share of an epoch from a cursor on.
+
+    Attributes:
+        num_samples: N, the samples of the whole dataset.
+        start: The cursor's position, 0 <= start <= N.
+        rank: 0 <= rank < world_size.
+        world_size: W.
+        batch_size: B, the samples of one rank's batch.
+        shuffled: Whether the order is shuffled. Then rank r takes the positions p with p mod W == r and so
+            stays in its own lanes; otherwise it takes a run of each step and so stays in few shards.
+        remainder: ``pad`` and ``mask`` continue the order to a multiple of W, ``keep`` deals what there is
+            (ranks differ by at most one sample), ``drop`` leaves out what does not fill a step.
+    """
+
+    num_samples: int
+    start: int
+    rank: int
+    world_size: int
+    batch_size: int
+    shuffled: bool
+    remainder: Remainder
+
+    @property
+    def stop(self) -> int:
+        """The end of the positions that are dealt: beyond N with ``pad`` and ``mask``, up to N otherwise."""
+        left = self.num_samples - self.start
+        match self.remainder:
+            case "pad" | "mask":
+                return self.start + -(-left // self.world_size) * self.world_size
+            case "drop":
+                return self.start + left // self._step_size * self._step_size
+            case "keep":
+                return self.num_samples
+
+    @property
+    def num_batches(self) -> int:
+        """How many batches this rank has."""
+        return self._num_full_steps + (self._share(*self._step(self._num_full_steps))[1] > 0)
+
+    @property
+    def num_own_samples(self) -> int:
+        """How many samples this rank has."""
+        return self._num_full_steps * self.batch_size + self._share(*self._step(self._num_full_steps))[1]
+
+    def batch(self, step: int) -> NDArray[np.int64]:
+        """Return the positions of this rank's batch number ``step``, int64 [n], 1 <= n <= B."""
+        first, count, stride = self._share(*self._step(step))
+        return first + stride * np.arange(count, dtype=np.int64)
+
+    def position_after(self, num_batches: int) -> int:
+        """Return the cursor's position once this rank has received ``num_batches`` batches; N after the last."""
+        if num_batches >= self.num_batches:
+            return self.num_samples
+        return self.start + num_batches * self._step_size
+
+    @property
+    def _step_size(self) -> int:
+        return self.world_size * self.batch_size
+
+    @property
+    def _num_full_steps(self) -> int:
+        return (self.stop - self.start) // self._step_size
+
+    def _step(self, step: int) -> tuple[int, int]:
+        """Return the positions [start, stop) of all ranks in one step; the last one may be short or empty."""
+        start = self.start + step * self._step_size
+        return start, min(start + self._step_size, self.stop)
+
+    def _share(self, start: int, stop: int) -> tuple[int, int, int]:
+        """Return this rank's share of the positions [start, stop): first position, count, stride."""
+        if self.shuffled:
+            first = start + (self.rank - start) % self.world_size
+            return first, max(0, -(-(stop - first) // self.world_size)), self.world_size
+        quotient, num_longer = divmod(stop - start, self.world_size)
+        first = start + self.rank * quotient + min(self.rank, num_longer)
+        return first, quotient + (self.rank < num_longer), 1

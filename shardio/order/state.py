@@ -1,0 +1,59 @@
+"""The state that a training run saves: a cursor, and what it belongs to, as a small JSON-able dict."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from shardio.errors import StateError
+from shardio.order.cursor import Cursor
+from shardio.order.settings import OrderSettings
+
+STATE_VERSION = 1
+
+
+def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:
+    """Return the state of a run that has come to ``cursor``.
+
+    Args:
+        cursor: What has been delivered.
+        settings: The order's settings.
+        digest: The dataset's digest.
+        num_samples: The dataset's number of samples.
+    """
+    return {
+        "version": STATE_VERSION,
+        "epoch": cursor.epoch,
+        "position": cursor.position,
+        "dataset": {"digest": digest, "samples": num_samples},
+        "order": asdict(settings),
+    }
+
+
+def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_samples: int) -> Cursor:
+    """Return the cursor of a state, after checking that it belongs to this dataset and order.
+
+    Raises:
+        StateError: If it does not; the message names what differs.
+    """
+    version = state.get("version")
+    if not isinstance(version, int) or not 1 <= version <= STATE_VERSION:
+        raise StateError(
+            f"the state has version {version!r}, and this shardio reads versions 1 to {STATE_VERSION}: "
+            "load it with the shardio that wrote it, or a newer one"
+        )
+    here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
+    differences = [
+        f"{part}.{name} is {state.get(part, {}).get(name)!r} in the state and {value!r} here"
+        for part in ("dataset", "order")
+        for name, value in here[part].items()
+        if state.get(part, {}).get(name) != value
+    ]
+    if differences:
+        raise StateError("the state belongs to another run: " + "; ".join(differences))
+    epoch, position = state.get("epoch"), state.get("position")
+    if not isinstance(epoch, int) or epoch < 0:
+        raise StateError(f"the state's epoch must be an integer of at least 0, got {epoch!r}")
+    if not isinstance(position, int) or not 0 <= position <= num_samples:
+        raise StateError(f"the state's position must lie between 0 and {num_samples}, got {position!r}")
+    return Cursor(epoch=epoch, position=position)

@@ -1,0 +1,56 @@
+"""Random words: a counter-based generator that is a pure function of its key.
+
+The words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Any word is computed alone, so
+nothing depends on what was drawn before, and whole vectors are drawn at once. numpy's own generators
+are not used because their streams may change between releases, and an order must not.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+GAMMA = np.uint64(0x9E3779B97F4A7C15)
+"""The odd number nearest to 2**64 / golden ratio: the distance between two counters."""
+
+_DERIVE = np.uint64(0xD1B54A32D192ED03)
+"""Separates keys that are derived from a key from the words that are drawn with it."""
+
+
+def mix64(words: Words) -> Words:
+    """Scramble each word by SplitMix64's finaliser, a bijection on 64 bits."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def derive_key(key: Words, part: Words) -> Words:
+    """Derive one key for each (key, part); both broadcast, uint64 [n] with n >= 1."""
+    return mix64(mix64(key ^ _DERIVE) + part * GAMMA)
+
+
+def make_key(seed: int, *parts: int | str) -> Words:
+    """Return the key, uint64 [1], that ``seed`` and ``parts`` name.
+
+    Args:
+        seed: The user's seed, 0 <= seed < 2**64.
+        parts: Integers below 2**64 (an epoch, a lane) or purposes of at most 8 ASCII characters.
+    """
+    key = np.array([seed], dtype=np.uint64)
+    for part in parts:
+        number = int.from_bytes(part.encode("ascii"), "little") if isinstance(part, str) else part
+        key = derive_key(key, np.array([number], dtype=np.uint64))
+    return key
+
+
+def random_words(key: Words, counters: Words) -> Words:
+    """Return the words at ``counters`` of the streams of ``key``; both broadcast, uint64."""
+    return mix64(key + (counters + np.uint64(1)) * GAMMA)
+
+
+def to_unit(words: Words) -> NDArray[np.float64]:
+    """Map words to float64 in [0, 1) by their upper 53 bits."""
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,0 +1,94 @@
+"""Planning: which sample goes into which shard, and where. A pure function of the scan and the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from shardio.order import make_key, permute
+from shardio.packing.scan import Scan, SourceSample
+from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackSettings:
+    """How to pack.
+
+    Attributes:
+        max_shard_size: A shard's size in bytes that is not exceeded, unless by a single sample.
+        max_shard_samples: A shard's number of samples at the most, or None.
+        shuffle_seed: Of the packing order; None packs in the order of the keys.
+    """
+
+    max_shard_size: int
+    max_shard_samples: int | None
+    shuffle_seed: int | None
+
+    def __post_init__(self) -> None:
+        if self.max_shard_size < 1:
+            raise ValueError(f"max_shard_size must be at least 1 byte, got {self.max_shard_size}")
+        if self.max_shard_samples is not None and self.max_shard_samples < 1:
+            raise ValueError(f"max_shard_samples must be at least 1, got {self.max_shard_samples}")
+        if self.shuffle_seed is not None and not 0 <= self.shuffle_seed < 2**63:
+            raise ValueError(f"shuffle_seed must be at least 0 and below 2**63, got {self.shuffle_seed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardPlan:
+    """One shard to write: its file name and its samples in order."""
+
+    name: str
+    samples: tuple[SourceSample, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All shards to write.
+
+    Attributes:
+        shards: In manifest order.
+        num_bytes: The size of the files to pack.
+        digest: Of the samples, their files' sizes and times, and the settings: by it an unfinished pack is
+            known again.
+    """
+
+    shards: tuple[ShardPlan, ...]
+    num_bytes: int
+    digest: str
+
+
+def make_plan(scan: Scan, settings: PackSettings) -> Plan:
+    """Order the samples of a scan and deal them to shards."""
+    shards: list[ShardPlan] = []
+    current: list[SourceSample] = []
+    digest = xxhash.xxh3_128(repr(settings).encode())
+    size = num_bytes = 0
+
+    def finish_shard() -> None:
+        shards.append(ShardPlan(name=f"shard-{len(shards):06d}.tar", samples=tuple(current)))
+        current.clear()
+
+    for sample in _pack_order(scan.samples, settings.shuffle_seed):
+        sample_size = 0 if sample.label is None else size_in_tar(join_name(sample.key, LABEL_FIELD), 1)
+        for field, path in sorted(sample.files.items()):
+            stat = path.stat()
+            sample_size += size_in_tar(join_name(sample.key, field), stat.st_size)
+            num_bytes += stat.st_size
+            digest.update(f"{sample.key}\0{field}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        is_full = size + sample_size > settings.max_shard_size or len(current) == settings.max_shard_samples
+        if current and is_full:
+            finish_shard()
+            size = 0
+        size = (size or len(END)) + sample_size
+        current.append(sample)
+    finish_shard()
+    return Plan(shards=tuple(shards), num_bytes=num_bytes, digest=digest.hexdigest())
+
+
+def _pack_order(samples: list[SourceSample], shuffle_seed: int | None) -> list[SourceSample]:
+    if shuffle_seed is None:
+        return samples
+    order = permute(np.arange(len(samples)), np.array([len(samples)]), make_key(shuffle_seed, "pack"))
+    return [samples[i] for i in order.tolist()]

@@ -1,0 +1,5 @@
+"""From samples' numbers to their bytes."""
+
+from shardio.reading.reader import SampleReader
+
+__all__ = ["SampleReader"]

@@ -1,0 +1,71 @@
+"""From sample numbers to the bytes of their fields."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.sample import Sample
+from shardio.shards import Shard, ShardTable
+
+MAX_OPEN_SHARDS = 64
+"""Shards kept open by one reader, least recently used first out; each holds two descriptors."""
+
+
+class SampleReader:
+    """Reads samples of a dataset by their numbers in manifest order.
+
+    Args:
+        table: The dataset's shards.
+    """
+
+    def __init__(self, table: ShardTable) -> None:
+        self._table = table
+        self._stops = np.cumsum(table.manifest.shard_sizes)
+        self._open: OrderedDict[int, Shard] = OrderedDict()
+
+    def read(self, samples: NDArray[np.int64], fields: Sequence[str]) -> list[Sample]:
+        """Read some fields of some samples.
+
+        Args:
+            samples: int64 [n], sample numbers in manifest order.
+            fields: Names of fields. A sample's missing ones are missing in the result.
+
+        Returns:
+            The n samples, in the order that they were asked for.
+
+        Raises:
+            SampleError: If a sample cannot be read.
+            FormatError: If a shard is not what it should be.
+        """
+        shards = np.searchsorted(self._stops, samples, side="right")
+        found: dict[int, Sample] = {}
+        # In the order in which they lie on disk, so that each shard is opened once.
+        for i in np.argsort(samples, kind="stable").tolist():
+            shard = int(shards[i])
+            start = int(self._stops[shard - 1]) if shard else 0
+            found[i] = self._shard(shard).read(int(samples[i]) - start, fields)
+        return [found[i] for i in range(len(samples))]
+
+    def close(self) -> None:
+        """Close all shards; reading again opens them again."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def _shard(self, number: int) -> Shard:
+        shard = self._open.get(number)
+        if shard is None:
+            while len(self._open) >= MAX_OPEN_SHARDS:
+                self._open.popitem(last=False)[1].close()
+            shard = self._open[number] = Shard(self._table.tars[number], self._table.indexes[number])
+        self._open.move_to_end(number)
+        return shard
+
+    def __getstate__(self) -> ShardTable:
+        return self._table
+
+    def __setstate__(self, table: ShardTable) -> None:
+        self.__init__(table)  # type: ignore[misc]  # an unpickled reader starts with nothing open

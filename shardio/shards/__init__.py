@@ -1,0 +1,30 @@
+"""Bytes on disk: the tar layout, naming, the index and the manifest."""
+
+from shardio.shards.index import ShardIndex, index_path
+from shardio.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
+from shardio.shards.names import IMAGE_FIELDS, LABEL_FIELD, join_name, split_name
+from shardio.shards.shard import Shard
+from shardio.shards.table import ShardTable, Source, open_table
+from shardio.shards.tar import END, size_in_tar
+from shardio.shards.writer import write_shard
+
+__all__ = [
+    "END",
+    "IMAGE_FIELDS",
+    "LABEL_FIELD",
+    "MANIFEST_NAME",
+    "Manifest",
+    "Shard",
+    "ShardEntry",
+    "ShardIndex",
+    "ShardTable",
+    "Source",
+    "index_path",
+    "join_name",
+    "open_table",
+    "read_manifest",
+    "size_in_tar",
+    "split_name",
+    "write_manifest",
+    "write_shard",
+]

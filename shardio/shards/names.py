@@ -1,0 +1,38 @@
+"""How tar members are named, and what is a sample's key and what a field: WebDataset's convention.
+
+A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name.
+Members of one sample are adjacent.
+"""
+
+from __future__ import annotations
+
+import re
+
+IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+"""The fields that hold an image."""
+
+LABEL_FIELD = "cls"
+"""The field that holds a sample's label, in ASCII digits."""
+
+_MEMBER_NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)", re.DOTALL)
+_META_NAME = re.compile(r"__[^/]*__(/|$)")
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Split a member's name into key and field; None if WebDataset would not read the member.
+
+    >>> split_name("cats/0001.JPG")
+    ('cats/0001', 'jpg')
+    >>> split_name("cats/0001.seg.png")
+    ('cats/0001', 'seg.png')
+    >>> split_name("cats/README")
+    """
+    match = _MEMBER_NAME.fullmatch(name)
+    if match is None or _META_NAME.match(name):
+        return None
+    return match[1], match[2].lower()
+
+
+def join_name(key: str, field: str) -> str:
+    """Return the name of the member that holds ``field`` of the sample ``key``."""
+    return f"{key}.{field}"

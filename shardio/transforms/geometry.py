@@ -1,0 +1,163 @@
+"""Crops, resizes and flips, with torchvision's names and defaults.
+
+Parameters follow torchvision's definitions (torchvision.transforms.v2); images are resized bilinearly
+without antialiasing, see :mod:`shardio.images.resize`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import Pixels, resize
+from shardio.order import Words, random_words, to_unit
+from shardio.transforms.base import Sizes, Transform
+
+NUM_TRIES = 10
+"""How many random boxes RandomResizedCrop tries before it falls back to a central one, as in torchvision."""
+
+
+class RandomResizedCrop(Transform):
+    """Crop a random part of the image, then resize it.
+
+    Args:
+        size: Of the result in pixels: one number for a square, or (height, width).
+        scale: Bounds of the crop's share of the image's area.
+        ratio: Bounds of the crop's width / height before it is resized; drawn evenly on a logarithmic scale.
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        scale: tuple[float, float] = (0.08, 1.0),
+        ratio: tuple[float, float] = (3 / 4, 4 / 3),
+    ) -> None:
+        if not 0 < scale[0] <= scale[1] <= 1:
+            raise ValueError(f"scale must be two shares of the area in order, 0 < a <= b <= 1, got {scale}")
+        if not 0 < ratio[0] <= ratio[1]:
+            raise ValueError(f"ratio must be two positive ratios in order, got {ratio}")
+        self.size, self.scale, self.ratio = _pair(size), scale, ratio
+
+    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.int64]:
+        """Return the crops as int64 [n, 4]: top, left, height, width."""
+        unit = to_unit(random_words(keys[:, None], np.arange(2 * NUM_TRIES + 2, dtype=np.uint64)))  # [n, words]
+        height, width = sizes[:, :1], sizes[:, 1:]  # [n, 1], against [n, tries] below
+        area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * unit[:, :NUM_TRIES])
+        low, high = np.log(self.ratio)
+        ratio = np.exp(low + (high - low) * unit[:, NUM_TRIES : 2 * NUM_TRIES])
+        crop_width = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+        crop_height = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+
+        fits = (crop_width > 0) & (crop_width <= width) & (crop_height > 0) & (crop_height <= height)
+        rows, first = np.arange(len(sizes)), np.argmax(fits, axis=1)
+        crop = np.stack([crop_height[rows, first], crop_width[rows, first]], axis=1)  # [n, 2]
+        corner = np.floor(unit[:, -2:] * (sizes - crop + 1)).astype(np.int64)
+        central = self._central_crop(sizes)
+        return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
+
+    def apply(self, image: Pixels, parameters: NDArray[np.int64]) -> Pixels:
+        return resize(_crop(image, parameters), *self.size)
+
+    def _central_crop(self, sizes: Sizes) -> NDArray[np.int64]:
+        """Return the largest central crops within the bounds of the ratio, int64 [n, 4]."""
+        height, width = sizes[:, 0], sizes[:, 1]
+        crop_width = np.minimum(width, np.rint(height * self.ratio[1]).astype(np.int64))
+        crop_height = np.minimum(height, np.rint(width / self.ratio[0]).astype(np.int64))
+        crop = np.maximum(np.stack([crop_height, crop_width], axis=1), 1)
+        return np.concatenate([(sizes - crop) // 2, crop], axis=1)
+
+    def __repr__(self) -> str:
+        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio})"
+
+
+class Resize(Transform):
+    """Resize the image.
+
+    Args:
+        size: Of the result in pixels: (height, width), or one number for the shorter side; the longer one
+            follows in proportion, rounded down.
+    """
+
+    def __init__(self, size: int | Sequence[int]) -> None:
+        self.size = size if isinstance(size, int) and size > 0 else _pair(size)
+
+    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.int64]:
+        """Return the new sizes as int64 [n, 2]: height, width."""
+        if not isinstance(self.size, int):
+            return np.tile(np.array(self.size, dtype=np.int64), (len(sizes), 1))
+        shorter = sizes.min(axis=1, keepdims=True)
+        return np.where(sizes == shorter, self.size, self.size * sizes // shorter)
+
+    def apply(self, image: Pixels, parameters: NDArray[np.int64]) -> Pixels:
+        return resize(image, int(parameters[0]), int(parameters[1]))
+
+    def __repr__(self) -> str:
+        return f"Resize(size={self.size})"
+
+
+class CenterCrop(Transform):
+    """Crop the image's centre.
+
+    Args:
+        size: Of the result in pixels: one number for a square, or (height, width). A smaller image is
+            padded with black on all sides.
+    """
+
+    def __init__(self, size: int | Sequence[int]) -> None:
+        self.size = _pair(size)
+
+    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.int64]:
+        """Return the crops as int64 [n, 4]: top, left, height, width; negative corners where the image is smaller."""
+        size = np.array(self.size, dtype=np.int64)
+        missing = np.maximum(size - sizes, 0)
+        corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
+        return np.concatenate([corner, np.broadcast_to(size, sizes.shape)], axis=1)
+
+    def apply(self, image: Pixels, parameters: NDArray[np.int64]) -> Pixels:
+        top, left, height, width = parameters.tolist()
+        if top >= 0 and left >= 0 and top + height <= image.shape[0] and left + width <= image.shape[1]:
+            return _crop(image, parameters)
+        above, before = max(-top, 0), max(-left, 0)
+        inside = image[max(top, 0) : top + height, max(left, 0) : left + width]
+        padded = np.zeros((height, width, 3), dtype=np.uint8)
+        padded[above : above + inside.shape[0], before : before + inside.shape[1]] = inside
+        return padded
+
+    def __repr__(self) -> str:
+        return f"CenterCrop(size={self.size})"
+
+
+class RandomHorizontalFlip(Transform):
+    """Mirror the image with probability ``p``."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0 <= p <= 1:
+            raise ValueError(f"p must be a probability, got {p}")
+        self.p = p
+
+    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.bool_]:
+        """Return whether each image is mirrored, bool [n]."""
+        flips: NDArray[np.bool_] = to_unit(random_words(keys, np.zeros(1, dtype=np.uint64))) < self.p
+        return flips
+
+    def apply(self, image: Pixels, parameters: Any) -> Pixels:
+        return np.ascontiguousarray(image[:, ::-1]) if parameters else image
+
+    def __repr__(self) -> str:
+        return f"RandomHorizontalFlip(p={self.p})"
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    """Return a size as (height, width)."""
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"size must be one number of pixels or (height, width), at least 1, got {size}")
+    return pair
+
+
+def _crop(image: Pixels, box: NDArray[np.int64]) -> Pixels:
+    top, left, height, width = box.tolist()
+    return image[top : top + height, left : left + width]

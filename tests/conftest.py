@@ -1,0 +1,26 @@
+"""Fixtures that several tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardio
+from tests.sources import write_images
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of 3 classes with 7 images each."""
+    root = tmp_path_factory.mktemp("images")
+    write_images(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def packed(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, packed into shards of at most 5 samples."""
+    out = tmp_path_factory.mktemp("packed")
+    shardio.pack(images, out, max_shard_samples=5)
+    return out
