@@ -169,6 +169,7 @@ class EpochSampler(DistributedSampler[Any]):
             yield from batch[:-1]
             self._cursor = Cursor(epoch=cursor.epoch, position=split.position_after(number))
             yield batch[-1]
+        self._cursor = Cursor(epoch=cursor.epoch, position=self.num_all_samples)
 
     def _own_split(self, cursor: Cursor) -> Split:
         if self.batch_size is None and self.remainder == "drop":

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from shardio.datasets.fields import Decode, FieldDecoder, Fields
 from shardio.datasets.shared_cell import SharedCell
+from shardio.datasets.valid import mark_valid
 from shardio.images import Orientation
 from shardio.order import Cursor, EpochOrder, Remainder, Split, check_remainder, choose_settings, derive_key, make_key
 from shardio.reading import SampleReader
@@ -130,8 +131,10 @@ class ShardDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over this worker's samples of this rank's share of the epoch."""
-        epoch, position = self._cell.values  # Read now, not when the first sample is asked for.
-        return self._samples(Cursor(epoch=epoch, position=position))
+        # The epoch is read and arguments are checked now, not when the first sample is asked for.
+        epoch, position = self._cell.values
+        cursor = Cursor(epoch=epoch, position=position)
+        return self._samples(cursor, self._own_split(cursor))
 
     def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
         """Return this rank's share of an epoch from ``cursor`` on."""
@@ -167,15 +170,16 @@ class ShardDataset(IterableDataset[Any]):
             )
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
 
-    def _samples(self, cursor: Cursor) -> Iterator[Any]:
-        split, worker = self._own_split(cursor), find_worker()
+    def _samples(self, cursor: Cursor, split: Split) -> Iterator[Any]:
+        worker = find_worker()
         order = EpochOrder(self.table.manifest.shard_sizes, self.settings, cursor.epoch)
         augment = make_key(self.settings.seed, cursor.epoch, "augment")
         for step, samples in self._steps(order, split, range(worker.worker_id, split.num_batches, worker.num_workers)):
             stored = self._reader.read(samples, self._decoder.stored_fields)
             values = self._decoder.decode_batch(stored, derive_key(augment, samples.astype(np.uint64)))
             if self.remainder == "mask":
-                values = self._with_valid(values, (split.batch(step) < self.num_samples).tolist())
+                valid = (split.batch(step) < self.num_samples).tolist()
+                values = list(map(mark_valid, values, valid))
             yield from values
 
     def _steps(self, order: EpochOrder, split: Split, steps: range) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -187,12 +191,6 @@ class ShardDataset(IterableDataset[Any]):
             samples = order.samples_at(np.concatenate(positions))
             stops = np.cumsum([len(batch) for batch in positions])
             yield from zip(chunk, np.split(samples, stops[:-1]), strict=True)
-
-    def _with_valid(self, values: list[Any], valid: list[bool]) -> list[Any]:
-        """Append to each sample whether it counts."""
-        if isinstance(self._decoder.fields, str):
-            return list(zip(values, valid, strict=True))
-        return [(*value, is_valid) for value, is_valid in zip(values, valid, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled copy may go to a worker process, where torch.distributed is not initialised.

@@ -22,10 +22,13 @@ class _Progress:
     split: Split
     num_changes: int
     num_received: int = 0
+    is_finished: bool = False
 
     @property
     def now(self) -> Cursor:
-        return Cursor(epoch=self.cursor.epoch, position=self.split.position_after(self.num_received))
+        # With `keep` a rank may be through before the others: then the epoch is over for it when it asked for more.
+        position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_received)
+        return Cursor(epoch=self.cursor.epoch, position=position)
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -146,6 +149,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         for batch in batches:
             progress.num_received += 1
             yield batch
+        progress.is_finished = True
 
     def _split(self, feed: ShardFeed | SamplerFeed, cursor: Cursor) -> Split:
         remainder: Remainder = "drop" if self.drop_last else feed.remainder

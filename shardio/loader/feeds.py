@@ -12,6 +12,7 @@ from typing import Any
 import torch.utils.data
 
 from shardio.datasets import EpochSampler, ShardDataset
+from shardio.datasets.valid import mark_valid
 from shardio.order import Cursor, EpochCounter, OrderSettings, Remainder, Split
 from shardio.world import World
 
@@ -22,7 +23,7 @@ class ShardFeed:
     def __init__(self, dataset: ShardDataset) -> None:
         self._dataset = dataset
         self._counter = EpochCounter()
-        self._num_epoch_sets = dataset.num_epoch_sets
+        self._num_epoch_sets = 0
         self._world: World | None = None
         self._bound: ShardDataset | None = None
         self._workers: torch.utils.data.DataLoader[Any] | None = None
@@ -110,37 +111,51 @@ class SamplerFeed:
 
     def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> Iterator[Any]:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
-        self._indices.begin(cursor, split, is_batched=options["batch_size"] is not None)
+        is_batched = options["batch_size"] is not None
+        self._indices.begin(cursor, split, is_batched=is_batched)
         if self._workers is None or not options["persistent_workers"]:
-            unbatched = options["batch_size"] is None
-            indices = {"sampler": self._indices} if unbatched else {"batch_size": 1, "batch_sampler": self._indices}
-            self._workers = torch.utils.data.DataLoader(self._dataset, **{**options, **indices})
-        batches = iter(self._workers)
-        return self._with_valid(batches, split) if split.remainder == "mask" else batches
-
-    def _with_valid(self, batches: Iterator[Any], split: Split) -> Iterator[Any]:
-        for step, batch in enumerate(batches):
-            valid = torch.from_numpy(split.batch(step) < split.num_samples)
-            if isinstance(batch, dict):
-                yield {**batch, "valid": valid}
-            elif isinstance(batch, list | tuple):
-                yield [*batch, valid]
-            else:
-                yield [batch, valid]
+            dataset = _MarkedDataset(self._dataset) if split.remainder == "mask" else self._dataset
+            indices = {"batch_size": 1, "batch_sampler": self._indices} if is_batched else {"sampler": self._indices}
+            self._workers = torch.utils.data.DataLoader(dataset, **{**options, **indices})
+        return iter(self._workers)
 
 
 class _Indices:
-    """The sampler that torch's loader gets: one epoch of an EpochSampler, from where it begins."""
+    """The sampler that torch's loader gets: one epoch of an EpochSampler, from where it begins.
+
+    With ``mask`` an index is a pair, (number, whether it counts).
+    """
 
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler = sampler
-        self._batches: Iterator[list[int]] = iter(())
+        self._batches: Iterator[list[Any]] = iter(())
         self._is_batched = True
 
     def begin(self, cursor: Cursor, split: Split, *, is_batched: bool) -> None:
         """Say what the next iteration is."""
-        self._batches = self._sampler.batches(cursor, split)
+        batches = self._sampler.batches(cursor, split)
+        self._batches = self._mark(batches, split) if split.remainder == "mask" else batches
         self._is_batched = is_batched
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches if self._is_batched else itertools.chain.from_iterable(self._batches)
+
+    def _mark(self, batches: Iterator[list[int]], split: Split) -> Iterator[list[tuple[int, bool]]]:
+        for step, batch in enumerate(batches):
+            yield list(zip(batch, (split.batch(step) < split.num_samples).tolist(), strict=True))
+
+
+class _MarkedDataset(torch.utils.data.Dataset[Any]):
+    """A map-style dataset whose samples say whether they count: last in a tuple, or by the key ``valid``."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: tuple[int, bool]) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[tuple[int, bool]]) -> list[Any]:
+        numbers = [number for number, _ in indices]
+        has_batches = callable(getattr(self.dataset, "__getitems__", None))
+        samples = self.dataset.__getitems__(numbers) if has_batches else [self.dataset[number] for number in numbers]
+        return [mark_valid(sample, is_valid) for sample, (_, is_valid) in zip(samples, indices, strict=True)]

@@ -52,13 +52,15 @@ def _network(value: Words, bits: Words, key: Words) -> Words:
     low_bits = bits >> np.uint64(1)
     low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
     high_mask = (np.uint64(1) << (bits - low_bits)) - np.uint64(1)
-    low, high = value & low_mask, value >> low_bits
+    low: Words = value & low_mask
+    high: Words = value >> low_bits
     for _ in range(NUM_ROUNDS // 2):
         key = key + GAMMA
         high = high ^ (mix64(low + key) & high_mask)
         key = key + GAMMA
         low = low ^ (mix64(high + key) & low_mask)
-    return (high << low_bits) | low
+    joined: Words = (high << low_bits) | low
+    return joined
 
 
 def _swap_first_two(value: Words, size: NDArray[np.int64], key: Words) -> Words:

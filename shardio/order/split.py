@@ -77,10 +77,9 @@ class Split:
         return first + stride * np.arange(count, dtype=np.int64)
 
     def position_after(self, num_batches: int) -> int:
-        """Return the cursor's position once this rank has received ``num_batches`` batches; N after the last."""
-        if num_batches >= self.num_batches:
-            return self.num_samples
-        return self.start + num_batches * self._step_size
+        """Return the cursor's position once every rank has received ``num_batches`` batches, or all that it has."""
+        position = self.start + num_batches * self._step_size
+        return self.num_samples if position >= self.stop else position
 
     @property
     def _step_size(self) -> int:

@@ -1,0 +1,136 @@
+"""The checker finds what is wrong and names it, and says nothing against what is right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import webdataset
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import IterableDataset
+
+from shardio import CoverageError, DataLoader, ShardDataset
+from shardio.check import Coverage, Delivery, assert_exactly_once
+
+
+class IgnoresWorkers(IterableDataset[str]):
+    """The classic mistake: each worker delivers everything."""
+
+    def __init__(self, keys: list[str]) -> None:
+        self.keys = keys
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys)
+
+
+@pytest.fixture
+def keys(packed: Path) -> list[str]:
+    return list(ShardDataset(packed, fields="key"))
+
+
+def test_a_dataset_that_ignores_its_workers_is_caught_with_keys_and_workers(packed: Path, keys: list[str]) -> None:
+    tars = sorted(map(str, packed.glob("*.tar")))
+    dataset = webdataset.WebDataset(tars, shardshuffle=False, workersplitter=None).map(lambda sample: sample["__key__"])
+    loader = TorchLoader(dataset, batch_size=4, num_workers=2)
+    with pytest.raises(CoverageError) as caught:
+        assert_exactly_once(loader, keys)
+    message = str(caught.value)
+    assert "21 samples: 0 came once, 21 more than once, 0 never" in message
+    assert f"repeated: {keys[0]} came 2 times: rank 0 worker 0 batch 0, rank 0 worker 1 batch 1" in message
+
+
+def test_repeats_losses_and_strangers_are_counted_and_named(keys: list[str]) -> None:
+    batches = [keys[:5], keys[4:20], ["stranger"]]
+    with pytest.raises(CoverageError) as caught:
+        assert_exactly_once(batches, keys)
+    assert str(caught.value).splitlines() == [
+        "21 samples: 19 came once, 1 more than once, 1 never, 1 unexpected",
+        f"  repeated: {keys[4]} came 2 times: rank 0 batch 0, rank 0 batch 1",
+        "  unexpected: stranger came 1 times: rank 0 batch 2",
+        f"  missing: {keys[20]}",
+    ]
+
+
+def test_it_is_an_assertion_error() -> None:
+    with pytest.raises(AssertionError):
+        assert_exactly_once([["a", "a"]], ["a"])
+
+
+def test_right_loaders_pass(packed: Path, keys: list[str]) -> None:
+    assert_exactly_once(DataLoader(ShardDataset(packed, fields="key"), batch_size=4, num_workers=2), keys)
+    assert_exactly_once(TorchLoader(ShardDataset(packed, fields="key"), batch_size=4, num_workers=3), keys)
+    ranks = tuple(
+        DataLoader(ShardDataset(packed, fields="key", remainder="keep", rank=rank, world_size=2), batch_size=4)
+        for rank in range(2)
+    )
+    assert_exactly_once(ranks, keys)
+
+
+def test_keys_are_found_by_place_name_or_function() -> None:
+    tensors = [torch.tensor([0, 1]), torch.tensor([2])]
+    assert_exactly_once([("x", batch) for batch in tensors], range(3), key=1)
+    assert_exactly_once([{"id": batch} for batch in tensors], range(3), key="id")
+    assert_exactly_once(tensors, range(3), key=lambda batch: batch.tolist())
+    assert_exactly_once(tensors, range(3))
+
+
+def test_a_loader_is_left_as_it_was(keys: list[str]) -> None:
+    loader: Any = TorchLoader(keys, batch_size=4, num_workers=2)  # type: ignore[arg-type]  # a list is a dataset
+    assert_exactly_once(loader, keys)
+    assert [key for batch in loader for key in batch] == keys
+    persistent: Any = TorchLoader(keys, batch_size=4, num_workers=2, persistent_workers=True)  # type: ignore[arg-type]
+    assert_exactly_once(persistent, keys)
+    assert [key for batch in persistent for key in batch] == keys
+
+
+@pytest.mark.parametrize(
+    ("counts", "allowance", "is_right"),
+    [
+        ([1, 1, 1], {}, True),
+        ([1, 1, 2], {}, False),
+        ([1, 1, 0], {}, False),
+        ([2, 1, 1], {"num_repeats": 1}, True),
+        ([2, 2, 1], {"num_repeats": 1}, False),
+        ([3, 1, 1], {"num_repeats": 2}, False),
+        ([1, 1, 1], {"num_repeats": 1}, False),
+        ([1, 1, 0], {"num_missing": 1}, True),
+        ([1, 0, 0], {"num_missing": 1}, False),
+        ([2, 1, 0], {"num_missing": 1}, False),
+        ([3, 3, 2], {"num_repeats": 5}, True),
+    ],
+)
+def test_what_the_remainder_policy_asks_for_is_allowed_exactly(
+    counts: list[int], allowance: dict[str, int], is_right: bool
+) -> None:
+    coverage = Coverage()
+    for key, count in enumerate(counts):
+        for batch in range(count):
+            coverage.add([key], Delivery(rank=0, worker=None, batch=batch))
+    assert coverage.report(range(len(counts)), **allowance).is_right == is_right
+
+
+def test_the_command_passes_a_dataset_under_every_policy(packed: Path) -> None:
+    for policy in ("pad", "mask", "keep", "drop"):
+        options = ["--world-size", "2", "--num-workers", "1", "--batch-size", "4", "--remainder", policy]
+        found = subprocess.run(
+            [sys.executable, "-m", "shardio", "check", str(packed), *options, "--epochs", "2"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.returncode == 0, found.stdout + found.stderr
+        assert "epoch 1: right: 21 samples" in found.stdout
+        assert "rank 1 worker 0: " in found.stdout
+
+
+def test_the_command_fails_where_the_shards_are_damaged(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-m", "shardio", "check", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1
+    assert found.stderr.startswith(f"error: the directory {tmp_path} holds neither")

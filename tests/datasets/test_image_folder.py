@@ -1,0 +1,105 @@
+"""ImageFolder is torchvision's: same samples, labels and order, and clear errors."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from shardio import ImageFolder, SampleError
+from shardio.transforms import RandomResizedCrop
+from tests.sources import encode, write_images
+
+
+def test_samples_are_the_files_by_class_directory_and_name(tmp_path: Path) -> None:
+    for name in ("b/2.jpg", "b/10.PNG", "a/z/1.jpeg", "a/y.webp", "a/.hidden.jpg", "a/notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(1, suffix=path.suffix[1:]) if path.suffix != ".txt" else b"")
+    folder = ImageFolder(tmp_path)
+    names = [(os.path.relpath(path, tmp_path), label) for path, label in folder.samples]
+    assert names == [("a/y.webp", 0), ("a/z/1.jpeg", 0), ("b/10.PNG", 1), ("b/2.jpg", 1)]
+    assert folder.classes == ["a", "b"]
+    assert folder.class_to_idx == {"a": 0, "b": 1}
+    assert folder.targets == [0, 0, 1, 1]
+    assert len(folder) == 4
+
+
+def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
+    folder = ImageFolder(images)
+    for index in (0, 8, -1):
+        image, label = folder[index]
+        path, expected = folder.samples[index]
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        assert label == expected
+        assert image.dtype == torch.uint8
+        assert torch.equal(image, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
+
+
+def test_pil_images_go_to_transforms_that_want_them(images: Path) -> None:
+    image, _ = ImageFolder(images, transform=lambda image: image.size, decode="pil")[0]
+    assert image == (48, 32)
+
+
+def test_orientation_is_honoured_by_choice(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (40, 20)).save(file, "JPEG", exif=exif)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.jpg").write_bytes(file.getvalue())
+    assert ImageFolder(tmp_path)[0][0].shape == (3, 20, 40)
+    assert ImageFolder(tmp_path, orientation="apply")[0][0].shape == (3, 40, 20)
+
+
+def test_crops_are_repeatable_once_the_epoch_is_known(images: Path) -> None:
+    folder = ImageFolder(images, transform=RandomResizedCrop(16))
+    folder.set_epoch(1, seed=2)
+    first = folder[3][0]
+    assert torch.equal(first, folder[3][0])
+    folder.set_epoch(2, seed=2)
+    assert not torch.equal(first, folder[3][0])
+
+
+def test_without_an_epoch_crops_come_from_torchs_generator(images: Path) -> None:
+    folder = ImageFolder(images, transform=RandomResizedCrop(16))
+    torch.manual_seed(0)
+    first, second = folder[3][0], folder[3][0]
+    torch.manual_seed(0)
+    assert torch.equal(first, folder[3][0])
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("index", [21, -22])
+def test_an_index_outside_is_an_index_error(images: Path, index: int) -> None:
+    with pytest.raises(IndexError, match=f"index {index} is outside of a dataset of 21"):
+        ImageFolder(images)[index]
+
+
+def test_a_missing_or_flat_directory_and_an_empty_class_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no directory .*nowhere"):
+        ImageFolder(tmp_path / "nowhere")
+    (tmp_path / "x.jpg").write_bytes(encode(0))
+    with pytest.raises(FileNotFoundError, match="has no class folders"):
+        ImageFolder(tmp_path)
+    write_images(tmp_path, classes=1)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"class folder .*empty holds no image"):
+        ImageFolder(tmp_path)
+
+
+def test_a_damaged_or_vanished_image_is_named(tmp_path: Path) -> None:
+    write_images(tmp_path, classes=1, per_class=2)
+    folder = ImageFolder(tmp_path)
+    first, second = (Path(path) for path, _ in folder.samples)
+    first.write_bytes(first.read_bytes()[:-100])
+    with pytest.raises(SampleError, match=r"name-000\.jpg cannot be decoded: Premature end"):
+        folder[0]
+    second.unlink()
+    with pytest.raises(SampleError, match=r"name-001\.jpg cannot be read"):
+        folder[1]

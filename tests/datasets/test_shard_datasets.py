@@ -1,0 +1,165 @@
+"""ShardDataset and ShardMapDataset yield what was packed, decoded as asked."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import shardio
+from shardio import SampleError, ShardDataset, ShardMapDataset
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests.sources import encode
+
+
+@pytest.fixture
+def rich(tmp_path: Path) -> Path:
+    """A flat dataset of four samples with fields of many kinds."""
+    src = tmp_path / "src"
+    src.mkdir()
+    for number in range(4):
+        array = io.BytesIO()
+        np.save(array, np.arange(number + 1))
+        (src / f"{number}.png").write_bytes(encode(number, suffix="png"))
+        (src / f"{number}.json").write_text(json.dumps({"number": number}))
+        (src / f"{number}.txt").write_text(f"größe {number}")
+        (src / f"{number}.cls").write_text(str(number * 10))
+        (src / f"{number}.npy").write_bytes(array.getvalue())
+        (src / f"{number}.pkl").write_bytes(pickle.dumps({"n": number}))
+    shardio.pack(src, tmp_path / "out", shuffle_seed=None)
+    return tmp_path / "out"
+
+
+def test_fields_come_decoded_by_their_names(rich: Path) -> None:
+    fields = ("image", "label", "key", "json", "txt", "cls", "npy", "pkl", "png")
+    samples = list(ShardDataset(rich, fields=fields))
+    assert len(samples) == 4
+    for number, (image, label, key, obj, text, cls, array, pkl, png) in enumerate(samples):
+        pixels = np.asarray(Image.open(io.BytesIO(encode(number, suffix="png"))))
+        assert torch.equal(image, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
+        assert (label, key, obj, text, cls) == (number * 10, str(number), {"number": number}, f"größe {number}", label)
+        assert array.tolist() == list(range(number + 1))
+        assert pkl == pickle.dumps({"n": number})
+        assert png == encode(number, suffix="png")
+
+
+def test_one_name_gives_the_bare_value(rich: Path) -> None:
+    assert list(ShardDataset(rich, fields="key")) == ["0", "1", "2", "3"]
+    assert list(ShardDataset(rich, fields=("key",))) == [("0",), ("1",), ("2",), ("3",)]
+
+
+def test_pickles_are_opened_only_when_trusted(rich: Path) -> None:
+    assert next(iter(ShardDataset(rich, fields="pkl", trusted=True))) == {"n": 0}
+
+
+def test_an_array_of_objects_is_refused_unless_trusted(tmp_path: Path) -> None:
+    array = io.BytesIO()
+    np.save(array, np.array([{"a": 1}], dtype=object))
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "x.jpg").write_bytes(encode(0))
+    (tmp_path / "src" / "x.npy").write_bytes(array.getvalue())
+    shardio.pack(tmp_path / "src", tmp_path / "out")
+    with pytest.raises(SampleError, match=r"field 'npy' of sample x .*allow_pickle"):
+        list(ShardDataset(tmp_path / "out", fields="npy"))
+    assert next(iter(ShardDataset(tmp_path / "out", fields="npy", trusted=True)))[0] == {"a": 1}
+
+
+def test_a_missing_field_names_sample_and_shard(packed: Path) -> None:
+    with pytest.raises(SampleError, match=r"sample class-\d/name-\d+ in .*shard-000000.tar.* has no field 'json'"):
+        next(iter(ShardDataset(packed, fields=("image", "json"))))
+
+
+def test_a_label_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "x.jpg").write_bytes(encode(0))
+    (tmp_path / "src" / "x.cls").write_text("cat")
+    shardio.pack(tmp_path / "src", tmp_path / "out")
+    with pytest.raises(SampleError, match="ASCII digits, got b'cat'"):
+        next(iter(ShardDataset(tmp_path / "out")))
+
+
+def test_pil_images_go_to_the_transform(packed: Path) -> None:
+    assert next(iter(ShardDataset(packed, fields="image", decode="pil", transform=lambda i: i.size))) == (48, 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"fields": ()}, ValueError),
+        ({"decode": "tensor"}, ValueError),
+        ({"orientation": "up"}, ValueError),
+        ({"transform": 3}, TypeError),
+        ({"remainder": "repeat"}, ValueError),
+        ({"batch_size": 0}, ValueError),
+        ({"rank": 0}, ValueError),
+        ({"rank": 2, "world_size": 2}, ValueError),
+        ({"lanes": 2}, ValueError),
+        ({"seed": -1}, ValueError),
+    ],
+)
+def test_arguments_out_of_range_are_refused(packed: Path, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        ShardDataset(packed, **options)
+
+
+def test_drop_without_a_batch_size_is_refused(packed: Path) -> None:
+    dataset = ShardDataset(packed, remainder="drop")
+    with pytest.raises(ValueError, match="give ShardDataset\\(batch_size="):
+        iter(dataset)
+    with pytest.raises(ValueError, match="give ShardDataset\\(batch_size="):
+        len(dataset)
+
+
+def test_map_style_holds_the_same_samples_in_manifest_order(packed: Path) -> None:
+    by_number = ShardMapDataset(packed, fields=("key", "label", "image"))
+    in_sequence = list(ShardDataset(packed, fields=("key", "label", "image")))
+    assert len(by_number) == len(in_sequence) == 21
+    for number, (key, label, image) in enumerate(in_sequence):
+        for index in (number, number - 21):
+            assert by_number[index][:2] == (key, label)
+            assert torch.equal(by_number[index][2], image)
+    with pytest.raises(IndexError):
+        by_number[21]
+
+
+def test_a_batch_by_numbers_is_its_items(packed: Path) -> None:
+    dataset = ShardMapDataset(packed, fields="key")
+    assert dataset.__getitems__([20, 3, 3, -1]) == [dataset[20], dataset[3], dataset[3], dataset[-1]]
+
+
+def test_crops_depend_on_seed_epoch_and_sample_alone(packed: Path) -> None:
+    transform = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
+
+    def crops(seed: int, epoch: int, **order: Any) -> dict[str, torch.Tensor]:
+        dataset = ShardDataset(packed, fields=("key", "image"), transform=transform, seed=seed, **order)
+        dataset.set_epoch(epoch)
+        return dict(dataset)
+
+    first = crops(0, 0)
+    for again in (crops(0, 0, shuffle=True), crops(0, 0, batch_size=4)):
+        assert all(torch.equal(first[key], again[key]) for key in first)
+    for other in (crops(0, 1), crops(1, 0)):
+        assert sum(torch.equal(first[key], other[key]) for key in first) < 3
+    by_number = ShardMapDataset(packed, fields=("key", "image"), transform=transform)
+    by_number.set_epoch(0, seed=0)
+    assert all(torch.equal(first[key], image) for key, image in (by_number[i] for i in range(21)))
+
+
+def test_set_epoch_changes_the_order_and_a_copy_keeps_its_own(packed: Path) -> None:
+    dataset = ShardDataset(packed, fields="key", shuffle=True)
+    first = list(dataset)
+    assert list(dataset) == first
+    other = copy.deepcopy(dataset)
+    other.set_epoch(1)
+    assert list(other) != first
+    assert sorted(other) == sorted(first)
+    assert list(dataset) == first
+    assert list(pickle.loads(pickle.dumps(dataset))) == first

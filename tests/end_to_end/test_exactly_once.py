@@ -1,0 +1,92 @@
+"""Real ranks and workers: twenty random combinations, and gloo process groups."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+import torch.multiprocessing
+from torch.multiprocessing.spawn import start_processes
+from torch.utils.data import DataLoader as TorchLoader
+
+import shardio
+from shardio import DataLoader, ShardDataset
+from shardio.check import Coverage, record
+from tests.sources import write_images
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("source")
+    write_images(root, classes=2, per_class=31, width=8, height=8)
+    return root
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_random_combinations_cover_the_epoch(case: int, folder: Path, tmp_path: Path) -> None:
+    draw = random.Random(case)
+    world_size, num_workers, batch_size = draw.randint(1, 4), draw.randint(0, 3), draw.randint(1, 17)
+    remainder = ("pad", "mask", "keep", "drop")[case % 4]
+    shuffle, make_loader = draw.random() < 0.7, (DataLoader, TorchLoader)[draw.random() < 0.3]
+    shardio.pack(folder, tmp_path / "out", max_shard_samples=draw.randint(1, 70), shuffle_seed=case)
+    expected = list(ShardDataset(tmp_path / "out", fields="key"))
+    order: dict[str, Any] = {"lanes": draw.randint(1, 5), "window": draw.randint(1, 30)} if shuffle else {}
+    for epoch in range(2):
+        coverage = Coverage()
+        for rank in range(world_size):
+            dataset = ShardDataset(
+                tmp_path / "out",
+                fields="key",
+                shuffle=shuffle,
+                seed=case,
+                remainder=remainder,  # type: ignore[arg-type]  # one of the four
+                batch_size=batch_size,
+                rank=rank,
+                world_size=world_size,
+                **order,
+            )
+            dataset.set_epoch(epoch)
+            loader = make_loader(dataset, batch_size=batch_size, num_workers=num_workers)
+            record(loader, coverage, rank=rank, key=_valid if remainder == "mask" else None)
+        report = coverage.report(
+            expected,
+            num_repeats=-len(expected) % world_size if remainder == "pad" else 0,
+            num_missing=len(expected) % (world_size * batch_size) if remainder == "drop" else 0,
+        )
+        report.raise_if_wrong()
+        assert len(expected) == 62
+
+
+def _valid(batch: Any) -> list[str]:
+    return [key for key, is_valid in zip(*batch, strict=True) if is_valid]
+
+
+def deliver(rank: int, world_size: int, packed: str, rendezvous: str, context: str, queue: Any) -> None:
+    """Be one rank: build the dataset before the process group, then load an epoch."""
+    dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    ours = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context)
+    torchs = TorchLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context)
+    for name, loader in (("ours", ours), ("torchs", torchs)):
+        queue.put((name, rank, [list(batch) for batch in loader]))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_gloo_ranks_share_the_epoch(context: str, packed: Path, tmp_path: Path) -> None:
+    manager = torch.multiprocessing.get_context("spawn").Manager()
+    queue = manager.Queue()
+    start_processes(
+        deliver, args=(2, str(packed), str(tmp_path / "rendezvous"), context, queue), nprocs=2, daemon=False
+    )
+    delivered: dict[str, list[str]] = {"ours": [], "torchs": []}
+    for _ in range(4):
+        name, _rank, batches = queue.get()
+        delivered[name] += [key for batch in batches for key in batch]
+    expected = sorted(ShardDataset(packed, fields="key"))
+    assert {name: sorted(keys) for name, keys in delivered.items()} == {"ours": expected, "torchs": expected}
+    manager.shutdown()

@@ -1,0 +1,203 @@
+"""The loader's batches: exact, in a pure order, for any number of workers, and equal to torch's own loader's."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+
+CROP = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
+
+
+def batches_of(loader: Any) -> list[list[Any]]:
+    """Return the batches as plain values that can be compared."""
+    return [[part.tolist() if isinstance(part, torch.Tensor) else list(part) for part in batch] for batch in loader]
+
+
+def make_dataset(packed: Path, **options: Any) -> ShardDataset:
+    return ShardDataset(packed, fields=("image", "label", "key"), shuffle=True, transform=CROP, **options)
+
+
+def test_batches_do_not_depend_on_workers_or_whose_loader_it_is(packed: Path) -> None:
+    expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
+    assert len(expected) == 6
+    for num_workers in (1, 2, 3):
+        assert batches_of(DataLoader(make_dataset(packed), batch_size=4, num_workers=num_workers)) == expected
+        told = make_dataset(packed, batch_size=4)
+        assert batches_of(TorchLoader(told, batch_size=4, num_workers=num_workers)) == expected
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_batches_do_not_depend_on_how_workers_start(packed: Path, context: str) -> None:
+    expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
+    loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=2, multiprocessing_context=context)
+    assert batches_of(loader) == expected
+
+
+def test_images_are_uint8_in_channels_last_memory(packed: Path, images: Path) -> None:
+    datasets = [
+        ShardDataset(packed, transform=CROP),
+        ShardMapDataset(packed, transform=CROP),
+        ImageFolder(images, transform=CROP),
+    ]
+    for dataset in datasets:
+        for num_workers in (0, 1):
+            pictures, labels = next(iter(DataLoader(dataset, batch_size=4, num_workers=num_workers)))
+            assert (pictures.shape, pictures.dtype) == ((4, 3, 16, 16), torch.uint8)
+            assert pictures.is_contiguous(memory_format=torch.channels_last)
+            assert labels.dtype == torch.int64
+
+
+def test_in_torchs_loader_images_are_contiguous_as_usual(packed: Path) -> None:
+    pictures, _ = next(iter(TorchLoader(ShardDataset(packed, transform=CROP), batch_size=4)))
+    assert pictures.is_contiguous()
+
+
+def test_a_bare_field_comes_as_a_bare_batch(packed: Path) -> None:
+    assert next(iter(DataLoader(ShardDataset(packed, fields="label"), batch_size=3))).shape == (3,)
+    assert len(next(iter(DataLoader(ShardDataset(packed, fields="key"), batch_size=3)))) == 3
+
+
+def test_images_of_unlike_sizes_are_refused_with_a_remedy(packed: Path) -> None:
+    sizes = iter([(8, 8), (9, 8)] * 20)
+    dataset = ShardDataset(packed, transform=lambda image: image[: (size := next(sizes))[0], : size[1]])
+    with pytest.raises(ValueError, match=r"differ in size.*RandomResizedCrop"):
+        next(iter(DataLoader(dataset, batch_size=4)))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_every_iter_is_the_next_epoch(packed: Path, persistent: bool) -> None:
+    loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=2, persistent_workers=persistent)
+    epochs = [batches_of(loader) for _ in range(3)]
+    for epoch, expected in enumerate(epochs):
+        told = make_dataset(packed)
+        told.set_epoch(epoch)
+        assert batches_of(DataLoader(told, batch_size=4)) == expected
+    assert len({str(epoch) for epoch in epochs}) == 3
+
+
+def test_set_epoch_of_loader_or_dataset_names_the_epoch(packed: Path) -> None:
+    dataset = make_dataset(packed)
+    loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
+    epochs = [batches_of(loader) for _ in range(3)]
+    loader.set_epoch(1)
+    assert batches_of(loader) == epochs[1]
+    dataset.set_epoch(0)
+    assert batches_of(loader) == epochs[0]
+    assert batches_of(loader) == epochs[1]
+
+
+def test_set_epoch_reaches_persistent_workers_of_torchs_loader(packed: Path) -> None:
+    dataset = make_dataset(packed, batch_size=4)
+    loader = TorchLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)
+    expected = [batches_of(DataLoader(make_dataset(packed), batch_size=4))]
+    again = DataLoader(make_dataset(packed), batch_size=4)
+    again.set_epoch(1)
+    expected.append(batches_of(again))
+    for epoch in (0, 1, 0):
+        dataset.set_epoch(epoch)
+        assert batches_of(loader) == expected[epoch]
+
+
+def test_two_loaders_over_one_dataset_and_nested_iterators_do_not_disturb_each_other(packed: Path) -> None:
+    dataset = make_dataset(packed)
+    loader, other = (DataLoader(dataset, batch_size=4, num_workers=1) for _ in range(2))
+    expected = [batches_of(DataLoader(make_dataset(packed), batch_size=4)) for _ in range(1)]
+    outer = iter(loader)
+    first = list(islice(outer, 2))
+    inner = batches_of(loader)
+    aside = batches_of(other)
+    assert batches_of([*first, *outer]) == expected[0] == aside
+    assert inner != expected[0]
+
+
+def test_drop_last_means_the_remainder_is_dropped(packed: Path) -> None:
+    loader = DataLoader(make_dataset(packed), batch_size=4, drop_last=True)
+    batches = list(loader)
+    assert len(loader) == len(batches) == 5
+    assert all(len(keys) == 4 for _, _, keys in batches)
+    sampler = EpochSampler(range(21), shuffle=False)
+    assert batches_of([[b] for b in DataLoader(range(21), batch_size=4, sampler=sampler, drop_last=True)]) == [
+        [list(range(i, i + 4))] for i in range(0, 20, 4)
+    ]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_mask_marks_exactly_the_repeats(packed: Path, shuffle: bool) -> None:
+    keys, num_valid = [], 0
+    for rank in range(4):
+        dataset = ShardDataset(packed, fields="key", shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
+        loader = DataLoader(dataset, batch_size=4, num_workers=1)
+        by_number = ShardMapDataset(packed, fields="key")
+        sampler = EpochSampler(by_number, shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
+        for (names, valid), (other, other_valid) in zip(
+            loader, DataLoader(by_number, batch_size=4, sampler=sampler), strict=True
+        ):
+            assert valid.dtype == torch.bool
+            assert list(names) == list(other)
+            assert torch.equal(valid, other_valid)
+            keys += [name for name, is_valid in zip(names, valid, strict=True) if is_valid]
+            num_valid += len(names)
+    assert len(keys) == len(set(keys)) == 21
+    assert num_valid == 24
+
+
+def test_batch_size_none_gives_single_samples(packed: Path) -> None:
+    loader = DataLoader(ShardDataset(packed, fields=("key", "label")), batch_size=None, num_workers=2)
+    samples = list(loader)
+    assert len(samples) == len(loader) == 21
+    assert [key for key, _ in samples] == list(ShardDataset(packed, fields="key"))
+
+
+def test_any_other_dataset_is_loaded_as_by_torch() -> None:
+    for options in ({"shuffle": False}, {"batch_size": 3, "drop_last": True}, {"batch_size": 4, "num_workers": 2}):
+        assert batches_of([[b] for b in DataLoader(range(10), **options)]) == batches_of(
+            [[b] for b in TorchLoader(range(10), **options)]  # type: ignore[arg-type]  # a range is a dataset, too
+        )
+    with pytest.raises(TypeError, match="a state needs shardio's order"):
+        DataLoader(range(3)).state_dict()
+
+
+def test_every_argument_is_an_attribute_of_its_name(packed: Path) -> None:
+    import inspect
+
+    loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=1, prefetch_factor=3)
+    names = [name for name in inspect.signature(DataLoader.__init__).parameters if name != "self"]
+    expected = [name for name in inspect.signature(TorchLoader.__init__).parameters if name != "self"]
+    assert names == expected
+    assert all(hasattr(loader, name) for name in names)
+    assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (4, 1, 3)
+
+
+def test_a_users_collate_function_is_used(packed: Path) -> None:
+    dataset = ShardDataset(packed, fields="key")
+    assert list(DataLoader(dataset, batch_size=4, collate_fn=len, num_workers=1)) == [4, 4, 4, 4, 4, 1]
+
+
+@pytest.mark.parametrize(
+    ("dataset_options", "loader_options", "words"),
+    [
+        ({}, {"shuffle": True}, r"give shuffle=True to ShardDataset"),
+        ({"batch_size": 8}, {"batch_size": 4}, r"told batch_size=8 and the loader batch_size=4"),
+        ({"remainder": "mask"}, {"drop_last": True, "batch_size": 4}, r"contradict each other"),
+        ({}, {"in_order": False}, r"in_order=False"),
+    ],
+)
+def test_contradictions_are_refused(
+    packed: Path, dataset_options: dict[str, Any], loader_options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        DataLoader(make_dataset(packed, **dataset_options), **loader_options)
+
+
+def test_an_error_in_a_worker_names_the_sample(packed: Path) -> None:
+    loader = DataLoader(ShardDataset(packed, fields=("image", "json")), batch_size=4, num_workers=1)
+    with pytest.raises(Exception, match="has no field 'json'"):
+        next(iter(loader))

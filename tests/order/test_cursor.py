@@ -1,0 +1,100 @@
+"""Which epoch comes next: by itself, by set_epoch, and after a state was loaded."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from shardio.errors import StateError
+from shardio.order import Cursor, EpochCounter, OrderSettings, dump_state, read_state
+
+N = 100
+SETTINGS = OrderSettings(shuffle=True, seed=3, lanes=2, window=50)
+
+
+def test_every_start_is_the_next_epoch() -> None:
+    counter = EpochCounter()
+    assert [counter.start(N) for _ in range(3)] == [Cursor(epoch=0), Cursor(epoch=1), Cursor(epoch=2)]
+
+
+def test_set_epoch_names_the_next_one_and_counting_goes_on_from_it() -> None:
+    counter = EpochCounter()
+    counter.set_epoch(7)
+    assert [counter.start(N).epoch for _ in range(2)] == [7, 8]
+
+
+def test_an_epoch_can_be_repeated() -> None:
+    counter = EpochCounter()
+    for _ in range(2):
+        counter.set_epoch(4)
+        assert counter.start(N) == Cursor(epoch=4)
+
+
+def test_a_loaded_cursor_is_gone_on_with_once() -> None:
+    counter = EpochCounter()
+    counter.load(Cursor(epoch=5, position=40))
+    assert counter.start(N) == Cursor(epoch=5, position=40)
+    assert counter.start(N) == Cursor(epoch=6)
+
+
+def test_set_epoch_of_the_loaded_epoch_keeps_its_position() -> None:
+    counter = EpochCounter()
+    counter.load(Cursor(epoch=5, position=40))
+    counter.set_epoch(5)
+    assert counter.start(N) == Cursor(epoch=5, position=40)
+    counter.set_epoch(5)
+    assert counter.start(N) == Cursor(epoch=5)
+
+
+def test_set_epoch_of_another_epoch_drops_the_position() -> None:
+    counter = EpochCounter()
+    counter.load(Cursor(epoch=5, position=40))
+    counter.set_epoch(6)
+    counter.set_epoch(5)
+    assert counter.start(N) == Cursor(epoch=5)
+
+
+def test_a_cursor_at_the_end_starts_the_next_epoch_unless_its_rest_is_asked_for() -> None:
+    counter = EpochCounter()
+    counter.load(Cursor(epoch=5, position=N))
+    assert counter.start(N) == Cursor(epoch=6)
+    counter.load(Cursor(epoch=5, position=N))
+    counter.set_epoch(5)
+    assert counter.start(N) == Cursor(epoch=5, position=N)
+
+
+def test_a_negative_epoch_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 0"):
+        EpochCounter().set_epoch(-1)
+
+
+def state() -> dict[str, Any]:
+    return dump_state(Cursor(epoch=2, position=64), SETTINGS, "d1", N)
+
+
+def test_a_state_is_small_json_and_comes_back() -> None:
+    text = json.dumps(state())
+    assert len(text) < 400
+    assert read_state(json.loads(text), SETTINGS, "d1", N) == Cursor(epoch=2, position=64)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": 2}, "version 2"),
+        ({"version": None}, "version None"),
+        ({"epoch": -1}, "epoch must be an integer of at least 0"),
+        ({"epoch": "2"}, "epoch must be an integer"),
+        ({"position": 101}, "between 0 and 100, got 101"),
+        ({"position": -1}, "between 0 and 100"),
+        ({"dataset": {"digest": "d2", "samples": N}}, "dataset.digest is 'd2' in the state and 'd1' here"),
+        ({"dataset": {}}, "dataset.digest is None in the state"),
+        ({"order": {"shuffle": True, "seed": 4, "lanes": 2, "window": 50}}, "order.seed is 4 in the state and 3 here"),
+        ({"order": {"shuffle": True, "seed": 3, "lanes": 4, "window": 9}}, "order.lanes is 4.*; order.window is 9"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_with_what_differs(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(StateError, match=words):
+        read_state({**state(), **change}, SETTINGS, "d1", N)

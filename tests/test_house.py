@@ -1,0 +1,153 @@
+"""The house stands: who imports whom, what loads torch, and which names are public."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shardio
+
+PACKAGE = Path(shardio.__file__).parent
+ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+FREE = {"errors", "sample"}
+"""Modules that all may import."""
+
+
+def table() -> dict[str, tuple[set[str], bool]]:
+    """Return what each folder may import, and whether it may import torch, from the table in shardio/README.md."""
+    rows = re.findall(r"^\| `(\w+)` +\| ([^|]+?) +\| ([^|]+?) +\|", (PACKAGE / "README.md").read_text(), re.MULTILINE)
+    found = {name: (set(re.findall(r"`(\w+)`", allowed)), torch.startswith("yes")) for name, allowed, torch in rows}
+    found["cli"] = (ALL_FOLDERS | {"world"}, True)
+    return found
+
+
+def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Return the modules that a file imports, as dotted names; TYPE_CHECKING blocks do not count."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names.add(node.module or "")
+            if node.module == "shardio":
+                names |= {f"shardio.{alias.name}" for alias in node.names}
+    return names
+
+
+def folder_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return "cli" if path.name == "__main__.py" else first.removesuffix(".py")
+
+
+def test_the_table_names_every_folder() -> None:
+    assert set(table()) == ALL_FOLDERS | {"world"}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_keep_to_the_table(path: Path) -> None:
+    folder = folder_of(path)
+    if folder in {*FREE, "__init__"}:
+        return  # `shardio/__init__.py` loads lazily; the free modules are checked below.
+    allowed, torch = table()[folder]
+    others = {name.split(".")[1] for name in imported(path) if name.startswith("shardio.")} - {folder}
+    assert others <= allowed | FREE
+    if not torch:
+        assert not {name for name in imported(path, top_level_only=True) if name.split(".")[0] == "torch"}
+
+
+def test_free_modules_import_nothing_of_the_house() -> None:
+    for name in FREE:
+        assert not {n for n in imported(PACKAGE / f"{name}.py") if n.startswith("shardio")}
+
+
+def test_order_uses_numpy_alone() -> None:
+    for path in (PACKAGE / "order").glob("*.py"):
+        foreign = {name.split(".")[0] for name in imported(path)} - set(sys.stdlib_module_names)
+        assert foreign <= {"numpy", "shardio"}, path
+
+
+def modules_after(statement: str) -> set[str]:
+    """Return the modules that a fresh interpreter has after a statement."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(found.stdout.split())
+
+
+def test_import_shardio_loads_neither_torch_nor_numpy() -> None:
+    assert not modules_after("import shardio") & {"torch", "numpy", "cv2", "PIL", "typer"}
+
+
+def test_folders_without_torch_load_without_it() -> None:
+    folders = [name for name, (_, torch) in table().items() if not torch and name != "world"]
+    assert len(folders) == 8
+    statement = "; ".join(f"import shardio.{name}" for name in (*folders, "world", "loader"))
+    assert "torch" not in modules_after(statement)
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    assert "torch" not in modules_after("import shardio.cli.main")
+
+
+def test_public_names_are_these_and_can_all_be_loaded() -> None:
+    assert shardio.__all__ == [
+        "CoverageError",
+        "DataLoader",
+        "DevicePrefetcher",
+        "EpochSampler",
+        "FormatError",
+        "ImageFolder",
+        "Manifest",
+        "PackError",
+        "SampleError",
+        "ShardDataset",
+        "ShardMapDataset",
+        "ShardioError",
+        "StaleIndexError",
+        "StateError",
+        "__version__",
+        "check",
+        "pack",
+        "train",
+        "transforms",
+    ]
+    assert all(getattr(shardio, name) is not None for name in shardio.__all__)
+    assert dir(shardio) == shardio.__all__
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        shardio.nothing  # noqa: B018  # looking it up is the test
+
+
+def test_no_folder_has_the_name_of_a_public_function() -> None:
+    functions = {name for name in shardio.__all__ if callable(getattr(shardio, name))}
+    assert not functions & ALL_FOLDERS
+
+
+def test_no_file_is_a_box_for_everything_or_too_long() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        assert path.stem not in {"utils", "common", "helpers", "base_classes", "misc"}
+        assert len(path.read_text().splitlines()) <= 330, path
+
+
+def test_the_code_in_the_readme_works_when_pasted(tmp_path: Path, images: Path) -> None:
+    readme = (PACKAGE.parent / "README.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    assert blocks
+    (tmp_path / "images").symlink_to(images)
+    script = tmp_path / "pasted.py"
+    script.write_text("\n".join(blocks))
+    environment = {**os.environ, "PYTHONWARNINGS": "error"}
+    found = subprocess.run(
+        [sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, found.stderr
