@@ -118,6 +118,8 @@ class CoverageReport:
             f"{_allowed(self.num_repeats, self.allowed_repeats, 'repeats')}, {len(self.missing)} never"
             f"{_allowed(len(self.missing), self.allowed_missing, 'left out')}, {len(self.unexpected)} unexpected"
         ]
+        if self.is_right:
+            return lines[0]
         for title, deliveries in ("repeated", self.repeated), ("unexpected", self.unexpected):
             for key, found in list(deliveries.items())[:SHOWN]:
                 lines.append(f"  {title}: {key!s} came {len(found)} times: {', '.join(map(str, found))}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.order import Remainder, check_remainder
+from shardio.order import Remainder
 
 if TYPE_CHECKING:
     from shardio.check import CoverageReport
@@ -19,7 +19,7 @@ def check(
     num_workers: Annotated[int, typer.Option(min=0, help="Worker processes of each rank.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of one rank's batch.")] = 32,
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs.")] = 1,
-    remainder: Annotated[str, typer.Option(help=f"One of {', '.join(get_args(Remainder))}.")] = "pad",
+    remainder: Annotated[Remainder, typer.Option(help="What happens to samples that fill no step.")] = "pad",
     shuffle: Annotated[bool, typer.Option(help="Whether the order is shuffled.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of the order.")] = 0,
 ) -> None:
@@ -31,11 +31,9 @@ def check(
     from shardio.datasets import ShardDataset
     from shardio.loader import DataLoader
 
-    policy = check_remainder(remainder)
-
     def make_dataset(rank: int) -> ShardDataset:
         return ShardDataset(
-            source, fields="key", shuffle=shuffle, seed=seed, remainder=policy, rank=rank, world_size=world_size
+            source, fields="key", shuffle=shuffle, seed=seed, remainder=remainder, rank=rank, world_size=world_size
         )
 
     loaders = [
@@ -49,11 +47,11 @@ def check(
         coverage = Coverage()
         for rank, loader in enumerate(loaders):
             loader.set_epoch(epoch)
-            record(loader, coverage, rank=rank, key=_valid_keys if policy == "mask" else None)
+            record(loader, coverage, rank=rank, key=_valid_keys if remainder == "mask" else None)
         report = coverage.report(
             expected,
-            num_repeats=-len(expected) % world_size if policy == "pad" else 0,
-            num_missing=num_left_over if policy == "drop" else 0,
+            num_repeats=-len(expected) % world_size if remainder == "pad" else 0,
+            num_missing=num_left_over if remainder == "drop" else 0,
         )
         is_right = is_right and report.is_right
         _print(epoch, report)

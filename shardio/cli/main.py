@@ -35,11 +35,5 @@ def main() -> None:
     try:
         app()
     except (ShardioError, OSError) as error:
-        _fail(error, code=1)
-    except ValueError as error:
-        _fail(error, code=2)
-
-
-def _fail(error: Exception, *, code: int) -> None:
-    typer.echo(f"error: {error}", err=True)
-    sys.exit(code)
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)

@@ -32,7 +32,13 @@ def pack(
     images: Annotated[Path, typer.Argument(help="Class folders with images, or a flat directory of images.")],
     out: Annotated[Path, typer.Argument(help="Where to write the shards: an empty directory, or a new one.")],
     max_shard_size: Annotated[
-        int, typer.Option(parser=parse_size, metavar="SIZE", help="A shard's size at the most, as 256MiB or 1GB.")
+        int,
+        typer.Option(
+            parser=parse_size,
+            metavar="SIZE",
+            show_default="256MiB",
+            help="A shard's size at the most, as 256MiB or 1GB.",
+        ),
     ] = DEFAULT_SHARD_SIZE,
     max_shard_samples: Annotated[
         int | None, typer.Option(min=1, help="A shard's number of samples at the most.")
@@ -104,14 +110,14 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
         f"({summary['samples'] / summary['seconds']:.0f} samples/s)"
     )
     scan = result.scan
-    _print_files("packed as they are, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
-    _print_files("left out, since they are no images", [f"{p.path} {p.what}" for p in scan.unreadable])
-    _print_files("ignored, since they belong to no image", [str(path) for path in scan.ignored])
+    _print_files("packed untouched, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
+    _print_files("left out", [f"{p.path} {p.what}" for p in scan.unreadable])
+    _print_files("ignored, belonging to no image", [str(path) for path in scan.ignored])
 
 
 def _print_files(what: str, files: list[str]) -> None:
     if files:
-        typer.echo(f"{len(files)} files were {what}:", err=True)
+        typer.echo(f"{len(files)} {'file' if len(files) == 1 else 'files'} {what}:", err=True)
         for file in files[:SHOWN]:
             typer.echo(f"  {file}", err=True)
         if len(files) > SHOWN:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
 
 from shardio.cli.console import make_bar
+
+OptimizerName = Literal["adamw", "sgd"]
+Precision = Literal["bf16", "fp16", "fp32"]
 
 if TYPE_CHECKING:
     from shardio.loader import DataLoader
@@ -25,9 +28,9 @@ def train(
     accumulate: Annotated[int, typer.Option(min=1, help="Microbatches of one optimiser step.")] = 1,
     image_size: Annotated[int, typer.Option(min=8, help="Side of the square images in pixels.")] = 64,
     lr: Annotated[float, typer.Option(help="The highest learning rate of the OneCycle schedule.")] = 2e-3,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    optimizer: Annotated[OptimizerName, typer.Option(help="AdamW, or SGD with momentum.")] = "adamw",
     weight_decay: Annotated[float, typer.Option(min=0, help="Of the optimiser.")] = 0.05,
-    precision: Annotated[str, typer.Option(help="bf16, fp16 (on CUDA, with a GradScaler) or fp32.")] = "bf16",
+    precision: Annotated[Precision, typer.Option(help="fp16 is for CUDA, with a GradScaler.")] = "bf16",
     val_share: Annotated[float, typer.Option(help="Share of the samples that is held out to validate on.")] = 0.2,
     num_workers: Annotated[int, typer.Option(min=0, help="Workers that decode.")] = 2,
     seed: Annotated[int, typer.Option(min=0, help="Of the weights, the order, the crops and the split.")] = 0,
@@ -42,15 +45,18 @@ def train(
 
     if not 0 < val_share < 1:
         raise typer.BadParameter(f"must lie between 0 and 1, got {val_share}", param_hint="--val-share")
-    config = TrainConfig(
-        epochs=epochs,
-        optimizer=cast(Literal["adamw", "sgd"], optimizer),
-        lr=lr,
-        weight_decay=weight_decay,
-        precision=cast(Literal["fp32", "bf16", "fp16"], precision),
-        accumulate=accumulate,
-        device=device,
-    )
+    try:
+        config = TrainConfig(
+            epochs=epochs,
+            optimizer=optimizer,
+            lr=lr,
+            weight_decay=weight_decay,
+            precision=precision,
+            accumulate=accumulate,
+            device=device,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     torch.manual_seed(seed)
     loader, val_loader, num_classes = _make_loaders(source, image_size, batch_size, num_workers, val_share, seed)
     with _EpochBar(len(loader), is_shown=sys.stderr.isatty() and not quiet) as bar:

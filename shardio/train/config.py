@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
@@ -41,5 +43,8 @@ class TrainConfig:
             raise ValueError(f"optimizer must be 'adamw' or 'sgd', got {self.optimizer!r}")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {self.precision!r}")
+        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if self.precision == "fp16" and not device.startswith("cuda"):
+            raise ValueError(f"precision='fp16' needs CUDA, and the device is {device}: choose 'bf16' or 'fp32'")
         if self.lr <= 0:
             raise ValueError(f"lr must be positive, got {self.lr}")

@@ -48,8 +48,6 @@ def train(
     """
     batches = DevicePrefetcher(loader, config.device, normalize=(config.mean, config.std))
     device = batches.device
-    if config.precision == "fp16" and device.type != "cuda":
-        raise ValueError(f"precision='fp16' needs CUDA, and the device is {device}: choose 'bf16' or 'fp32'")
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
     steps_per_epoch = -(-len(loader) // config.accumulate)
     optimizer = _make_optimizer(model, config)
