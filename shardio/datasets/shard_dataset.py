@@ -100,7 +100,7 @@ class ShardDataset(IterableDataset[Any]):
         return list(self.table.manifest.classes)
 
     @property
-    def num_samples(self) -> int:
+    def num_all_samples(self) -> int:
         """The samples of the whole dataset, over all ranks."""
         return self.table.manifest.num_samples
 
@@ -140,7 +140,7 @@ class ShardDataset(IterableDataset[Any]):
         """Return this rank's share of an epoch from ``cursor`` on."""
         world = self._world or find_world(carried=self._carried_world)
         return Split(
-            num_samples=self.num_samples,
+            num_samples=self.num_all_samples,
             start=cursor.position,
             rank=world.rank,
             world_size=world.world_size,
@@ -178,7 +178,7 @@ class ShardDataset(IterableDataset[Any]):
             stored = self._reader.read(samples, self._decoder.stored_fields)
             values = self._decoder.decode_batch(stored, derive_key(augment, samples.astype(np.uint64)))
             if self.remainder == "mask":
-                valid = (split.batch(step) < self.num_samples).tolist()
+                valid = (split.batch(step) < self.num_all_samples).tolist()
                 values = list(map(mark_valid, values, valid))
             yield from values
 

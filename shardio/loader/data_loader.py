@@ -116,10 +116,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             TypeError: If neither the dataset nor the sampler is shardio's.
         """
         feed, progress = self._need_feed(), self._progress
+        source = feed.source
         cursor = feed.counter.next
         if progress is not None and progress.num_changes == feed.counter.num_changes:
             cursor = progress.now
-        return dump_state(cursor, feed.settings, feed.digest, feed.num_samples)
+        return dump_state(cursor, source.settings, source.digest, source.num_all_samples)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state at the next ``iter``.
@@ -129,7 +130,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             TypeError: If neither the dataset nor the sampler is shardio's.
         """
         feed = self._need_feed()
-        feed.counter.load(read_state(state, feed.settings, feed.digest, feed.num_samples))
+        source = feed.source
+        feed.counter.load(read_state(state, source.settings, source.digest, source.num_all_samples))
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a full epoch."""
@@ -140,7 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         feed = self._feed
         if feed is None:
             return super().__iter__()
-        cursor = feed.counter.start(feed.num_samples)
+        cursor = feed.counter.start(feed.source.num_all_samples)
         split = self._split(feed, cursor)
         self._progress = _Progress(cursor=cursor, split=split, num_changes=feed.counter.num_changes)
         return self._deliver(feed.start(cursor, split, self._torch_options()), self._progress)
@@ -152,8 +154,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         progress.is_finished = True
 
     def _split(self, feed: ShardFeed | SamplerFeed, cursor: Cursor) -> Split:
-        remainder: Remainder = "drop" if self.drop_last else feed.remainder
-        return feed.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
+        remainder: Remainder = "drop" if self.drop_last else feed.source.remainder
+        return feed.source.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
 
     def _torch_options(self) -> dict[str, Any]:
         """Return the arguments for the plain loader of torch's that runs the workers."""
@@ -189,10 +191,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def _check_arguments(self, feed: ShardFeed | SamplerFeed) -> None:
         if not self.in_order:
             raise ValueError("in_order=False would deliver other batches than the state counts: leave it at True")
-        if self.drop_last and feed.remainder in ("mask", "keep"):
-            raise ValueError(f"drop_last=True and remainder={feed.remainder!r} contradict each other")
-        if feed.batch_size is not None and feed.batch_size != (self.batch_size or 1):
+        if self.drop_last and feed.source.remainder in ("mask", "keep"):
+            raise ValueError(f"drop_last=True and remainder={feed.source.remainder!r} contradict each other")
+        said = feed.source.batch_size
+        if said is not None and said != (self.batch_size or 1):
             raise ValueError(
-                f"the order was told batch_size={feed.batch_size} and the loader batch_size={self.batch_size}: "
+                f"the order was told batch_size={said} and the loader batch_size={self.batch_size}: "
                 "leave it to shardio.DataLoader, which says it by itself"
             )

@@ -13,7 +13,7 @@ import torch.utils.data
 
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.valid import mark_valid
-from shardio.order import Cursor, EpochCounter, OrderSettings, Remainder, Split
+from shardio.order import Cursor, EpochCounter, Split
 from shardio.world import World
 
 
@@ -21,7 +21,7 @@ class ShardFeed:
     """Feeds a ShardDataset: its copies in the workers compute their batches themselves."""
 
     def __init__(self, dataset: ShardDataset) -> None:
-        self._dataset = dataset
+        self.source = dataset
         self._counter = EpochCounter()
         self._num_epoch_sets = 0
         self._world: World | None = None
@@ -29,42 +29,18 @@ class ShardFeed:
         self._workers: torch.utils.data.DataLoader[Any] | None = None
 
     @property
-    def settings(self) -> OrderSettings:
-        return self._dataset.settings
-
-    @property
-    def digest(self) -> str:
-        return self._dataset.digest
-
-    @property
-    def num_samples(self) -> int:
-        return self._dataset.num_samples
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that the user told the order, if any."""
-        return self._dataset.batch_size
-
-    @property
-    def remainder(self) -> Remainder:
-        return self._dataset.remainder
-
-    @property
     def counter(self) -> EpochCounter:
         """What decides on the next epoch. It heeds ``set_epoch`` of the dataset, which may serve several loaders."""
-        if self._dataset.num_epoch_sets != self._num_epoch_sets:
-            self._num_epoch_sets = self._dataset.num_epoch_sets
-            self._counter.set_epoch(self._dataset.epoch)
+        if self.source.num_epoch_sets != self._num_epoch_sets:
+            self._num_epoch_sets = self.source.num_epoch_sets
+            self._counter.set_epoch(self.source.epoch)
         return self._counter
-
-    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
-        return self._dataset.split(cursor, batch_size=batch_size, remainder=remainder)
 
     def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> Iterator[Any]:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
         world = World(rank=split.rank, world_size=split.world_size)
         if self._bound is None or not options["persistent_workers"] or world != self._world:
-            self._world, self._bound = world, self._dataset.bound(split)
+            self._world, self._bound = world, self.source.bound(split)
             self._workers = torch.utils.data.DataLoader(self._bound, **options)
         self._bound.start_at(cursor)
         assert self._workers is not None, "made with the bound dataset"
@@ -76,38 +52,14 @@ class SamplerFeed:
 
     def __init__(self, dataset: Any, sampler: EpochSampler) -> None:
         self._dataset = dataset
-        self._sampler = sampler
+        self.source = sampler
         self._indices = _Indices(sampler)
         self._workers: torch.utils.data.DataLoader[Any] | None = None
 
     @property
-    def settings(self) -> OrderSettings:
-        return self._sampler.settings
-
-    @property
-    def digest(self) -> str:
-        return self._sampler.digest
-
-    @property
-    def num_samples(self) -> int:
-        return self._sampler.num_all_samples
-
-    @property
-    def batch_size(self) -> int | None:
-        """The batch size that the user told the order, if any."""
-        return self._sampler.batch_size
-
-    @property
-    def remainder(self) -> Remainder:
-        return self._sampler.remainder
-
-    @property
     def counter(self) -> EpochCounter:
         """What decides on the next epoch: the sampler's own counter, so that its ``set_epoch`` counts too."""
-        return self._sampler.counter
-
-    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
-        return self._sampler.split(cursor, batch_size=batch_size, remainder=remainder)
+        return self.source.counter
 
     def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> Iterator[Any]:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
