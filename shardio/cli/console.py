@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
@@ -14,6 +16,15 @@ from shardio.packing import PackProgress
 
 LINE_EVERY_S = 5.0
 """Seconds between progress lines where standard error is no terminal."""
+
+
+@contextmanager
+def wrong_values_are_wrong_usage() -> Iterator[None]:
+    """Turn a ValueError about a setting into a message about an option, with exit code 2."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardio.cli.console import PackReporter, format_bytes
+from shardio.cli.console import PackReporter, format_bytes, wrong_values_are_wrong_usage
 from shardio.packing import DEFAULT_SHARD_SIZE, PackProgress, PackResult, PackSettings, Problem, pack_directory
 
 SHOWN = 10
@@ -58,11 +58,12 @@ def pack(
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
     """Pack a directory of images into tar shards, with an index for each and a manifest."""
-    settings = PackSettings(
-        max_shard_size=max_shard_size,
-        max_shard_samples=max_shard_samples,
-        shuffle_seed=None if no_shuffle else shuffle_seed,
-    )
+    with wrong_values_are_wrong_usage():
+        settings = PackSettings(
+            max_shard_size=max_shard_size,
+            max_shard_samples=max_shard_samples,
+            shuffle_seed=None if no_shuffle else shuffle_seed,
+        )
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
     with reporter as progress:
@@ -107,7 +108,7 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
     typer.echo(
         f"packed {summary['samples']} samples of {summary['classes']} classes into {summary['shards']} shards, "
         f"{format_bytes(summary['bytes'])}, in {summary['seconds']:.1f} s "
-        f"({summary['samples'] / summary['seconds']:.0f} samples/s)"
+        f"({summary['samples'] / max(summary['seconds'], 1e-3):.0f} samples/s)"
     )
     scan = result.scan
     _print_files("packed untouched, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 import typer
 
-from shardio.cli.console import make_bar
+from shardio.cli.console import make_bar, wrong_values_are_wrong_usage
 
 OptimizerName = Literal["adamw", "sgd"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -45,7 +45,7 @@ def train(
 
     if not 0 < val_share < 1:
         raise typer.BadParameter(f"must lie between 0 and 1, got {val_share}", param_hint="--val-share")
-    try:
+    with wrong_values_are_wrong_usage():
         config = TrainConfig(
             epochs=epochs,
             optimizer=optimizer,
@@ -55,8 +55,6 @@ def train(
             accumulate=accumulate,
             device=device,
         )
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
     torch.manual_seed(seed)
     loader, val_loader, num_classes = _make_loaders(source, image_size, batch_size, num_workers, val_share, seed)
     with _EpochBar(len(loader), is_shown=sys.stderr.isatty() and not quiet) as bar:

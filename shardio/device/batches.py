@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, dict):
-        return type(batch)((name, map_tensors(value, function)) for name, value in batch.items())
+        mapped = copy.copy(batch)  # Keeps what kind of dict it is.
+        mapped.update((name, map_tensors(value, function)) for name, value in batch.items())
+        return mapped
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(map_tensors(value, function) for value in batch))
     if isinstance(batch, list | tuple):

@@ -65,6 +65,7 @@ class DevicePrefetcher:
 
     def set_epoch(self, epoch: int) -> None:
         """Name the loader's next epoch, where the loader can."""
+        self._state = None
         if callable(set_epoch := getattr(self.loader, "set_epoch", None)):
             set_epoch(epoch)
 

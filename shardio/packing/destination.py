@@ -27,10 +27,11 @@ def check_destination(src: Path, dst: Path) -> None:
         raise PackError(f"the destination {dst} and the source {src} overlap: choose a directory beside it")
     if not dst.exists():
         return
-    if (dst / MANIFEST_NAME).exists():
+    is_unfinished = (dst / PLAN_NAME).exists()
+    if (dst / MANIFEST_NAME).exists() and not is_unfinished:
         raise PackError(f"{dst} already holds a packed dataset: choose another destination, or delete it first")
-    names = sorted(path.name for path in dst.iterdir())
-    if names and PLAN_NAME not in names:
+    names = sorted(path.name for path in dst.iterdir() if not path.name.startswith(f".{PLAN_NAME}."))
+    if names and not is_unfinished:
         raise PackError(f"the destination {dst} is not empty, it holds {names[0]}: choose an empty directory")
 
 
@@ -40,7 +41,13 @@ def begin(dst: Path, plan: Plan) -> None:
     Raises:
         PackError: If an unfinished pack of another plan lies there.
     """
-    dst.mkdir(parents=True, exist_ok=True)
+    try:
+        dst.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PackError(f"the destination {dst} cannot be made: {error.strerror}") from error
+    for leftover in dst.glob(f".*.*{PARTIAL_SUFFIX}"):
+        if leftover.name != PLAN_NAME:
+            leftover.unlink()  # What a killed run was writing.
     note = dst / PLAN_NAME
     if note.exists():
         if note.read_text() != plan.digest:
@@ -48,8 +55,6 @@ def begin(dst: Path, plan: Plan) -> None:
                 f"{dst} holds an unfinished pack of other images or with other settings: delete {dst}, or "
                 "choose another destination"
             )
-        for leftover in dst.glob(f".shard-*{PARTIAL_SUFFIX}"):
-            leftover.unlink()
         return
     with write_whole(note) as file:
         file.write(plan.digest.encode())

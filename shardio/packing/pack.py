@@ -77,6 +77,8 @@ def pack(
     Raises:
         PackError: If the source cannot be packed or the destination is not free.
     """
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
     settings = PackSettings(
         max_shard_size=max_shard_size, max_shard_samples=max_shard_samples, shuffle_seed=shuffle_seed
     )
@@ -164,5 +166,5 @@ def _read_files(sample: SourceSample) -> Sample:
     try:
         files = {field: path.read_bytes() for field, path in sample.files.items()}
     except OSError as error:
-        raise PackError(f"{error.filename} cannot be read: {error.strerror}") from error
+        raise PackError(f"{error.filename or sample.key} cannot be read: {error.strerror or error}") from error
     return Sample(key=sample.key, fields=dict(sorted({**label, **files}.items())), origin=sample.key)

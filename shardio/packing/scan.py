@@ -85,10 +85,13 @@ def scan_directory(src: Path, *, rename_dots: bool = False) -> Scan:
 def _group_files(src: Path, *, rename_dots: bool) -> tuple[dict[str, dict[str, Path]], list[Path]]:
     """Return the files of each key that has an image, by field, and the files that belong to none."""
     by_stem: defaultdict[Path, list[Path]] = defaultdict(list)
+    ignored = []
     for path in walk_files(src):
+        if not _field(path):
+            ignored.append(path)
+            continue
         by_stem[path.parent / path.stem].append(path)
     groups: dict[str, dict[str, Path]] = {}
-    ignored = []
     for stem, paths in by_stem.items():
         if not any(_field(path) in FORMATS for path in paths):
             ignored += paths

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.errors import StaleIndexError
 from shardio.sample import Sample
 from shardio.shards import Shard, ShardTable
 
@@ -41,6 +42,8 @@ class SampleReader:
             SampleError: If a sample cannot be read.
             FormatError: If a shard is not what it should be.
         """
+        if samples.size and not 0 <= samples.min() <= samples.max() < self._stops[-1]:
+            raise IndexError(f"samples have numbers below {self._stops[-1]}, got {samples.min()} to {samples.max()}")
         shards = np.searchsorted(self._stops, samples, side="right")
         found: dict[int, Sample] = {}
         # In the order in which they lie on disk, so that each shard is opened once.
@@ -60,8 +63,19 @@ class SampleReader:
         if shard is None:
             while len(self._open) >= MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
-            shard = self._open[number] = Shard(self._table.tars[number], self._table.indexes[number])
+            shard = self._open[number] = self._open_shard(number)
         self._open.move_to_end(number)
+        return shard
+
+    def _open_shard(self, number: int) -> Shard:
+        shard = Shard(self._table.tars[number], self._table.indexes[number])
+        expected = self._table.manifest.shards[number]
+        if (found := shard.entry) != expected:
+            shard.close()
+            raise StaleIndexError(
+                f"{self._table.tars[number]} is not the shard that the manifest names: it is {found}, expected "
+                f"{expected}. Pack the dataset again, or fetch shards and manifest together"
+            )
         return shard
 
     def __getstate__(self) -> ShardTable:

@@ -13,7 +13,7 @@ import xxhash
 from shardio.errors import FormatError
 from shardio.shards.index import INDEX_SUFFIX, StoredField, StoredSample, index_path, write_index
 from shardio.shards.names import split_name
-from shardio.shards.tar import TarMember, TarScan
+from shardio.shards.tar import TarScan
 from shardio.storage import LocalFile
 
 
@@ -44,18 +44,11 @@ def _cached_index_path(tar: Path) -> Path:
 
 
 def _group(tar: Path, scan: TarScan) -> Iterator[StoredSample]:
-    """Group neighbouring members of one key into samples, as WebDataset does."""
-
-    def key_of(member: TarMember) -> str | None:
-        name = split_name(member.name)
-        return None if name is None else name[0]
-
-    for key, members in groupby(scan.members(), key_of):
-        if key is None:
-            continue
+    """Group neighbouring members of one key into samples; members without a key are passed over, as by WebDataset."""
+    named = ((name, member) for member in scan.members() if (name := split_name(member.name)) is not None)
+    for key, members in groupby(named, lambda pair: pair[0][0]):
         fields: dict[str, StoredField] = {}
-        for member in members:
-            field = member.name[len(key) + 1 :].lower()
+        for (_, field), member in members:
             if field in fields:
                 raise FormatError(f"{tar} holds the field {field} of sample {key} twice (at byte {member.offset})")
             fields[field] = StoredField(

@@ -109,7 +109,7 @@ def write_index(path: Path, tar: LocalFile, samples: Sequence[StoredSample], dig
         for name, field in sample.fields.items():
             offset[row[name], column], size[row[name], column] = field.offset, field.size
             content_hash[row[name], column] = field.hash
-    keys = [sample.key.encode() for sample in samples]
+    keys = [sample.key.encode(errors="surrogateescape") for sample in samples]
     header = IndexHeader(
         format=INDEX_FORMAT,
         fields=fields,
@@ -162,7 +162,7 @@ class ShardIndex:
     def key(self, sample: int) -> str:
         """Return the key of a sample."""
         start = self._key_stop[sample - 1] if sample else 0
-        return self._key_bytes[start : self._key_stop[sample]].tobytes().decode()
+        return self._key_bytes[start : self._key_stop[sample]].tobytes().decode(errors="surrogateescape")
 
     def where(self, sample: int, field: str) -> ByteRange | None:
         """Return where a field of a sample lies in the tar, or None if the sample has no such field."""
@@ -190,10 +190,12 @@ class ShardIndex:
         if self.offset.shape != shape or self.size.shape != shape or self.hash.shape != shape:
             raise FormatError(f"the index {self.path} holds arrays of {self.offset.shape}, but its header says {shape}")
         present = self.offset >= 0
-        if np.any(present != (self.size >= 0)) or np.any((self.offset + self.size)[present] > tar.size):
+        if np.any(present != (self.size >= 0)) or np.any(self.offset[present] > tar.size - self.size[present]):
             raise FormatError(f"the index {self.path} points outside of its tar: {remedy}")
         if len(self._key_stop) != self.header.num_samples or np.any(np.diff(self._key_stop, prepend=0) < 0):
             raise FormatError(f"the index {self.path} has keys of negative length, or not one for each sample")
+        if self._key_stop[-1:].tolist() not in ([], [len(self._key_bytes)]):
+            raise FormatError(f"the keys of the index {self.path} do not end where their bytes do")
         if _digest_headers(tar, self.offset) != self.header.header_digest:
             raise StaleIndexError(f"the index {self.path} was made for a tar with other members: {remedy}")
 
@@ -214,6 +216,8 @@ def _parse(path: Path, content: mmap.mmap) -> tuple[IndexHeader, dict[str, NDArr
         layout = json.loads(content[8:data_start])
         values = json.loads(layout["__metadata__"]["shardio"])
         header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
+        if not all(isinstance(field, str) for field in header.fields):
+            raise TypeError(f"fields are {header.fields}")
         tensors = {}
         for name, dtype in _DTYPES.items():
             start, stop = layout[name]["data_offsets"]

@@ -27,6 +27,12 @@ class ShardEntry:
     num_samples: int
     digest: str
 
+    def __post_init__(self) -> None:
+        if not self.name or Path(self.name).name != self.name:
+            raise ValueError(f"a shard lies beside its manifest, and {self.name!r} is not the name of a file there")
+        if self.num_bytes < 0 or self.num_samples < 0:
+            raise ValueError(f"{self.name} has a negative size or number of samples")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:

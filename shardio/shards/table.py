@@ -62,6 +62,8 @@ def open_table(source: Source) -> ShardTable:
 def _expand(pattern: str | os.PathLike[str]) -> list[Path]:
     from braceexpand import braceexpand
 
+    if Path(pattern).exists():
+        return [Path(pattern)]
     return [Path(name) for name in braceexpand(os.fspath(pattern))]
 
 

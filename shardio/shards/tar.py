@@ -82,6 +82,11 @@ class TarScan:
                 # "r|" reads blocks in sequence, so that every byte passes through read() below.
                 with tarfile.open(fileobj=cast(BinaryIO, self), mode="r|") as tar:
                     for info in tar:
+                        if info.issparse():
+                            raise FormatError(
+                                f"{self._path} holds {info.name} as a sparse file (at byte {info.offset_data}), whose "
+                                "content is not one range of bytes: pack it again without --sparse"
+                            )
                         content = tar.extractfile(info) if info.isreg() else None
                         if content is not None:
                             yield TarMember(name=info.name, offset=info.offset_data, content=content.read())
@@ -91,8 +96,18 @@ class TarScan:
                     f"{self._path} is not a whole plain tar: {error} (near byte {self.num_bytes}). "
                     "A compressed tar must be decompressed first"
                 ) from error
+            self._check_end(tar.offset)
             while self.read(1 << 20):  # What follows the end blocks belongs to the digest.
                 pass
+
+    def _check_end(self, offset: int) -> None:
+        """Refuse a tar that goes on with something else than its end: tarfile takes a damaged header for the end."""
+        with self._path.open("rb") as file:
+            file.seek(offset)
+            if file.read(BLOCK) != bytes(BLOCK):
+                raise FormatError(
+                    f"{self._path} is not a whole plain tar: at byte {offset} there is neither a member nor the end"
+                )
 
     def read(self, num_bytes: int) -> bytes:
         """Read on and hash what was read (tarfile calls this)."""

@@ -102,5 +102,5 @@ def walk_files(directory: Path, _holders: tuple[Path, ...] = ()) -> Iterator[Pat
         path = directory / entry.name
         if entry.is_dir():
             yield from walk_files(path, (*_holders, here))
-        elif entry.is_file():
+        elif entry.is_file() or (entry.is_symlink() and not path.exists()):
             yield path

@@ -43,8 +43,18 @@ class TrainConfig:
             raise ValueError(f"optimizer must be 'adamw' or 'sgd', got {self.optimizer!r}")
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {self.precision!r}")
-        device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        if self.precision == "fp16" and not device.startswith("cuda"):
+        device = _check_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self.precision == "fp16" and device.type != "cuda":
             raise ValueError(f"precision='fp16' needs CUDA, and the device is {device}: choose 'bf16' or 'fp32'")
         if self.lr <= 0:
             raise ValueError(f"lr must be positive, got {self.lr}")
+
+
+def _check_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device must be one that torch knows, such as 'cuda' or 'cpu', got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={name!r} was asked for, and torch sees no CUDA device")
+    return device

@@ -51,10 +51,12 @@ def train(
     model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
     steps_per_epoch = -(-len(loader) // config.accumulate)
     optimizer = _make_optimizer(model, config)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, total_steps=config.epochs * steps_per_epoch)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, config.lr, total_steps=config.epochs * steps_per_epoch, cycle_momentum=False
+    )
     scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
-    results = []
+    results, lr = [], schedule.get_last_lr()[0]
     for epoch in range(config.epochs):
         model.train()
         score, timed, start = Score(device), TimedBatches(batches), time.perf_counter()
@@ -68,6 +70,7 @@ def train(
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad(set_to_none=True)
+                lr = schedule.get_last_lr()[0]
                 schedule.step()
             score.add(loss, outputs, labels)
             if on_batch is not None:
@@ -83,7 +86,7 @@ def train(
             num_images=score.num_images,
             train_s=train_s,
             data_wait_s=timed.wait_s,
-            lr=float(schedule.get_last_lr()[0]),
+            lr=float(lr),
         )
         results.append(result)
         if on_epoch is not None:
@@ -93,8 +96,9 @@ def train(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
-    """Measure a model over a loader's batches, which begin with images and labels."""
+    """Measure a model over a loader's batches, which begin with images and labels; leave the model as it was."""
     batches = DevicePrefetcher(loader, config.device, normalize=(config.mean, config.std))
+    was_training = model.training
     model.eval()
     score = Score(batches.device)
     for images, labels, *_ in batches:
@@ -102,6 +106,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
             outputs = model(images)
             loss = nn.functional.cross_entropy(outputs, labels)
         score.add(loss, outputs, labels)
+    model.train(was_training)
     return score
 
 

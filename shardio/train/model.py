@@ -27,14 +27,14 @@ class ResidualBlock(nn.Module):
 
 
 def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Sequential:
-    """Return a residual network of one stem and three to five blocks.
+    """Return a residual network of one stem and one to five blocks.
 
     Args:
         num_classes: The number of outputs.
-        image_size: Of the square images in pixels. Blocks halve the picture until it is about 8 wide.
+        image_size: Of the square images in pixels. Blocks halve the picture until it is 4 to 8 wide.
         width: Channels after the stem; doubled in each block, up to 8 times.
     """
-    num_blocks = min(max((image_size // 16).bit_length(), 3), 5)
+    num_blocks = min(max(image_size.bit_length() - 4, 1), 5)
     stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
     channels = [min(width * 2**i, 8 * width) for i in range(num_blocks + 1)]
     blocks = [ResidualBlock(channels[i], channels[i + 1], stride=2) for i in range(num_blocks)]

@@ -91,7 +91,7 @@ def keys_from_torch(num_keys: int) -> Words:
 
 def _sizes_of(transform: Transform, images: Sequence[Any]) -> Sizes:
     for image in images:
-        if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3):
+        if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3):
             got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
             raise TypeError(
                 f"{transform!r} takes uint8 [height, width, 3] arrays, got {got}: with decode='pil' or after a "

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import shardio
+from shardio.cli.console import format_bytes
+from shardio.cli.main import app
+from shardio.shards import open_table
+from tests.sources import write_images
+from tests.tars import write_tar
+
+
+def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardio", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def info(*arguments: object) -> Result:
+    done = CliRunner().invoke(app, ["info", *map(str, arguments)])
+    assert done.exit_code == 0, done.stderr
+    return done
+
+
+def test_info_says_what_a_dataset_holds(packed: Path) -> None:
+    done = run_process("info", packed)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert rows["samples"] == "21"
+    assert rows["shards"] == "5, of 1 to 5 samples"
+    assert rows["classes"] == "3: class-0, class-1, class-2"
+    assert rows["fields"] == "cls, jpg"
+    assert rows["digest"] == open_table(packed).manifest.digest
+    assert "max_shard_samples 5" in rows["packed"]
+    assert rows["size"].endswith(" a sample")
+
+
+def test_json_says_it_in_full(packed: Path) -> None:
+    done = run_process("info", packed, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {
+        "samples": 21,
+        "shards": 5,
+        "classes": ["class-0", "class-1", "class-2"],
+        "fields": ["cls", "jpg"],
+        "bytes": sum(path.stat().st_size for path in packed.glob("*.tar")),
+        "samples_per_shard": {"min": 1, "mean": 4.2, "max": 5},
+        "digest": open_table(packed).manifest.digest,
+        "format": 1,
+        "pack": json.loads((packed / "shardio.json").read_bytes())["pack"],
+    }
+
+
+def test_the_manifest_names_the_same_dataset_as_its_directory(packed: Path) -> None:
+    assert info(packed / "shardio.json").stdout == info(packed).stdout
+
+
+def test_many_classes_are_cut_short(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=10, per_class=1)
+    shardio.pack(tmp_path / "in", tmp_path / "out")
+    shown = next(line for line in info(tmp_path / "out").stdout.splitlines() if line.startswith("classes"))
+    assert shown == f"classes  10: {', '.join(f'class-{i}' for i in range(8))}, …"
+    assert len(json.loads(info(tmp_path / "out", "--json").stdout)["classes"]) == 10
+
+
+def test_tars_of_others_are_not_packed_by_shardio(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), ("a.cls", b"0")])
+    for source in tmp_path, tmp_path / "x.tar":
+        rows = dict(line.split(maxsplit=1) for line in info(source).stdout.splitlines())
+        assert (rows["samples"], rows["packed"], rows["classes"]) == ("1", "not by shardio", "0")
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing.tar", "nothing.json", "empty"])
+def test_what_is_no_dataset_fails_in_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run_process("info", tmp_path / name)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ")
+    assert str(tmp_path / name) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_damaged_manifest_fails_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "shardio.json").write_bytes(b"{")
+    done = run_process("info", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: the manifest {tmp_path}/shardio.json cannot be read")
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["a", "--no-such-option"]], ids=" ".join)
+def test_wrong_usage_has_exit_code_2(arguments: list[str]) -> None:
+    done = run_process("info", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (2**41, "2 TiB")],
+)
+def test_sizes_are_shown_in_binary_units(num_bytes: int, text: str) -> None:
+    assert format_bytes(num_bytes) == text

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import shardio
+from shardio.cli.main import app
+from shardio.cli.pack import parse_size
+from tests.files import read_files
+from tests.sources import encode, write_images
+
+
+def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command line as users do."""
+    command = [sys.executable, "-m", "shardio", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_pack_packs_what_the_function_packs(images: Path, packed: Path, tmp_path: Path) -> None:
+    done = run_process("pack", images, tmp_path / "out", "--max-shard-samples", 5)
+    assert done.returncode == 0, done.stderr
+    assert read_files(tmp_path / "out") == read_files(packed)
+    assert done.stdout.startswith("packed 21 samples of 3 classes into 5 shards")
+    assert "packing 21 samples" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        (["--no-shuffle"], {"shuffle_seed": None}),
+        (["--shuffle-seed", "7"], {"shuffle_seed": 7}),
+        (["--max-shard-size", "10KB"], {"max_shard_size": 10_000}),
+        (["--max-shard-samples", "1", "--num-workers", "3"], {"max_shard_samples": 1}),
+        ([], {}),
+    ],
+    ids=str,
+)
+def test_each_option_does_what_the_functions_argument_does(
+    images: Path, tmp_path: Path, options: list[str], settings: dict[str, int | None]
+) -> None:
+    assert run("pack", images, tmp_path / "a", *options).exit_code == 0
+    shardio.pack(images, tmp_path / "b", **settings)  # type: ignore[arg-type]
+    assert read_files(tmp_path / "a") == read_files(tmp_path / "b")
+
+
+def test_json_is_the_whole_summary(tmp_path: Path) -> None:
+    source, out = tmp_path / "in", tmp_path / "out"
+    write_images(source, classes=2, per_class=3)
+    (source / "class-0" / "odd.jpg").write_bytes(encode(1, suffix="png"))
+    (source / "class-0" / "broken.jpg").write_bytes(b"no image")
+    (source / "notes.txt").touch()
+    done = run_process("pack", source, out, "--json", "--max-shard-samples", 4)
+    assert (done.returncode, done.stderr) == (0, "")
+    summary = json.loads(done.stdout)
+    assert summary.pop("seconds") > 0
+    manifest = shardio.ShardDataset(out).table.manifest
+    assert summary == {
+        "out": str(out),
+        "samples": 7,
+        "classes": 2,
+        "shards": 2,
+        "bytes": sum(path.stat().st_size for path in out.glob("*.tar")),
+        "fields": ["cls", "jpg"],
+        "digest": manifest.digest,
+        "mislabelled": [{"path": str(source / "class-0" / "odd.jpg"), "what": "is named .jpg and is a PNG"}],
+        "left_out": [{"path": str(source / "class-0" / "broken.jpg"), "what": "is not an image"}],
+        "ignored": [str(source / "notes.txt")],
+    }
+
+
+def test_files_that_are_not_packed_are_named_on_standard_error(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    write_images(source, classes=1, per_class=1)
+    for i in range(12):
+        (source / "class-0" / f"broken-{i:02d}.jpg").write_bytes(b"no image")
+    (source / "class-0" / "odd.jpg").write_bytes(encode(1, suffix="png"))
+    (source / "notes.txt").touch()
+    done = run("pack", source, tmp_path / "out")
+    assert done.exit_code == 0
+    assert "12 files left out" in done.stderr
+    assert "broken-09.jpg is not an image" in done.stderr
+    assert "broken-10.jpg" not in done.stderr
+    assert "and 2 more (--json names them all)" in done.stderr
+    assert "odd.jpg is named .jpg and is a PNG" in done.stderr
+    assert "notes.txt" in done.stderr
+
+
+def test_quiet_prints_nothing(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=2)
+    (tmp_path / "in" / "class-0" / "broken.jpg").write_bytes(b"no image")
+    done = run_process("pack", tmp_path / "in", tmp_path / "out", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "out" / "shardio.json").is_file()
+
+
+def test_what_cannot_be_packed_fails_in_one_line(tmp_path: Path) -> None:
+    done = run_process("pack", tmp_path / "nothing", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: there is no directory {tmp_path}/nothing\n"
+
+
+def test_packing_twice_fails(images: Path, packed: Path) -> None:
+    done = run_process("pack", images, packed)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {packed} already holds a packed dataset")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_strict_fails_where_a_file_is_not_what_its_name_says(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=2)
+    (tmp_path / "in" / "class-0" / "name-001.jpg").write_bytes(b"no image")
+    done = run_process("pack", tmp_path / "in", tmp_path / "out", "--strict")
+    assert done.returncode == 1
+    assert "name-001.jpg is not an image" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_dots_in_stems_fail_unless_they_are_renamed(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=1)
+    (tmp_path / "in" / "class-0" / "a.b.jpg").write_bytes(encode(5))
+    refused = run_process("pack", tmp_path / "in", tmp_path / "out")
+    assert refused.returncode == 1
+    assert "--rename-dots" in refused.stderr
+    assert run_process("pack", tmp_path / "in", tmp_path / "out", "--rename-dots").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["in"],
+        ["in", "out", "more"],
+        ["in", "out", "--no-such-option"],
+        ["in", "out", "--max-shard-size", "many"],
+        ["in", "out", "--max-shard-size", "0"],
+        ["in", "out", "--max-shard-size", "-5"],
+        ["in", "out", "--max-shard-samples", "0"],
+        ["in", "out", "--max-shard-samples", "some"],
+        ["in", "out", "--num-workers", "0"],
+        ["in", "out", "--shuffle-seed", "-1"],
+        ["in", "out", "--shuffle-seed", str(2**63)],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_has_exit_code_2_and_writes_nothing(tmp_path: Path, arguments: list[str]) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=1)
+    command = [sys.executable, "-m", "shardio", "pack", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+    assert done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("1", 1),
+        ("512", 512),
+        ("1B", 1),
+        ("10KB", 10_000),
+        ("10kb", 10_000),
+        ("10KiB", 10_240),
+        ("256MiB", 268_435_456),
+        ("256 MiB", 268_435_456),
+        ("1.5GiB", 1_610_612_736),
+        ("1GB", 10**9),
+        ("2TiB", 2**41),
+    ],
+)
+def test_sizes_are_read_with_their_units(text: str, num_bytes: int) -> None:
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1XB", "one", "1 2", "-1", "1MiB2", "nan", "inf"])
+def test_bad_sizes_are_wrong_usage_that_says_how_to_write_one(images: Path, tmp_path: Path, text: str) -> None:
+    done = run("pack", images, tmp_path / "out", "--max-shard-size", text)
+    assert done.exit_code == 2
+    assert "is not a size" in done.stderr
+    assert not (tmp_path / "out").exists()

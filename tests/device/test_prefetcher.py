@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from shardio.device import DevicePrefetcher
+from tests.device.loaders import CountingLoader
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class Labelled(NamedTuple):
+    images: torch.Tensor
+    labels: torch.Tensor
+    names: list[str]
+
+
+def _images(count: int = 4, height: int = 6, width: int = 5, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=generator)
+
+
+def _pass(batch: Any, **options: Any) -> Any:
+    (passed,) = DevicePrefetcher([batch], "cpu", **options)
+    return passed
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_every_value_is_normalised_by_the_formula(channels_last: bool) -> None:
+    values = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16).repeat(2, 3, 1, 1)
+    images = _pass(values, normalize=(MEAN, STD), channels_last=channels_last)
+    mean, std = (np.array(figures, dtype=np.float64).reshape(3, 1, 1) for figures in (MEAN, STD))
+    expected = (values.numpy().astype(np.float64) / 255 - mean) / std
+    assert images.dtype == torch.float32
+    np.testing.assert_allclose(images.numpy().astype(np.float64), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_normalised_images_have_the_dtype_that_was_asked_for(dtype: torch.dtype) -> None:
+    batch = _images()
+    images = _pass(batch, normalize=(MEAN, STD), dtype=dtype)
+    assert images.dtype == dtype
+    mean, std = (torch.tensor(figures, dtype=torch.float64).reshape(3, 1, 1) for figures in (MEAN, STD))
+    expected = ((batch.double() / 255 - mean) / std).float().to(dtype)
+    torch.testing.assert_close(images, expected, rtol=torch.finfo(dtype).eps * 2, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64])
+def test_dtype_alone_casts_without_scaling(dtype: torch.dtype) -> None:
+    batch = _images()
+    images = _pass(batch, dtype=dtype)
+    assert images.dtype == dtype
+    assert torch.equal(images, batch.to(dtype))
+
+
+def test_without_normalize_and_dtype_bytes_stay_bytes() -> None:
+    batch = _images()
+    images = _pass(batch)
+    assert images.dtype == torch.uint8
+    assert torch.equal(images, batch)
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": (MEAN, STD)}, {"dtype": torch.float16}])
+def test_images_lie_in_the_memory_format_that_was_asked_for(options: dict[str, Any]) -> None:
+    for batch in (_images(), _images().contiguous(memory_format=torch.channels_last)):
+        last = _pass(batch, channels_last=True, **options)
+        first = _pass(batch, channels_last=False, **options)
+        assert last.is_contiguous(memory_format=torch.channels_last)
+        assert first.is_contiguous()
+        assert not first.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(last, first)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(4),
+        torch.arange(4, dtype=torch.uint8),
+        torch.arange(60, dtype=torch.uint8).reshape(3, 4, 5),
+        torch.arange(120, dtype=torch.uint8).reshape(1, 2, 3, 4, 5),
+        torch.rand(2, 3, 4, 5),
+        torch.arange(120).reshape(2, 3, 4, 5),
+        torch.ones(2, 3, 4, 5, dtype=torch.bool),
+        torch.tensor(7, dtype=torch.uint8),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {list(tensor.shape)}",
+)
+def test_only_batches_of_uint8_images_are_touched(tensor: torch.Tensor) -> None:
+    images, passed = _pass((_images(), tensor), normalize=(MEAN, STD), dtype=torch.float16)
+    assert images.dtype == torch.float16
+    assert passed.dtype == tensor.dtype
+    assert passed.stride() == tensor.stride()
+    assert torch.equal(passed, tensor)
+
+
+def test_nested_batches_keep_their_types_and_what_is_no_tensor() -> None:
+    marker = object()
+    labelled = Labelled(_images(), torch.arange(4), ["a", "b"])
+    batch = {
+        "tuple": (_images(), "text", 3, None, b"bytes", marker),
+        "list": [_images(), [1.5, (_images(),)]],
+        "named": labelled,
+        "ordered": OrderedDict(b=_images(), a=torch.arange(2)),
+        "array": np.arange(3),
+    }
+    passed = _pass(batch, dtype=torch.float32)
+    assert type(passed) is dict
+    assert list(passed) == list(batch)
+    assert type(passed["tuple"]) is tuple
+    assert passed["tuple"][1:] == ("text", 3, None, b"bytes", marker)
+    assert type(passed["list"]) is list
+    assert type(passed["list"][1]) is list
+    assert type(passed["list"][1][1]) is tuple
+    assert type(passed["named"]) is Labelled
+    assert torch.equal(passed["named"].labels, torch.arange(4))
+    assert passed["named"].names == ["a", "b"]
+    assert type(passed["ordered"]) is OrderedDict
+    assert list(passed["ordered"]) == ["b", "a"]
+    assert passed["array"] is batch["array"]
+    for image in (passed["tuple"][0], passed["list"][0], passed["list"][1][1][0], passed["named"].images):
+        assert torch.equal(image, _images().float())
+
+
+def test_the_loaders_own_tensors_are_not_changed() -> None:
+    batch = _images()
+    before = batch.clone()
+    _pass(batch, normalize=(MEAN, STD))
+    assert torch.equal(batch, before)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5, 50])
+def test_batches_come_once_each_in_their_order_in_every_epoch(depth: int) -> None:
+    batches = [torch.full((2, 3, 4, 4), number, dtype=torch.uint8) for number in range(20)]
+    prefetcher = DevicePrefetcher(CountingLoader(batches), "cpu", depth=depth)
+    for _ in range(3):
+        assert [int(batch[0, 0, 0, 0]) for batch in prefetcher] == list(range(20))
+
+
+def test_an_epoch_that_was_left_early_does_not_disturb_the_next() -> None:
+    prefetcher = DevicePrefetcher([torch.tensor(number) for number in range(9)], "cpu")
+    for batch in prefetcher:
+        if batch == 3:
+            break
+    assert [int(batch) for batch in prefetcher] == list(range(9))
+
+
+def test_the_length_is_the_loaders() -> None:
+    assert len(DevicePrefetcher(CountingLoader([1, 2, 3]), "cpu")) == 3
+    with pytest.raises(TypeError, match="len"):
+        len(DevicePrefetcher(iter([1, 2]), "cpu"))
+
+
+def test_the_epoch_and_the_state_go_to_the_loader_and_come_from_it() -> None:
+    loader = CountingLoader([torch.tensor(number) for number in range(6)])
+    prefetcher = DevicePrefetcher(loader, "cpu")
+    prefetcher.set_epoch(4)
+    assert loader.epoch == 4
+    batches = iter(prefetcher)
+    assert [int(next(batches)) for _ in range(2)] == [0, 1]
+    state = prefetcher.state_dict()
+    assert state == {"epoch": 4, "num_given": 2}
+
+    other = DevicePrefetcher(CountingLoader(loader.batches), "cpu")
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert [int(batch) for batch in other] == [2, 3, 4, 5]
+
+
+def test_a_loader_without_epochs_takes_set_epoch_as_nothing() -> None:
+    prefetcher = DevicePrefetcher([torch.tensor(1)], "cpu")
+    prefetcher.set_epoch(3)
+    assert [int(batch) for batch in prefetcher] == [1]
+
+
+def test_what_the_loader_raises_arrives_after_the_batches_before_it() -> None:
+    loader = CountingLoader([torch.tensor(1), torch.tensor(2)], error=KeyError("lost"))
+    received = []
+    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts, too
+        for batch in DevicePrefetcher(loader, "cpu"):
+            received.append(int(batch))  # noqa: PERF401  # as above
+    assert received == [1, 2]
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_depth_must_be_at_least_one(depth: int) -> None:
+    with pytest.raises(ValueError, match="depth must be at least 1"):
+        DevicePrefetcher([], "cpu", depth=depth)
+
+
+@pytest.mark.parametrize("std", [(0.2, 0.2, 0.0), (-0.2, 0.2, 0.2)])
+def test_std_must_be_positive(std: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="std must be positive"):
+        DevicePrefetcher([], "cpu", normalize=(MEAN, std))
+
+
+def test_the_device_is_the_best_there_is_unless_named() -> None:
+    assert DevicePrefetcher([], torch.device("cpu")).device == torch.device("cpu")
+    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    assert DevicePrefetcher([]).device.type == best

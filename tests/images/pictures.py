@@ -1,0 +1,56 @@
+"""Pictures with detail and their files, written by Pillow."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+Array = NDArray[np.uint8]
+
+SIZES = [(1, 1), (2, 2), (3, 5), (1, 17), (17, 1), (32, 48), (101, 67), (375, 500)]
+"""Heights and widths: less than a block, odd ones, lone rows and columns, and a photograph's."""
+
+TURNS: dict[int, Any] = {
+    1: lambda image: image,
+    2: lambda image: image[:, ::-1],
+    3: lambda image: image[::-1, ::-1],
+    4: lambda image: image[::-1],
+    5: lambda image: image.transpose(1, 0, 2),
+    6: lambda image: np.rot90(image, -1),
+    7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda image: np.rot90(image),
+}
+"""How an image is to be turned for each EXIF orientation (EXIF 2.3, tag 274)."""
+
+
+def make_picture(height: int, width: int, seed: int = 0) -> Array:
+    """Return smooth colours with noise over them, uint8 [height, width, 3]."""
+    random = np.random.default_rng([seed, height, width])
+    coarse = Image.fromarray(random.integers(0, 256, (5, 7, 3), dtype=np.uint8))
+    smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int64)
+    noisy = smooth + random.integers(-20, 21, smooth.shape)
+    return np.asarray(np.clip(noisy, 0, 255), dtype=np.uint8)
+
+
+def save(image: Image.Image | Array, file_format: str, **options: Any) -> bytes:
+    """Return an image file of the picture."""
+    file = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(file, file_format, **options)
+    return file.getvalue()
+
+
+def read_by_pillow(content: bytes) -> Array:
+    """Return what Pillow makes of a file, uint8 [height, width, 3]."""
+    with Image.open(io.BytesIO(content)) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def exif_of(orientation: int) -> Image.Exif:
+    """Return EXIF data with an orientation."""
+    exif = Image.Exif()
+    exif[274] = orientation
+    return exif

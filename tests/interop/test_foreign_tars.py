@@ -1,0 +1,182 @@
+"""Tars that shardio did not pack: their samples are those that WebDataset reads."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardio.errors import FormatError
+from shardio.reading import SampleReader
+from shardio.shards import open_table
+from tests.tars import Member, Samples, read_with_webdataset, write_tar
+
+FORMATS = pytest.mark.parametrize(
+    "tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["ustar", "gnu", "pax"]
+)
+
+
+def read_with_shardio(path: Path) -> Samples:
+    table = open_table(path)
+    reader = SampleReader(table)
+    samples = reader.read(np.arange(table.manifest.num_samples), table.manifest.fields)
+    reader.close()
+    return [(sample.key, dict(sample.fields)) for sample in samples]
+
+
+def assert_equal_to_webdataset(path: Path, num_samples: int) -> None:
+    expected = read_with_webdataset(path)
+    assert read_with_shardio(path) == expected
+    assert len(expected) == num_samples
+
+
+@FORMATS
+def test_samples_are_those_of_webdataset(tmp_path: Path, tar_format: int) -> None:
+    members = [(f"d/{i:04d}.{field}", f"{i} {field}".encode() * i) for i in range(30) for field in ("JPG", "seg.png")]
+    write_tar(tmp_path / "a.tar", members, tar_format=tar_format)
+    assert_equal_to_webdataset(tmp_path / "a.tar", 30)
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT], ids=["gnu", "pax"])
+def test_long_and_foreign_names_are_read(tmp_path: Path, tar_format: int) -> None:
+    names = ["x" * 101, "d" * 300 + "/" + "e" * 200, "ü" * 90, "日本語/写真", "with space", "a\tb"]
+    members = [(f"{name}.{field}", field.encode()) for name in names for field in ("jpg", "cls")]
+    write_tar(tmp_path / "a.tar", members, tar_format=tar_format)
+    assert_equal_to_webdataset(tmp_path / "a.tar", len(names))
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
+        for name in "größe.jpg", "größe.cls", "plain.jpg":
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+    assert_equal_to_webdataset(path, 2)
+
+
+@FORMATS
+def test_directories_links_and_members_without_a_key_are_skipped(tmp_path: Path, tar_format: int) -> None:
+    path = tmp_path / "a.tar"
+    kinds = [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE]
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for i in range(8):
+            odd = tarfile.TarInfo(f"odd-{i}.jpg")
+            odd.type, odd.linkname = kinds[i % 4], "0.jpg" if i % 4 in (1, 2) else ""
+            tar.addfile(odd)
+            for name in f"{i}.jpg", f"README-{i}":
+                info = tarfile.TarInfo(name)
+                info.size = 600 + i
+                tar.addfile(info, io.BytesIO(bytes([i]) * (600 + i)))
+    assert_equal_to_webdataset(path, 8)
+
+
+def test_meta_members_are_skipped(tmp_path: Path) -> None:
+    members = [("__info__/a.json", b"{}"), ("a.jpg", b"1"), ("__b.jpg__", b"2"), ("c/__d__.jpg", b"3")]
+    write_tar(tmp_path / "a.tar", members)
+    assert_equal_to_webdataset(tmp_path / "a.tar", 2)
+
+
+@pytest.mark.parametrize("between", ["README", "__meta__/x.json", "LICENSES/MIT"])
+def test_a_member_without_a_key_does_not_split_a_sample(tmp_path: Path, between: str) -> None:
+    write_tar(tmp_path / "a.tar", [("a.jpg", b"1"), (between, b"text"), ("a.cls", b"2"), ("b.jpg", b"3")])
+    assert_equal_to_webdataset(tmp_path / "a.tar", 2)
+
+
+def test_members_of_one_key_that_lie_apart_are_two_samples(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")])
+    assert_equal_to_webdataset(tmp_path / "a.tar", 3)
+
+
+NAMES = st.tuples(
+    st.sampled_from(["a", "b", "d/a", "d.e/a", "é", "__m__/a", "README", "", "."]),
+    st.sampled_from(["jpg", "cls", "seg.png", "", None]),
+).map(lambda pair: pair[0] if pair[1] is None else f"{pair[0]}.{pair[1]}")
+
+
+@given(st.lists(st.tuples(NAMES, st.binary(max_size=20)), min_size=1, max_size=12), st.booleans())
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_members_give_the_samples_or_the_refusal_of_webdataset(
+    tmp_path_factory: pytest.TempPathFactory, members: list[Member], is_gnu: bool
+) -> None:
+    path = tmp_path_factory.mktemp("tars") / "a.tar"
+    members = [(name or "x", content) for name, content in members]
+    write_tar(path, members, tar_format=tarfile.GNU_FORMAT if is_gnu else tarfile.PAX_FORMAT)
+    try:
+        expected = read_with_webdataset(path)
+    except ValueError:
+        with pytest.raises(FormatError, match="twice"):
+            open_table(path)
+        return
+    if expected:
+        assert read_with_shardio(path) == expected
+    else:
+        with pytest.raises(FormatError, match="no samples"):
+            open_table(path)
+
+
+def test_what_webdatasets_writer_wrote_is_read(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    path = tmp_path / "a.tar"
+    with webdataset.TarWriter(str(path)) as writer:
+        for i in range(20):
+            writer.write({"__key__": f"s/{i:03d}", "jpg": bytes([i]) * 700, "cls": i, "json": {"i": i}})
+    assert_equal_to_webdataset(path, 20)
+    assert read_with_shardio(path)[7] == ("s/007", {"jpg": b"\x07" * 700, "cls": b"7", "json": b'{"i": 7}'})
+
+
+@pytest.mark.parametrize("tar_format", ["gnu", "pax", "ustar", "v7"])
+def test_what_gnu_tar_wrote_is_read(tmp_path: Path, images: Path, tar_format: str) -> None:
+    command = ["tar", f"--format={tar_format}", "--sort=name", "-cf", str(tmp_path / "a.tar"), "-C", str(images), "."]
+    subprocess.run(command, check=True)
+    assert_equal_to_webdataset(tmp_path / "a.tar", 21)
+
+
+@pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax"], ["--format=pax", "--sparse-version=0.1"]])
+def test_a_member_with_holes_is_refused(tmp_path: Path, options: list[str]) -> None:
+    """GNU tar's sparse files: their content does not lie in the tar as one range of bytes."""
+    with (tmp_path / "a.jpg").open("wb") as file:
+        file.write(b"begin")
+        file.seek(1 << 20)
+        file.write(b"end")
+    (tmp_path / "b.jpg").write_bytes(b"full" * (1 << 19))
+    command = ["tar", *options, "-S", "-cf", "x.tar", "a.jpg", "b.jpg"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert (tmp_path / "x.tar").stat().st_size < 3 << 20, "this file system has no holes"
+    with pytest.raises(FormatError, match=r"x\.tar"):
+        open_table(tmp_path / "x.tar")
+    assert not (tmp_path / "x.tar.idx").exists()
+
+
+@pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "a.Jpg"])
+def test_a_field_that_a_sample_has_twice_is_refused(tmp_path: Path, second: str) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), (second, b"2")])
+    with pytest.raises(FormatError, match=r"x\.tar holds the field jpg of sample a twice \(at byte 1536\)"):
+        open_table(tmp_path / "x.tar")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
+
+
+def test_a_tar_of_another_kind_is_refused_for_its_many_fields(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [(f"photo.{i}", b"") for i in range(1025)])
+    with pytest.raises(FormatError, match=r"x\.tar has 1025 different fields, and 1024 are the most"):
+        open_table(tmp_path / "x.tar")
+
+
+@pytest.mark.parametrize("damage", ["cut", "gzip"])
+def test_a_damaged_tar_is_refused_and_gets_no_index(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "x.tar"
+    if damage == "cut":
+        write_tar(path, [(f"{i}.jpg", bytes(5000)) for i in range(5)])
+        path.write_bytes(path.read_bytes()[:18000])
+    else:
+        with tarfile.open(path, "w:gz") as tar:
+            tar.addfile(tarfile.TarInfo("a.jpg"))
+    with pytest.raises(FormatError, match=r"x\.tar is not a whole plain tar"):
+        open_table(path)
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,190 @@
+"""Each bad input of a pack: an error that names the path, and nothing that looks finished."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio.errors import PackError
+from tests.sources import encode, write_images
+
+IMAGE = encode(0)
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(IMAGE)
+
+
+def refuse(root: Path, *, names: str, **options: bool) -> None:
+    """Assert that ``root/in`` is refused with an error that names a path, and nothing is written."""
+    with pytest.raises(PackError, match=re.escape(str(root / names))):
+        shardio.pack(root / "in", root / "out", **options)
+    assert not (root / "out").exists()
+
+
+def make_empty(root: Path) -> None:
+    root.mkdir()
+
+
+def make_only_texts(root: Path) -> None:
+    write(root, "c/a.txt", "README")
+
+
+def make_only_hidden(root: Path) -> None:
+    write(root, "c/.a.jpg", ".c/a.jpg")
+
+
+def make_only_broken(root: Path) -> None:
+    write(root, "c/a.jpg")
+    (root / "c/a.jpg").write_bytes(b"no image")
+
+
+def make_file(root: Path) -> None:
+    root.write_bytes(IMAGE)
+
+
+def make_nothing(root: Path) -> None:
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    "make", [make_empty, make_only_texts, make_only_hidden, make_only_broken, make_file, make_nothing]
+)
+def test_a_source_without_images_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "in")
+    refuse(tmp_path, names="in")
+
+
+# What lies in the source, and which path the error must name.
+LAYOUTS = {
+    "dot-in-stem": (["c/a.jpg", "c/b.x.jpg"], "in/c/b.x.jpg"),
+    "dot-in-stem-flat": (["b.x.jpg"], "in/b.x.jpg"),
+    "only-a-suffix-behind-a-dot": (["c/a.jpg", "c/b..jpg"], "in/c/b..jpg"),
+    "two-images": (["c/a.jpg", "c/a.png"], "in/c/a.png"),
+    "two-images-jpeg": (["c/a.jpeg", "c/a.jpg"], "in/c/a.jpeg"),
+    "letter-case": (["c/a.JPG", "c/a.jpg"], "in/c/a.JPG"),
+    "letter-case-of-a-further-field": (["c/a.jpg", "c/a.json", "c/a.JSON"], "in/c/a.JSON"),
+    "image-beside-classes": (["c/a.jpg", "a.jpg"], "in/a.jpg"),
+    "label-beside-classes": (["c/a.jpg", "c/a.cls"], "in/c/a.cls"),
+    "class-skipped-by-webdataset": (["c/a.jpg", "__x__/a.jpg"], "in/__x__/a.jpg"),
+    "class-without-images": (["c/a.jpg", "d/notes.txt"], "in/d"),
+}
+
+
+@pytest.mark.parametrize(("names", "path"), LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_layout_that_tars_cannot_hold_is_refused(tmp_path: Path, names: list[str], path: str) -> None:
+    write(tmp_path / "in", *names)
+    refuse(tmp_path, names=path)
+
+
+@pytest.mark.parametrize("name", ["b\nc.jpg", "b\x01.jpg", "b\x7f.jpg", os.fsdecode(b"gr\xfc\xdfe.jpg")], ids=ascii)
+def test_a_name_with_signs_that_cannot_be_printed_is_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "in", "c/a.jpg", f"c/{name}")
+    with pytest.raises(PackError) as caught:
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    assert repr(str(tmp_path / "in" / "c" / name)) in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_class_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg")
+    (tmp_path / "in" / "d").mkdir()
+    refuse(tmp_path, names="in/d")
+
+
+def test_dots_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.b.jpg")
+    with pytest.raises(PackError, match=r"--rename-dots \(rename_dots=True\)"):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+
+
+@pytest.mark.parametrize("other", ["a_b", "a_b.x", "a.b_x"])
+def test_two_files_of_one_key_after_renaming_dots_are_refused(tmp_path: Path, other: str) -> None:
+    first = "a.b" if other == "a_b" else "a.b.x"
+    write(tmp_path / "in", f"c/{first}.jpg", f"c/{other}.jpg")
+    refuse(tmp_path, names=f"in/c/{other}.jpg", rename_dots=True)
+
+
+def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg")
+    (tmp_path / "in" / "c" / "b.jpg").symlink_to(tmp_path / "nothing")
+    refuse(tmp_path, names="in/c/b.jpg")
+
+
+def test_a_link_in_a_circle_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg")
+    (tmp_path / "in" / "c" / "loop").symlink_to(tmp_path / "in")
+    refuse(tmp_path, names="in/c/loop")
+
+
+def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in", "c/a.jpg", "d/a.jpg")
+    scandir = os.scandir
+
+    def scandir_unless_locked(path: Path) -> object:
+        if Path(path).name == "d":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scandir_unless_locked)
+    refuse(tmp_path, names="in/d")
+
+
+def test_a_file_whose_header_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in", "c/a.jpg", "c/b.jpg")
+    open_path = Path.open
+
+    def open_unless_locked(path: Path, *args: str) -> object:
+        if path.name == "b.jpg":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_path(path, *args)  # type: ignore[call-overload]  # The overloads want literal modes.
+
+    monkeypatch.setattr(Path, "open", open_unless_locked)
+    refuse(tmp_path, names="in/c/b.jpg")
+
+
+@pytest.mark.parametrize("num_workers", [1, 4])
+def test_a_file_that_fails_while_it_is_packed_leaves_only_whole_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    contents = write_images(tmp_path / "in", classes=2, per_class=10)
+    read_bytes = Path.read_bytes
+
+    def read_unless_locked(path: Path) -> bytes:
+        if path.name == "name-006.jpg":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_unless_locked)
+    with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3, num_workers=num_workers)
+    monkeypatch.undo()
+    left = [path.name for path in (tmp_path / "out").iterdir()]
+    assert "shardio.json" not in left
+    assert all(name.startswith(".") or name.endswith((".tar", ".tar.idx")) for name in left)
+    shardio.pack(tmp_path / "in", tmp_path / "other", max_shard_samples=3)
+    for name in left:
+        if name.endswith(".tar"):
+            assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
+    manifest = shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3)
+    assert manifest.num_samples == len(contents)
+
+
+@pytest.mark.parametrize("content", [encode(1, suffix="png"), b"no image"], ids=["png", "text"])
+def test_strict_refuses_a_file_that_is_not_what_its_name_says(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path / "in", "c/a.jpg", "c/b.jpg")
+    (tmp_path / "in" / "c" / "b.jpg").write_bytes(content)
+    refuse(tmp_path, names="in/c/b.jpg", strict=True)
+
+
+def test_strict_packs_a_directory_without_faults(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg", "c/notes.txt")
+    assert shardio.pack(tmp_path / "in", tmp_path / "out", strict=True).num_samples == 1

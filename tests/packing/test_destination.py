@@ -1,0 +1,127 @@
+"""Where a pack may go."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio.errors import PackError
+from tests.sources import encode, write_images
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    write_images(tmp_path / "in", classes=2, per_class=2)
+    return tmp_path / "in"
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Return all that lies below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def refuse(source: Path, out: Path) -> None:
+    """Assert that a pack is refused with an error that names the destination, and changes nothing."""
+    before = snapshot(source.parent)
+    with pytest.raises(PackError, match=re.escape(str(out))):
+        shardio.pack(source, out)
+    assert snapshot(source.parent) == before
+
+
+@pytest.mark.parametrize("name", ["out", "a/b/c/out", "in-beside", "i"])
+def test_a_new_directory_is_made(source: Path, name: str) -> None:
+    assert shardio.pack(source, source.parent / name).num_samples == 4
+
+
+def test_an_empty_directory_is_taken(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    assert shardio.pack(source, tmp_path / "out").num_samples == 4
+
+
+def make_file(out: Path) -> None:
+    out.write_bytes(b"precious")
+
+
+def make_used(out: Path) -> None:
+    out.mkdir()
+    (out / "thesis.tex").write_bytes(b"precious")
+
+
+def make_used_by_hidden(out: Path) -> None:
+    out.mkdir()
+    (out / ".git").mkdir()
+
+
+def make_foreign_tars(out: Path) -> None:
+    out.mkdir()
+    (out / "shard-000000.tar").write_bytes(b"precious")
+
+
+def make_link_to_nothing(out: Path) -> None:
+    out.symlink_to(out.parent / "nothing")
+
+
+@pytest.mark.parametrize("make", [make_file, make_used, make_used_by_hidden, make_foreign_tars, make_link_to_nothing])
+def test_a_destination_that_is_not_free_is_refused(source: Path, make: Callable[[Path], None]) -> None:
+    out = source.parent / "out"
+    make(out)
+    refuse(source, out)
+
+
+def test_a_destination_below_a_file_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"precious")
+    refuse(source, tmp_path / "file" / "out")
+
+
+def test_a_packed_directory_is_not_packed_into_again(source: Path, tmp_path: Path) -> None:
+    shardio.pack(source, tmp_path / "out")
+    refuse(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", [".", "in", "in/out", "in/class-0", "in/class-0/a/b", "in/../in/x"])
+def test_a_destination_that_overlaps_the_source_is_refused(source: Path, name: str) -> None:
+    refuse(source, source.parent / name)
+
+
+def test_a_destination_that_overlaps_the_source_by_a_link_is_refused(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(source)
+    refuse(source, tmp_path / "link" / "out")
+
+
+def test_a_finished_pack_leaves_shards_indexes_and_the_manifest_only(source: Path, tmp_path: Path) -> None:
+    shardio.pack(source, tmp_path / "out", max_shard_samples=2)
+    names = ["shard-000000.tar", "shard-000000.tar.idx", "shard-000001.tar", "shard-000001.tar.idx", "shardio.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+
+
+def test_a_packed_directory_may_be_moved(source: Path, tmp_path: Path) -> None:
+    digest = shardio.pack(source, tmp_path / "out").digest
+    shutil.move(tmp_path / "out", tmp_path / "moved")
+    shutil.rmtree(source)
+    assert shardio.ShardDataset(tmp_path / "moved").table.manifest.digest == digest
+
+
+def test_an_unfinished_pack_of_other_images_is_refused(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_bytes = Path.read_bytes
+
+    def fail_at_the_last(path: Path) -> bytes:
+        if path.name == "name-001.jpg" and path.parent.name == "class-1":
+            raise OSError(5, "Input/output error", str(path))
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail_at_the_last)
+    with pytest.raises(PackError, match="Input/output error"):
+        shardio.pack(source, tmp_path / "out", max_shard_samples=1)
+    monkeypatch.undo()
+    (source / "class-0" / "new.jpg").write_bytes(encode(99))
+    with pytest.raises(PackError, match="unfinished pack of other images or with other settings: delete"):
+        shardio.pack(source, tmp_path / "out", max_shard_samples=1)
+    (source / "class-0" / "new.jpg").unlink()
+    assert shardio.pack(source, tmp_path / "out", max_shard_samples=1).num_samples == 4

@@ -1,0 +1,163 @@
+"""Which directories can be packed, and what becomes of each file in them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import shardio
+from shardio.packing import PackSettings, pack_directory
+from shardio.packing.scan import Scan
+from tests.sources import encode, write_images
+from tests.tars import read_with_webdataset
+
+
+def write(root: Path, *names: str) -> None:
+    """Write a file under each name: an image under an image's name, else a text."""
+    for i, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        suffix = path.suffix[1:].lower().replace("tiff", "tif")
+        is_image = suffix in ("jpg", "jpeg", "png", "webp", "bmp", "tif")
+        path.write_bytes(encode(i, suffix=suffix) if is_image else name.encode())
+
+
+def pack(root: Path) -> tuple[dict[str, dict[str, bytes]], Scan]:
+    """Pack ``root/in``; return the samples that WebDataset reads, and what was found."""
+    settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=None, shuffle_seed=0)
+    result = pack_directory(root / "in", root / "out", settings)
+    return dict(read_with_webdataset(root / "out" / "shard-000000.tar")), result.scan
+
+
+def test_a_class_is_the_first_folder_however_deep_its_images_lie(tmp_path: Path) -> None:
+    write(tmp_path / "in", "cats/1.jpg", "cats/a/b/c/2.jpg", "dogs/x/1.jpg", "Bees/1.jpg")
+    samples, scan = pack(tmp_path)
+    assert scan.classes == ("Bees", "cats", "dogs")
+    assert {key: fields["cls"] for key, fields in samples.items()} == {
+        "Bees/1": b"0",
+        "cats/1": b"1",
+        "cats/a/b/c/2": b"1",
+        "dogs/x/1": b"2",
+    }
+
+
+def test_a_flat_directory_has_no_labels(tmp_path: Path) -> None:
+    write(tmp_path / "in", "1.jpg", "2.png")
+    samples, scan = pack(tmp_path)
+    assert scan.classes == ()
+    assert {key: sorted(fields) for key, fields in samples.items()} == {"1": ["jpg"], "2": ["png"]}
+
+
+def test_a_flat_directory_may_bring_its_labels(tmp_path: Path) -> None:
+    write(tmp_path / "in", "1.jpg", "1.cls")
+    samples, _ = pack(tmp_path)
+    assert samples["1"]["cls"] == b"1.cls"
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff"])
+def test_every_images_suffix_is_known_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
+    names = [suffix, suffix.upper(), suffix.title()]
+    write(tmp_path / "in", *(f"c/{i}.{name}" for i, name in enumerate(names)))
+    samples, scan = pack(tmp_path)
+    assert {key: set(fields) for key, fields in samples.items()} == {f"c/{i}": {suffix, "cls"} for i in range(3)}
+    assert (scan.mislabelled, scan.unreadable, scan.ignored) == ([], [], [])
+    for i, name in enumerate(names):
+        assert samples[f"c/{i}"][suffix] == (tmp_path / "in" / "c" / f"{i}.{name}").read_bytes()
+
+
+def test_files_of_the_same_stem_are_further_fields(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg", "c/a.json", "c/a.TXT", "c/b.jpg")
+    samples, _ = pack(tmp_path)
+    assert {key: sorted(fields) for key, fields in samples.items()} == {
+        "c/a": ["cls", "jpg", "json", "txt"],
+        "c/b": ["cls", "jpg"],
+    }
+    assert samples["c/a"]["json"] == b"c/a.json"
+
+
+def test_what_is_hidden_is_skipped(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg", "c/.b.jpg", ".git/x.jpg", "c/.cache/y.jpg", ".DS_Store", "c/._a.jpg")
+    samples, scan = pack(tmp_path)
+    assert list(samples) == ["c/a"]
+    assert scan.ignored == []
+
+
+def test_what_belongs_to_no_image_is_ignored_and_reported(tmp_path: Path) -> None:
+    odd = ["c/notes.txt", "c/Thumbs.db", "README", "c/a.seg.json", "LICENSE.md", "c/jpg"]
+    write(tmp_path / "in", "c/a.jpg", *odd)
+    samples, scan = pack(tmp_path)
+    assert {key: sorted(fields) for key, fields in samples.items()} == {"c/a": ["cls", "jpg"]}
+    assert sorted(scan.ignored) == sorted(tmp_path / "in" / name for name in odd)
+
+
+def test_a_file_without_a_suffix_is_no_field(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg", "c/a")
+    samples, scan = pack(tmp_path)
+    assert sorted(samples["c/a"]) == ["cls", "jpg"]
+    assert scan.ignored == [tmp_path / "in" / "c" / "a"]
+
+
+def test_links_to_images_are_packed_as_images(tmp_path: Path) -> None:
+    write(tmp_path / "store", "1.jpg")
+    (tmp_path / "in" / "c").mkdir(parents=True)
+    (tmp_path / "in" / "c" / "a.jpg").symlink_to(tmp_path / "store" / "1.jpg")
+    samples, _ = pack(tmp_path)
+    assert samples["c/a"]["jpg"] == (tmp_path / "store" / "1.jpg").read_bytes()
+
+
+def test_an_image_of_another_format_is_packed_and_reported(tmp_path: Path) -> None:
+    write(tmp_path / "in", "c/a.jpg")
+    odd = tmp_path / "in" / "c" / "b.jpg"
+    odd.write_bytes(encode(1, suffix="png"))
+    samples, scan = pack(tmp_path)
+    assert samples["c/b"]["jpg"] == odd.read_bytes()
+    assert [(problem.path, problem.what) for problem in scan.mislabelled] == [(odd, "is named .jpg and is a PNG")]
+    assert scan.unreadable == []
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>404</html>", bytes(5000)], ids=["empty", "html", "zeros"])
+def test_a_file_that_is_no_image_is_left_out_and_reported(tmp_path: Path, content: bytes) -> None:
+    write(tmp_path / "in", "c/a.jpg", "c/b.json")
+    odd = tmp_path / "in" / "c" / "b.jpg"
+    odd.write_bytes(content)
+    samples, scan = pack(tmp_path)
+    assert list(samples) == ["c/a"]
+    assert [(problem.path, problem.what) for problem in scan.unreadable] == [(odd, "is not an image")]
+    assert scan.mislabelled == []
+
+
+def test_pack_warns_of_each_file_that_is_not_what_its_name_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "in", "c/a.jpg")
+    (tmp_path / "in" / "c" / "b.jpg").write_bytes(encode(1, suffix="png"))
+    (tmp_path / "in" / "c" / "d.jpg").write_bytes(b"no image")
+    with caplog.at_level(logging.WARNING):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    assert caplog.messages == [
+        f"{tmp_path}/in/c/b.jpg is named .jpg and is a PNG: packed as it is",
+        f"{tmp_path}/in/c/d.jpg is not an image: left out",
+    ]
+
+
+def test_dots_in_stems_become_underscores_if_wished(tmp_path: Path) -> None:
+    write(tmp_path / "in", "v1.0/a.b.c.jpg", "v1.0/a.b.c.json", "v1.0/d.jpg")
+    shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=True)
+    samples = dict(read_with_webdataset(tmp_path / "out" / "shard-000000.tar"))
+    assert {key: sorted(fields) for key, fields in samples.items()} == {
+        "v1.0/a_b_c": ["cls", "jpg", "json"],
+        "v1.0/d": ["cls", "jpg"],
+    }
+
+
+def test_labels_stay_when_a_class_has_only_broken_images(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=3, per_class=1)
+    (tmp_path / "in" / "class-1" / "name-000.jpg").write_bytes(b"broken")
+    samples, scan = pack(tmp_path)
+    assert scan.classes == ("class-0", "class-1", "class-2")
+    assert {key: fields["cls"] for key, fields in samples.items()} == {
+        "class-0/name-000": b"0",
+        "class-2/name-000": b"2",
+    }

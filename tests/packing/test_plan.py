@@ -1,0 +1,170 @@
+"""Which sample goes where: nothing is lost, limits hold, and only input and settings decide."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from itertools import chain, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import shardio
+from shardio.shards import Manifest, open_table
+from tests.files import read_files
+from tests.sources import write_images
+from tests.tars import read_members, read_with_webdataset
+
+JPEG_START = b"\xff\xd8\xff" + bytes(49)
+"""Enough to be taken for an image; any size may follow."""
+
+
+def read_keys(out: Path) -> list[list[str]]:
+    """Return the keys of each shard as WebDataset reads them."""
+    return [[key for key, _ in read_with_webdataset(path)] for path in sorted(out.glob("shard-*.tar"))]
+
+
+def all_keys(out: Path) -> list[str]:
+    return [key for keys in read_keys(out) for key in keys]
+
+
+@given(
+    sizes=st.lists(st.integers(52, 6000), min_size=1, max_size=25),
+    max_shard_size=st.integers(1, 20_000),
+    max_shard_samples=st.none() | st.integers(1, 6),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+    is_flat=st.booleans(),
+    name_length=st.sampled_from([1, 90, 94, 95, 110]),
+)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_shards_hold_every_sample_once_and_keep_their_limits(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    max_shard_size: int,
+    max_shard_samples: int | None,
+    seed: int | None,
+    is_flat: bool,
+    name_length: int,
+) -> None:
+    root = tmp_path_factory.mktemp("limits")
+    images = root / "in" if is_flat else root / "in" / "class"
+    images.mkdir(parents=True)
+    for i, size in enumerate(sizes):
+        (images / f"{i:0{name_length}d}.jpg").write_bytes(JPEG_START + bytes([i]) * (size - len(JPEG_START)))
+    limits = {"max_shard_size": max_shard_size, "max_shard_samples": max_shard_samples}
+    manifest = shardio.pack(root / "in", root / "out", shuffle_seed=seed, **limits)  # type: ignore[arg-type]
+    shards = read_keys(root / "out")
+    prefix = "" if is_flat else "class/"
+    assert sorted(chain.from_iterable(shards)) == sorted(f"{prefix}{i:0{name_length}d}" for i in range(len(sizes)))
+    assert [len(keys) for keys in shards] == manifest.shard_sizes.tolist()
+    for keys, path in zip(shards, sorted((root / "out").glob("*.tar")), strict=True):
+        assert path.stat().st_size <= max_shard_size or len(keys) == 1
+        assert max_shard_samples is None or len(keys) <= max_shard_samples
+    shutil.rmtree(root)
+
+
+def test_a_shard_is_filled_before_the_next_begins(tmp_path: Path) -> None:
+    """The first sample of each shard would not have fitted into the shard before."""
+    write_images(tmp_path / "in", classes=4, per_class=10)
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_size=9000)
+    paths = sorted((tmp_path / "out").glob("*.tar"))
+    assert len(paths) > 3
+    for path, following in pairwise(paths):
+        needed = sum(512 + -(-len(content) // 512) * 512 for _, content in read_members(following)[:2])
+        assert path.stat().st_size + needed > 9000
+
+
+def test_a_limit_that_is_met_exactly_is_not_exceeded(tmp_path: Path) -> None:
+    for i in range(4):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        (tmp_path / "in" / f"{i}.jpg").write_bytes(JPEG_START + bytes(512 - len(JPEG_START)))
+    two_samples = 2 * (512 + 512) + 1024
+    for limit, sizes in (two_samples, [2, 2]), (two_samples - 1, [1, 1, 1, 1]), (two_samples + 1023, [2, 2]):
+        manifest = shardio.pack(tmp_path / "in", tmp_path / str(limit), max_shard_size=limit)
+        assert manifest.shard_sizes.tolist() == sizes
+
+
+def test_the_number_of_workers_changes_no_byte(images: Path, tmp_path: Path) -> None:
+    for num_workers in 1, 2, 4:
+        shardio.pack(images, tmp_path / str(num_workers), max_shard_samples=2, num_workers=num_workers)
+    one = read_files(tmp_path / "1")
+    assert len(one) == 2 * 11 + 1
+    assert read_files(tmp_path / "2") == one
+    assert read_files(tmp_path / "4") == one
+
+
+def test_where_the_source_lies_and_when_it_was_written_changes_no_byte(images: Path, tmp_path: Path) -> None:
+    shardio.pack(images, tmp_path / "first", max_shard_samples=4)
+    moved = tmp_path / "another" / "place"
+    for path in sorted(images.rglob("*.jpg"), reverse=True):  # Another order on disk.
+        copy = moved / path.relative_to(images)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+        copy.chmod(0o600)
+        os.utime(copy, (1_000_000_000, 1_000_000_000))
+    shardio.pack(moved, tmp_path / "second", max_shard_samples=4)
+    assert read_files(tmp_path / "first") == read_files(tmp_path / "second")
+
+
+def test_another_seed_packs_the_same_samples_in_another_order(images: Path, tmp_path: Path) -> None:
+    keys = []
+    for seed in 0, 1, 2**63 - 1:
+        shardio.pack(images, tmp_path / str(seed), shuffle_seed=seed)
+        keys.append(all_keys(tmp_path / str(seed)))
+    assert sorted(keys[0]) == sorted(keys[1]) == sorted(keys[2])
+    assert keys[0] != keys[1] != keys[2] != keys[0]
+
+
+def test_without_a_seed_samples_lie_in_the_order_of_their_keys(images: Path, tmp_path: Path) -> None:
+    shardio.pack(images, tmp_path / "out", shuffle_seed=None, max_shard_samples=4)
+    keys = all_keys(tmp_path / "out")
+    assert keys == sorted(keys)
+    assert len(keys) == 21
+
+
+def test_classes_do_not_come_in_blocks(tmp_path: Path) -> None:
+    """With 4 classes of 25, a shuffle has about 75 changes of class, and sorted keys have 3."""
+    write_images(tmp_path / "in", classes=4, per_class=25, width=8, height=8)
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=25)
+    shards = [[key.split("/")[0] for key in keys] for keys in read_keys(tmp_path / "out")]
+    classes = list(chain.from_iterable(shards))
+    assert sum(a != b for a, b in pairwise(classes)) > 50
+    assert [len(set(keys)) for keys in shards] == [4, 4, 4, 4]
+
+
+def test_the_manifest_says_how_it_was_packed(images: Path, tmp_path: Path) -> None:
+    options = {"max_shard_size": 20_000, "max_shard_samples": 6, "shuffle_seed": 5}
+    manifest = shardio.pack(images, tmp_path / "out", **options)  # type: ignore[arg-type]
+    assert {name: manifest.pack[name] for name in options} == options
+    assert manifest.classes == ("class-0", "class-1", "class-2")
+    assert manifest.fields == ("cls", "jpg")
+
+
+def test_what_pack_returns_is_what_it_wrote(packed: Path, images: Path, tmp_path: Path) -> None:
+    manifest = shardio.pack(images, tmp_path / "out", max_shard_samples=5)
+    assert isinstance(manifest, Manifest)
+    assert manifest == open_table(tmp_path / "out").manifest
+    assert [shard.num_bytes for shard in manifest.shards] == [
+        (tmp_path / "out" / shard.name).stat().st_size for shard in manifest.shards
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_shard_size": 0},
+        {"max_shard_size": -1},
+        {"max_shard_samples": 0},
+        {"shuffle_seed": -1},
+        {"num_workers": -1},
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range_are_refused_before_anything_is_written(
+    images: Path, tmp_path: Path, options: dict[str, int]
+) -> None:
+    with pytest.raises(ValueError, match=r"must be|greater"):
+        shardio.pack(images, tmp_path / "out", **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,171 @@
+"""Each way in which an index can be damaged: an error that names the file, when it is opened."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError
+from shardio.sample import Sample
+from shardio.shards import Shard, write_shard
+from tests.files import count_open_files
+
+Tensors = dict[str, NDArray[Any]]
+Header = dict[str, Any]
+Damage = Callable[[Tensors, Header], object]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """A tar of two samples with its index, of which a test spoils the latter."""
+    samples = [Sample(key=key, fields={"jpg": key.encode() * 700, "cls": b"1"}, origin=key) for key in ("a", "bé")]
+    write_shard(tmp_path / "a.tar", samples)
+    return tmp_path / "a.tar"
+
+
+def refuse(tar: Path) -> None:
+    with pytest.raises(FormatError, match=r"a\.tar\.idx"):
+        Shard(tar, tar.with_name("a.tar.idx"))
+
+
+def rewrite(tar: Path, damage: Damage) -> None:
+    """Write the index again as safetensors writes it, after a change to its tensors or its header."""
+    index = tar.with_name("a.tar.idx")
+    tensors = {name: np.array(tensor) for name, tensor in safetensors.numpy.load_file(index).items()}
+    with safetensors.safe_open(index, framework="numpy") as file:
+        header = json.loads(file.metadata()["shardio"])
+    damage(tensors, header)
+    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps(header)})
+
+
+def put(tensor: str, place: tuple[int, ...], value: int) -> Damage:
+    return lambda tensors, _: tensors[tensor].__setitem__(place, value)
+
+
+def cast(tensor: str, dtype: str) -> Damage:
+    return lambda tensors, _: tensors.update({tensor: tensors[tensor].astype(dtype)})
+
+
+def cut(tensor: str) -> Damage:
+    return lambda tensors, _: tensors.update({tensor: np.ascontiguousarray(tensors[tensor][..., :-1])})
+
+
+def say(name: str, value: object) -> Damage:
+    return lambda _, header: header.update({name: value})
+
+
+DAMAGES: dict[str, Damage] = {
+    "offset-int32": cast("offset", "int32"),
+    "size-uint64": cast("size", "uint64"),
+    "hash-int64": cast("hash", "int64"),
+    "key-stop-float": cast("key_stop", "float64"),
+    "no-offset": lambda tensors, _: tensors.pop("offset"),
+    "no-keys": lambda tensors, _: tensors.pop("key_bytes"),
+    "offset-short": cut("offset"),
+    "size-short": cut("size"),
+    "hash-short": cut("hash"),
+    "key-stop-short": cut("key_stop"),
+    "key-bytes-short": cut("key_bytes"),
+    "offset-behind-the-tar": put("offset", (0, 1), 10**9),
+    "size-behind-the-tar": put("size", (0, 1), 10**9),
+    "offset-huge": put("offset", (0, 0), sys.maxsize),
+    "size-huge": put("size", (1, 0), sys.maxsize),
+    "offset-negative": put("offset", (0, 0), -1),
+    "size-negative": put("size", (0, 0), -7),
+    "keys-go-back": put("key_stop", (0,), 9),
+    "key-negative": put("key_stop", (0,), -1),
+    "key-behind-the-keys": put("key_stop", (1,), 1000),
+    "format-newer": say("format", 2),
+    "format-text": say("format", "one"),
+    "fields-more": say("fields", ["cls", "jpg", "png"]),
+    "fields-number": say("fields", 3),
+    "fields-not-text": say("fields", [1, 2]),
+    "samples-more": say("num_samples", 3),
+    "samples-text": say("num_samples", "2"),
+    "header-unknown": say("colour", "red"),
+    "header-incomplete": lambda _, header: header.pop("digest"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> None:
+    rewrite(shard, damage)
+    refuse(shard)
+
+
+def test_an_index_that_is_only_written_again_is_read(shard: Path) -> None:
+    """Else the test above would show nothing."""
+    rewrite(shard, lambda *_: None)
+    with Shard(shard, shard.with_name("a.tar.idx")) as opened:
+        assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 8, 9, 100, 500, -1000, -100, -8, -1])
+def test_an_index_that_is_cut_is_refused(shard: Path, stop: int) -> None:
+    index = shard.with_name("a.tar.idx")
+    content = index.read_bytes()[:stop]
+    assert len(content) < index.stat().st_size
+    index.write_bytes(content)
+    refuse(shard)
+
+
+CONTENTS = {
+    "zeros": bytes(1000),
+    "ones": b"\xff" * 1000,
+    "text": b"this is no index at all\n" * 9,
+    "header-no-json": (4).to_bytes(8, "little") + b"{{{{",
+    "header-a-list": (2).to_bytes(8, "little") + b"[]",
+    "header-empty": (2).to_bytes(8, "little") + b"{}",
+    "header-length-huge": b"\xff" * 8 + b"{}",
+    "metadata-no-json": safetensors.numpy.save({"offset": np.zeros(1)}, {"shardio": "{"}),
+    "metadata-of-another": safetensors.numpy.save({"weight": np.zeros(1)}, {"format": "pt"}),
+    "no-metadata": safetensors.numpy.save({"weight": np.zeros(1)}),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
+def test_what_is_no_index_is_refused(shard: Path, content: bytes) -> None:
+    shard.with_name("a.tar.idx").write_bytes(content)
+    refuse(shard)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [[0, 10**9], [-32, 0], [32, 0], [0, 31], [0], ["0", "32"], [0.0, 32.0], None],
+    ids=["behind", "negative", "reversed", "odd", "lone", "text", "float", "null"],
+)
+def test_tensors_that_do_not_lie_in_the_file_are_refused(shard: Path, offsets: object) -> None:
+    index = shard.with_name("a.tar.idx")
+    content = index.read_bytes()
+    stop = 8 + int.from_bytes(content[:8], "little")
+    layout = json.loads(content[8:stop])
+    layout["offset"]["data_offsets"] = offsets
+    header = json.dumps(layout).encode()
+    index.write_bytes(len(header).to_bytes(8, "little") + header + content[stop:])
+    refuse(shard)
+
+
+def test_a_missing_index_is_refused(shard: Path) -> None:
+    shard.with_name("a.tar.idx").unlink()
+    refuse(shard)
+
+
+def test_a_directory_instead_of_an_index_is_refused(shard: Path) -> None:
+    shard.with_name("a.tar.idx").unlink()
+    shard.with_name("a.tar.idx").mkdir()
+    refuse(shard)
+
+
+def test_a_refused_index_leaves_nothing_open(shard: Path) -> None:
+    before = count_open_files()
+    shard.with_name("a.tar.idx").write_bytes(CONTENTS["zeros"])
+    refuse(shard)
+    assert count_open_files() == before

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardio.shards import join_name, split_name
+
+base_plus_ext = pytest.importorskip("webdataset.tariterators").base_plus_ext
+
+NAMES = st.lists(st.sampled_from(["a", "B", "é", "0", ".", "..", "/", "__", "_", " ", "jpg", "JPG"]), max_size=9).map(
+    "".join
+) | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=30)
+
+
+def is_meta(name: str) -> bool:
+    """What WebDataset skips: a first path component that begins and ends with two underscores."""
+    first = name.split("/", 1)[0]
+    return first.startswith("__") and first.endswith("__") and len(first) >= 4
+
+
+@given(NAMES)
+@example("a.jpg")
+@example("a/b.c/d.tar.GZ")
+@example("a/.jpg")
+@example(".jpg")
+@example("a.")
+@example("__meta__/a.jpg")
+@example("__a.jpg__")
+@example("x/__meta__/a.jpg")
+@example("README")
+def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
+    key, field = base_plus_ext(name)
+    expected = None if key is None or is_meta(name) else (key, field.lower())
+    assert split_name(name) == expected
+
+
+@given(NAMES)
+def test_what_was_split_joins_to_the_same_name_but_for_the_letter_case(name: str) -> None:
+    split = split_name(name)
+    if split is not None:
+        key, field = split
+        assert split_name(join_name(key, field)) == (key, field)
+        assert join_name(key, field)[: len(key) + 1] == name[: len(key) + 1]

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shardio.errors import FormatError
+from shardio.shards import Manifest, Source, open_table, write_manifest
+from tests.files import count_open_files
+from tests.tars import write_tar
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """A directory of four tars of one to four samples, without a manifest."""
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    for i in range(4):
+        write_tar(folder / f"x-{i:06d}.tar", [(f"{i}-{j}.txt", b"%d" % j) for j in range(i + 1)])
+    return folder
+
+
+def shard_names(source: Source) -> list[str]:
+    table = open_table(source)
+    assert [tar.name for tar in table.tars] == [shard.name for shard in table.manifest.shards]
+    assert all(tar.is_file() for tar in table.tars + table.indexes)
+    return [tar.name for tar in table.tars]
+
+
+def test_a_packed_directory_and_its_manifest_are_the_same_dataset(packed: Path) -> None:
+    assert open_table(packed) == open_table(packed / "shardio.json") == open_table(str(packed))
+
+
+def test_a_packed_directory_lists_shards_in_manifest_order(packed: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    manifest = open_table(packed).manifest
+    backwards = Manifest(shards=manifest.shards[::-1], fields=manifest.fields, classes=manifest.classes)
+    write_manifest(copy / "shardio.json", backwards)
+    assert shard_names(copy) == sorted((path.name for path in packed.glob("*.tar")), reverse=True)
+
+
+def test_a_manifest_may_have_another_name(packed: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    (copy / "shardio.json").rename(copy / "train.json")
+    assert open_table(copy / "train.json").manifest == open_table(packed).manifest
+
+
+def test_a_directory_of_tars_is_taken_in_sorted_order(tars: Path) -> None:
+    assert shard_names(tars) == [f"x-{i:06d}.tar" for i in range(4)]
+    assert open_table(tars).manifest.shard_sizes.tolist() == [1, 2, 3, 4]
+
+
+def test_tars_without_a_manifest_have_their_fields_and_no_classes(tars: Path) -> None:
+    write_tar(tars / "y.tar", [("a.jpg", b"1"), ("a.cls", b"0")])
+    manifest = open_table(tars).manifest
+    assert (manifest.fields, manifest.classes, manifest.pack) == (("cls", "jpg", "txt"), (), {})
+
+
+def test_tars_and_their_packed_directory_hold_the_same(packed: Path) -> None:
+    tars = sorted(packed.glob("*.tar"))
+    assert open_table(list(tars)).manifest.shards == open_table(packed).manifest.shards
+    assert open_table(list(tars)).manifest.digest == open_table(packed).manifest.digest
+
+
+def test_a_single_tar_is_a_dataset(tars: Path) -> None:
+    assert shard_names(tars / "x-000002.tar") == ["x-000002.tar"]
+
+
+def test_a_list_keeps_its_order(tars: Path) -> None:
+    assert shard_names([tars / "x-000003.tar", str(tars / "x-000000.tar")]) == ["x-000003.tar", "x-000000.tar"]
+
+
+def test_brace_notation_names_many_tars(tars: Path) -> None:
+    assert shard_names(f"{tars}/x-{{000001..000003}}.tar") == [f"x-{i:06d}.tar" for i in (1, 2, 3)]
+    assert shard_names([f"{tars}/x-00000{{3,1}}.tar", tars / "x-000000.tar"]) == [
+        "x-000003.tar",
+        "x-000001.tar",
+        "x-000000.tar",
+    ]
+
+
+def test_a_tar_whose_path_has_a_brace_is_itself(tars: Path) -> None:
+    folder = tars.parent / "a{b"
+    folder.mkdir()
+    write_tar(folder / "{x,y}.tar", [("a.txt", b"")])
+    assert shard_names(folder / "{x,y}.tar") == ["{x,y}.tar"]
+    assert shard_names(folder) == ["{x,y}.tar"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "nothing.tar", "nothing.json", "x-{000003..000005}.tar"])
+def test_what_is_not_there_is_not_found(tars: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing|x-000004\.tar, .*x-000005\.tar"):
+        open_table(tars / name)
+
+
+def test_a_directory_without_tars_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar"):
+        open_table(tmp_path)
+
+
+def test_an_empty_list_is_no_dataset() -> None:
+    with pytest.raises(FileNotFoundError):
+        open_table([])
+
+
+def test_a_manifest_without_samples_is_refused(tmp_path: Path) -> None:
+    write_manifest(tmp_path / "shardio.json", Manifest(shards=()))
+    with pytest.raises(FormatError, match=r"shardio\.json has no samples"):
+        open_table(tmp_path)
+
+
+@pytest.mark.parametrize("members", [[], [("README", b"no sample")], [("__meta__/a.json", b"{}")]])
+def test_tars_without_samples_are_refused(tmp_path: Path, members: list[tuple[str, bytes]]) -> None:
+    write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(FormatError, match="no samples"):
+        open_table(tmp_path / "a.tar")
+
+
+def test_one_tar_without_samples_beside_others_is_fine(tars: Path) -> None:
+    write_tar(tars / "w.tar", [("README", b"no sample")])
+    assert open_table(tars).manifest.shard_sizes.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_opening_a_table_leaves_no_file_open(tars: Path) -> None:
+    before = count_open_files()
+    table = open_table(tars)
+    assert len(table.tars) == 4
+    assert count_open_files() == before

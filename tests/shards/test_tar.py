@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.errors import FormatError
+from shardio.sample import Sample
+from shardio.shards import END, size_in_tar, write_shard
+from shardio.shards.tar import TarScan
+from tests.tars import read_members, write_tar
+
+NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
+
+
+def make_sample(key: str, **fields: bytes) -> Sample:
+    return Sample(key=key, fields=fields, origin=key)
+
+
+@given(name=NAMES, content=st.binary(max_size=2000))
+def test_a_members_size_in_the_tar_is_what_tarfile_writes(name: str, content: bytes) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+        assert tar.offset == size_in_tar(name, len(content))
+
+
+@pytest.mark.parametrize("num_bytes", [8**11 - 1, 8**11, 2**40])
+def test_a_members_size_in_the_tar_is_right_for_huge_files(num_bytes: int) -> None:
+    info = tarfile.TarInfo("a.bin")
+    info.size = num_bytes
+    header = len(info.tobuf(format=tarfile.PAX_FORMAT))
+    assert size_in_tar("a.bin", num_bytes) == header + -(-num_bytes // 512) * 512
+
+
+def test_a_shard_is_as_long_as_its_members_and_its_end(tmp_path: Path) -> None:
+    samples = [make_sample("é" * 60, jpg=b"x" * 513, cls=b"7"), make_sample("n" * 130, jpg=b"")]
+    write_shard(tmp_path / "a.tar", samples)
+    expected = sum(size_in_tar(f"{s.key}.{field}", len(c)) for s in samples for field, c in s.fields.items())
+    assert (tmp_path / "a.tar").stat().st_size == expected + len(END)
+
+
+def test_a_shards_headers_hold_no_trace_of_when_and_by_whom(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", [make_sample("a", jpg=b"1"), make_sample("ü" * 200, jpg=b"2")])
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        for info in tar:
+            assert (info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode) == (0, 0, 0, "", "", 0o644)
+            assert set(info.pax_headers) <= {"path"}
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_scan_finds_every_member_where_tarfile_finds_it(tmp_path: Path, tar_format: int) -> None:
+    path = tmp_path / "a.tar"
+    prefix = "d" * 60 + "/" + "e" * 60 + "/"  # Fits no single header field, but ustar's prefix and name.
+    write_tar(path, [(f"{prefix}{i}.bin", bytes([i]) * (i * 300)) for i in range(20)], tar_format=tar_format)
+    scan = TarScan(path)
+    found = list(scan.members())
+    assert [(member.name, member.content) for member in found] == read_members(path)
+    whole = path.read_bytes()
+    assert all(whole[m.offset : m.offset + len(m.content)] == m.content for m in found)
+    assert (scan.num_bytes, scan.digest) == (len(whole), xxhash.xxh3_128_hexdigest(whole))
+
+
+def test_a_scan_hashes_also_what_follows_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    write_tar(path, [("a.txt", b"abc")])
+    with path.open("ab") as file:
+        file.write(b"trailing" * 5000)
+    scan = TarScan(path)
+    assert [member.name for member in scan.members()] == ["a.txt"]
+    assert scan.digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+
+# The second member's header lies at byte 1536, its content from 2048 to 3048, the end blocks from 3072.
+@pytest.mark.parametrize("stop", [1, 511, 512, 700, 1100, 1700, 2048, 2500, 3047], ids=lambda stop: f"byte-{stop}")
+def test_a_tar_that_is_cut_inside_a_member_is_refused(tmp_path: Path, stop: int) -> None:
+    path = tmp_path / "cut.tar"
+    write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
+    path.write_bytes(path.read_bytes()[:stop])
+    with pytest.raises(FormatError, match=r"cut\.tar"):
+        list(TarScan(path).members())
+
+
+def test_a_tar_that_is_cut_between_members_is_refused(tmp_path: Path) -> None:
+    """Its end is missing, which alone shows that members may be missing too."""
+    path = tmp_path / "cut.tar"
+    write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
+    path.write_bytes(path.read_bytes()[:1536])
+    with pytest.raises(FormatError, match=r"cut\.tar"):
+        list(TarScan(path).members())
+
+
+@pytest.mark.parametrize("at", [0, 1536], ids=["first-header", "second-header"])
+def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, at: int) -> None:
+    path = tmp_path / "damaged.tar"
+    write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
+    content = bytearray(path.read_bytes())
+    content[at + 100 : at + 400] = b"?" * 300
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"damaged\.tar"):
+        list(TarScan(path).members())
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]  # The overloads want literal modes.
+        tar.addfile(tarfile.TarInfo("a.txt"))
+    with pytest.raises(FormatError, match=r"a\.tar is not a whole plain tar.*decompressed"):
+        list(TarScan(path).members())
+
+
+@pytest.mark.parametrize("content", [b"", b"no tar at all", b"\xff" * 4096])
+def test_what_is_no_tar_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.tar"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"a\.tar is not a whole plain tar"):
+        list(TarScan(path).members())

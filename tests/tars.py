@@ -1,0 +1,66 @@
+"""Tars for tests: written by the standard library, and read by it, by GNU tar and by WebDataset."""
+
+from __future__ import annotations
+
+import gc
+import io
+import subprocess
+import tarfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+Member = tuple[str, bytes]
+"""A member's name and content."""
+
+Samples = list[tuple[str, dict[str, bytes]]]
+"""Samples in their order: key, and content by field."""
+
+
+def write_tar(path: Path, members: Iterable[Member], *, tar_format: int = tarfile.PAX_FORMAT) -> None:
+    """Write a plain tar of regular files."""
+    with tarfile.open(path, "w", format=tar_format) as tar:
+        for name, content in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def read_members(path: Path) -> list[Member]:
+    """Return the regular files of a tar as the standard library reads them."""
+    members = []
+    with tarfile.open(path, "r:") as tar:
+        for info in tar:
+            file = tar.extractfile(info) if info.isreg() else None
+            if file is not None:
+                members.append((info.name, file.read()))
+    return members
+
+
+def extract_with_gnu_tar(path: Path, into: Path) -> dict[str, bytes]:
+    """Return the files that GNU tar unpacks, by name."""
+    into.mkdir()
+    subprocess.run(["tar", "-xf", path, "-C", into], check=True, env={"LC_ALL": "C.UTF-8", "PATH": "/usr/bin:/bin"})
+    return {str(file.relative_to(into)): file.read_bytes() for file in into.rglob("*") if file.is_file()}
+
+
+def read_with_webdataset(*paths: Path) -> Samples:
+    """Return the samples that WebDataset reads.
+
+    Raises:
+        ValueError: If it refuses a tar.
+    """
+    webdataset = pytest.importorskip("webdataset")
+    samples, refusal = [], ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # It leaves the closing of its files to the collector.
+        try:
+            samples = list(webdataset.WebDataset([str(path) for path in paths], shardshuffle=False, empty_check=False))
+        except ValueError as error:
+            refusal = str(error)
+        if refusal:
+            gc.collect()
+            raise ValueError(refusal)
+    return [(sample["__key__"], {k: v for k, v in sample.items() if not k.startswith("__")}) for sample in samples]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from PIL import Image
+
+# Not an import statement: tools/ is no package, and mypy knows its files by another name.
+make_images = import_module("tools.make_images")
+
+
+def _write(folder: Path, **options: Any) -> list[bytes]:
+    """Write the images of one class; return the files' contents in the order of their names."""
+    defaults = {"class_id": 0, "num_classes": 2, "num_images": 2, "width": 96, "height": 64, "quality": 95, "seed": 0}
+    job = make_images.Job(folder=folder, **{**defaults, **options})
+    num_bytes = make_images.write_class(job)
+    contents = [path.read_bytes() for path in sorted(folder.iterdir())]
+    assert num_bytes == sum(map(len, contents))
+    return contents
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The images that the command makes, and what it says."""
+    out = tmp_path_factory.mktemp("made") / "images"
+    options = ["--classes", "2", "--per-class", "2", "--width", "96", "--height", "64"]
+    command = [sys.executable, "-m", "tools.make_images", str(out), *options]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=root)
+    return out, done.stdout
+
+
+def test_there_is_a_folder_for_each_class(made: tuple[Path, str]) -> None:
+    out, said = made
+    names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    assert names == ["class-00/0000.jpg", "class-00/0001.jpg", "class-01/0000.jpg", "class-01/0001.jpg"]
+    assert said.startswith("made 4 images of 2 classes in ")
+
+
+def test_the_same_seed_gives_the_same_files_in_another_process(made: tuple[Path, str], tmp_path: Path) -> None:
+    out, _ = made
+    for class_id in range(2):
+        expected = [path.read_bytes() for path in sorted((out / f"class-{class_id:02d}").iterdir())]
+        assert _write(tmp_path / str(class_id), class_id=class_id) == expected
+
+
+def test_another_seed_gives_other_files(tmp_path: Path) -> None:
+    assert not set(_write(tmp_path / "a", seed=0)) & set(_write(tmp_path / "b", seed=1))
+    make_images.make_textures.cache_clear()
+
+
+def test_no_two_images_are_alike(tmp_path: Path) -> None:
+    contents = [*_write(tmp_path / "a", num_images=6), *_write(tmp_path / "b", class_id=1, num_images=6)]
+    assert len(set(contents)) == 12
+
+
+@pytest.mark.parametrize("size", [(96, 64), (16, 16), (101, 37)])
+def test_every_file_is_a_jpeg_of_the_size_asked_for(tmp_path: Path, size: tuple[int, int]) -> None:
+    for content in _write(tmp_path / "a", width=size[0], height=size[1]):
+        with Image.open(io.BytesIO(content)) as image:
+            assert image.format == "JPEG"
+            assert image.size == size
+            pixels = np.asarray(image.convert("RGB"))
+        assert pixels.std() > 10
+
+
+def test_files_are_as_large_as_those_of_photographs(tmp_path: Path) -> None:
+    for content in _write(tmp_path / "a", num_images=8, width=500, height=375):
+        assert 50_000 < len(content) < 110_000
+
+
+def test_the_colour_of_a_class_can_be_seen(tmp_path: Path) -> None:
+    """The blobs pull the mean colour: two far classes differ more than chance lets them."""
+    means = []
+    for class_id in range(2):
+        contents = _write(tmp_path / str(class_id), class_id=class_id, num_images=60)
+        images = [cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR) for content in contents]
+        means.append(np.array([np.asarray(image, dtype=np.float64).mean(axis=(0, 1)) for image in images]))
+    difference = np.abs(means[0].mean(axis=0) - means[1].mean(axis=0))
+    error = np.sqrt(means[0].var(axis=0) / 60 + means[1].var(axis=0) / 60)
+    assert (difference / error).max() > 4

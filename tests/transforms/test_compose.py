@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.transforms import (
+    CenterCrop,
+    Compose,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    Transform,
+    apply_transform,
+)
+from tests.transforms.pictures import make_keys, make_noise
+
+RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
+
+
+def _apply(transform: Callable[[Any], Any], images: list[Any], seed: int = 0) -> list[Any]:
+    return apply_transform(transform, images, make_keys(len(images), seed))
+
+
+def _are_equal(a: list[Any], b: list[Any]) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(a, b, strict=True))
+
+
+def test_transforms_run_in_their_order() -> None:
+    image = make_noise(40, 60)
+    cropped_first = Compose([CenterCrop(20), Resize(30)])(image)
+    resized_first = Compose([Resize(30), CenterCrop(20)])(image)
+    np.testing.assert_array_equal(cropped_first, Resize(30)(CenterCrop(20)(image)))
+    np.testing.assert_array_equal(resized_first, CenterCrop(20)(Resize(30)(image)))
+    assert cropped_first.shape == (30, 30, 3)
+    assert resized_first.shape == (20, 20, 3)
+
+
+def test_a_foreign_callable_gets_the_array_and_its_result_goes_on() -> None:
+    received: list[NDArray[np.uint8]] = []
+
+    def invert(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        received.append(image)
+        return 255 - image
+
+    images = [make_noise(20, 30, seed) for seed in range(3)]
+    results = _apply(Compose([CenterCrop(10), invert, Resize(10)]), images)
+    assert _are_equal(received, [CenterCrop(10)(image) for image in images])
+    assert _are_equal(results, [255 - CenterCrop(10)(image) for image in images])
+
+
+def test_a_foreign_callable_alone_is_called_for_each_image() -> None:
+    images = [make_noise(20, 30, seed) for seed in range(3)]
+    assert _apply(lambda image: image.shape[1], images) == [30, 30, 30]
+
+
+def test_an_empty_compose_changes_nothing() -> None:
+    images = [make_noise(20, 30)]
+    assert _are_equal(_apply(Compose([]), images), images)
+
+
+def test_two_equal_transforms_draw_independently() -> None:
+    """Two flips that drew alike would always, or never, undo each other."""
+    images = [make_noise(4, 6, seed) for seed in range(2000)]
+    flip = RandomHorizontalFlip()
+    results = _apply(Compose([flip, flip]), images)
+    share = np.mean([np.array_equal(result, image) for result, image in zip(results, images, strict=True)])
+    assert 0.45 < share < 0.55
+
+
+def test_a_crop_does_not_say_whether_the_flip_after_it_mirrors() -> None:
+    """Columns count up, so a mirrored crop counts down."""
+    image = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (200, 200, 3)).copy()
+    results = _apply(Compose([RandomResizedCrop(200, scale=(0.3, 0.5)), RandomHorizontalFlip()]), [image] * 4000)
+    mirrored = np.array([result[0, 0, 0] > result[0, -1, 0] for result in results])
+    centre = np.array([result[0, [0, -1], 0].astype(float).mean() for result in results])
+    assert 0.46 < mirrored.mean() < 0.54
+    assert abs(np.corrcoef(mirrored, centre)[0, 1]) < 0.06
+
+
+def test_a_nested_compose_runs_its_steps_in_place() -> None:
+    image = make_noise(40, 60)
+    steps: list[Transform] = [Resize(30), CenterCrop((20, 26)), RandomHorizontalFlip(1.0), Resize((9, 8))]
+    flat = Compose(steps)(image)
+    np.testing.assert_array_equal(Compose([steps[0], Compose(steps[1:3]), steps[3]])(image), flat)
+    np.testing.assert_array_equal(Compose([Compose([Compose(steps)])])(image), flat)
+
+
+def test_nested_random_transforms_draw_independently_too() -> None:
+    images = [make_noise(4, 6, seed) for seed in range(2000)]
+    flip = RandomHorizontalFlip()
+    results = _apply(Compose([Compose([flip]), Compose([flip])]), images)
+    share = np.mean([np.array_equal(result, image) for result, image in zip(results, images, strict=True)])
+    assert 0.45 < share < 0.55
+
+
+@pytest.mark.parametrize("transform", [RANDOM, RandomResizedCrop(16), RandomHorizontalFlip()])
+def test_the_same_keys_give_the_same_pixels_whatever_torchs_generator_says(transform: Callable[[Any], Any]) -> None:
+    images = [make_noise(30, 50, seed) for seed in range(40)]
+    first = _apply(transform, images)
+    torch.manual_seed(7)
+    assert _are_equal(_apply(transform, images), first)
+    assert not _are_equal(_apply(transform, images, seed=1), first)
+
+
+def test_keys_leave_torchs_generator_alone() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    _apply(RANDOM, [make_noise(30, 50)])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_an_image_does_not_depend_on_the_others_of_its_batch() -> None:
+    images, keys = [make_noise(30 + seed, 50, seed) for seed in range(40)], make_keys(40)
+    together = apply_transform(RANDOM, images, keys)
+    one_by_one = [apply_transform(RANDOM, images[i : i + 1], keys[i : i + 1])[0] for i in range(40)]
+    assert _are_equal(together, one_by_one)
+
+
+@pytest.mark.parametrize("transform", [RANDOM, RandomResizedCrop(16), RandomHorizontalFlip()])
+def test_called_by_hand_the_parameters_come_from_torchs_generator(transform: Callable[[Any], Any]) -> None:
+    image = make_noise(30, 50)
+    torch.manual_seed(0)
+    first = [transform(image) for _ in range(20)]
+    second = [transform(image) for _ in range(20)]
+    torch.manual_seed(0)
+    again = [transform(image) for _ in range(20)]
+    assert _are_equal(again, first)
+    assert not _are_equal(first, second)
+    assert not _are_equal(first, [first[0]] * 20)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.fromarray(make_noise(20, 30)),
+        make_noise(20, 30).astype(np.float32),
+        make_noise(20, 30)[..., 0],
+        make_noise(20, 30).transpose(2, 0, 1),
+        torch.zeros(20, 30, 3, dtype=torch.uint8),
+        "an image",
+    ],
+    ids=["Pillow image", "floats", "no channels", "channels first", "tensor", "text"],
+)
+@pytest.mark.parametrize("transform", [RandomResizedCrop(16), Resize(9), CenterCrop(9), RandomHorizontalFlip()])
+def test_what_is_no_array_of_pixels_is_refused_by_the_transforms_name(transform: Transform, image: Any) -> None:
+    for call in (transform, Compose([transform]), Compose([Compose([transform])])):
+        with pytest.raises(TypeError, match=type(transform).__name__):
+            call(image)
+
+
+def test_a_repr_names_the_steps_and_their_settings() -> None:
+    shown = repr(Compose([Resize(9), CenterCrop((3, 4)), RandomHorizontalFlip(0.25)]))
+    assert shown == "Compose([Resize(size=9), CenterCrop(size=(3, 4)), RandomHorizontalFlip(p=0.25)])"

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardio.transforms import CenterCrop, RandomHorizontalFlip, Resize, Transform, apply_transform
+from tests.transforms.pictures import make_keys, make_noise, repeat_size
+from tests.transforms.reference import center_crop, resized_size
+
+SIDES = st.integers(1, 40)
+
+
+@given(height=st.integers(1, 5000), width=st.integers(1, 5000), size=st.integers(1, 1000))
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_one_number_is_the_shorter_side_and_the_longer_one_follows_rounded_down(
+    height: int, width: int, size: int
+) -> None:
+    new_size = Resize(size).draw(repeat_size(height, width, 1), make_keys(1))[0]
+    assert tuple(new_size.tolist()) == resized_size(height, width, size)
+
+
+@pytest.mark.parametrize(
+    ("before", "size", "after"),
+    [
+        ((375, 500), 256, (256, 341)),
+        ((500, 375), 256, (341, 256)),
+        ((64, 64), 10, (10, 10)),
+        ((10, 1000), 20, (20, 2000)),
+        ((375, 500), (100, 30), (100, 30)),
+        ((3, 5), [7, 2], (7, 2)),
+    ],
+)
+def test_resizing_gives_opencvs_pixels_of_torchvisions_size(
+    before: tuple[int, int], size: int | tuple[int, int], after: tuple[int, int]
+) -> None:
+    image = make_noise(*before)
+    result = Resize(size)(image)
+    assert result.shape == (*after, 3)
+    np.testing.assert_array_equal(result, cv2.resize(image, after[::-1], interpolation=cv2.INTER_LINEAR))
+
+
+@given(height=SIDES, width=SIDES, rows=SIDES, columns=SIDES)
+@settings(deadline=None, derandomize=True, max_examples=300)
+def test_center_crop_is_torchvisions_pad_and_crop(height: int, width: int, rows: int, columns: int) -> None:
+    image = make_noise(height, width)
+    (left, top, right, bottom), box = center_crop(height, width, (rows, columns))
+    padded = np.pad(image, ((top, bottom), (left, right), (0, 0)))
+    expected = padded[box[0] : box[0] + box[2], box[1] : box[1] + box[3]]
+    result = CenterCrop((rows, columns))(image)
+    assert result.dtype == np.uint8
+    np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "corner"), [(10, 4, 3), (10, 5, 2), (11, 4, 4), (12, 5, 4), (9, 9, 0), (10, 9, 0), (12, 9, 2)]
+)
+def test_odd_differences_are_halved_to_even(length: int, size: int, corner: int) -> None:
+    """2.5 becomes 2, 3.5 becomes 4, 0.5 becomes 0, 1.5 becomes 2."""
+    boxes = CenterCrop(size).draw(repeat_size(length, length, 1), make_keys(1))
+    assert boxes.tolist() == [[corner, corner, size, size]]
+
+
+def test_a_smaller_image_is_padded_with_black_the_odd_pixel_behind() -> None:
+    image = np.full((2, 3, 3), 255, dtype=np.uint8)
+    result = CenterCrop((5, 6))(image)
+    white = np.zeros((5, 6, 3), dtype=np.uint8)
+    white[1:3, 1:4] = 255
+    np.testing.assert_array_equal(result, white)
+
+
+def test_a_probability_of_one_always_mirrors_and_of_zero_never() -> None:
+    images = [make_noise(5, 7, seed) for seed in range(200)]
+    mirrored = apply_transform(RandomHorizontalFlip(1.0), images, make_keys(200))
+    left_alone = apply_transform(RandomHorizontalFlip(0.0), images, make_keys(200))
+    for image, flipped, same in zip(images, mirrored, left_alone, strict=True):
+        np.testing.assert_array_equal(flipped, cv2.flip(image, 1))
+        np.testing.assert_array_equal(same, image)
+
+
+@pytest.mark.parametrize("transform", [CenterCrop((9, 30)), RandomHorizontalFlip(0.5), Resize(12), Resize((3, 4))])
+def test_parameters_depend_on_an_images_own_key_and_size_alone(transform: Transform) -> None:
+    sizes, keys = np.random.default_rng(1).integers(1, 60, (100, 2)), make_keys(100)
+    one_by_one = [transform.draw(sizes[i : i + 1], keys[i : i + 1]) for i in range(100)]
+    np.testing.assert_array_equal(transform.draw(sizes, keys), np.concatenate(one_by_one))
+
+
+@pytest.mark.parametrize("transform", [CenterCrop(8), CenterCrop(50), RandomHorizontalFlip(1), Resize(12)])
+def test_the_image_that_goes_in_is_not_changed(transform: Transform) -> None:
+    image = make_noise(20, 30)
+    before = image.copy()
+    transform(image)
+    np.testing.assert_array_equal(image, before)
+
+
+@pytest.mark.parametrize("p", [-0.01, 1.01, float("nan")])
+def test_p_must_be_a_probability(p: float) -> None:
+    with pytest.raises(ValueError, match="probability"):
+        RandomHorizontalFlip(p)
+
+
+@pytest.mark.parametrize("transform", [CenterCrop, Resize])
+@pytest.mark.parametrize("size", [0, -3, (0, 4), (4, -1), (4, 4, 4), ()])
+def test_a_size_must_be_one_or_two_numbers_of_pixels(
+    transform: type[CenterCrop | Resize], size: int | tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError, match="size"):
+        transform(size)
