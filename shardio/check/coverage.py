@@ -102,11 +102,12 @@ class CoverageReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether every sample came exactly once, but for what the remainder policy says."""
+        """Whether every sample came exactly once, but for what the remainder policy says; and some came at all."""
         # Padding goes round the epoch, so that no sample comes more than once more often than another.
         most = 1 + -(-self.allowed_repeats // max(self.num_expected, 1))
         return (
-            not self.unexpected
+            bool(self.by_source or not self.num_expected)
+            and not self.unexpected
             and len(self.missing) == self.allowed_missing
             and self.num_repeats == self.allowed_repeats
             and all(len(found) <= most for found in self.repeated.values())

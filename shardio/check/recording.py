@@ -102,6 +102,12 @@ def _tagged(loader: Iterable[Any]) -> Iterator[None]:
 
 
 def _keys_of(batch: Any, key: Key) -> Iterable[Hashable]:
-    keys = batch if key is None else key(batch) if callable(key) else batch[key]
+    try:
+        keys = batch if key is None else key(batch) if callable(key) else batch[key]
+    except (KeyError, IndexError, TypeError) as error:
+        raise TypeError(
+            f"there is nothing at key={key!r} in a batch that is a {type(batch).__name__}: give the place of its keys, "
+            "their name, or a function of the batch"
+        ) from error
     # Tensors and arrays come as numbers: their elements are not equal by hash.
     return keys.tolist() if hasattr(keys, "tolist") else keys

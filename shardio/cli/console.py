@@ -27,6 +27,11 @@ def wrong_values_are_wrong_usage() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
 
 
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things for people: ``1 shard``, ``2 shards``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def format_bytes(num_bytes: float) -> str:
     """Return a size for people: ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

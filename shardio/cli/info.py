@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shardio.cli.console import format_bytes
+from shardio.cli.console import count, format_bytes
 
 SHOWN = 8
 """How many class names are printed."""
@@ -39,14 +39,14 @@ def info(
         return
     mean_size = manifest.num_bytes / manifest.num_samples
     names = ", ".join(manifest.classes[:SHOWN]) + (", …" if len(manifest.classes) > SHOWN else "")
-    packed = ", ".join(f"{name} {value}" for name, value in manifest.pack.items()) or "not by shardio"
+    packed = ", ".join(f"{name} {value}" for name, value in manifest.pack.items() if value is not None)
     rows = {
         "samples": f"{manifest.num_samples}",
-        "shards": f"{len(manifest.shards)}, of {sizes.min()} to {sizes.max()} samples",
+        "shards": f"{len(manifest.shards)}, of {sizes.min()} to {count(int(sizes.max()), 'sample')}",
         "size": f"{format_bytes(manifest.num_bytes)}, {format_bytes(mean_size)} a sample",
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
-        "packed": packed,
+        "packed": packed or "unknown, there is no manifest",
         "digest": manifest.digest,
     }
     for name, value in rows.items():

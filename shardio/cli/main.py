@@ -35,5 +35,7 @@ def main() -> None:
     try:
         app()
     except (ShardioError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
+        # An error that comes from a worker process says first where it was raised, as a traceback.
+        message = str(error).rpartition(f"{type(error).__module__}.{type(error).__qualname__}: ")[2]
+        typer.echo(f"error: {message.strip()}", err=True)
         sys.exit(1)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shardio.cli.console import PackReporter, format_bytes, wrong_values_are_wrong_usage
+from shardio.cli.console import PackReporter, count, format_bytes, wrong_values_are_wrong_usage
 from shardio.packing import DEFAULT_SHARD_SIZE, PackProgress, PackResult, PackSettings, Problem, pack_directory
 
 SHOWN = 10
@@ -49,7 +49,7 @@ def pack(
         bool, typer.Option("--rename-dots", help="Write an underscore for each dot in a file's stem.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if a file is not the image that its name says.")
+        bool, typer.Option("--strict", help="Fail if a file does not begin as the image that its name says.")
     ] = False,
     num_workers: Annotated[
         int | None, typer.Option(min=1, help="Shards written at a time; never changes what is written.")
@@ -66,16 +66,20 @@ def pack(
         )
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
-    with reporter as progress:
-        result = pack_directory(
-            images,
-            out,
-            settings,
-            rename_dots=rename_dots,
-            strict=strict,
-            num_workers=num_workers,
-            progress=progress,
-        )
+    try:
+        with reporter as progress:
+            result = pack_directory(
+                images,
+                out,
+                settings,
+                rename_dots=rename_dots,
+                strict=strict,
+                num_workers=num_workers,
+                progress=progress,
+            )
+    except KeyboardInterrupt:
+        typer.echo("interrupted: finished shards are kept, and the same command goes on from there", err=True)
+        raise
     summary = _summarise(result, out, time.perf_counter() - start)
     if as_json:
         typer.echo(json.dumps(summary, indent=1))
@@ -88,6 +92,7 @@ def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
     return {
         "out": str(out),
         "samples": manifest.num_samples,
+        "kept": result.num_kept,
         "classes": len(manifest.classes),
         "shards": len(manifest.shards),
         "bytes": manifest.num_bytes,
@@ -105,10 +110,12 @@ def _as_row(problem: Problem) -> dict[str, str]:
 
 
 def _print(result: PackResult, summary: dict[str, Any]) -> None:
+    kept = f", of which {result.num_kept} were there already" if result.num_kept else ""
+    rate = (summary["samples"] - result.num_kept) / max(summary["seconds"], 1e-3)
     typer.echo(
-        f"packed {summary['samples']} samples of {summary['classes']} classes into {summary['shards']} shards, "
-        f"{format_bytes(summary['bytes'])}, in {summary['seconds']:.1f} s "
-        f"({summary['samples'] / max(summary['seconds'], 1e-3):.0f} samples/s)"
+        f"packed {count(summary['samples'], 'sample')} of {count(summary['classes'], 'class', 'classes')} into "
+        f"{count(summary['shards'], 'shard')}, {format_bytes(summary['bytes'])}{kept}, in {summary['seconds']:.1f} s "
+        f"({rate:.0f} samples/s)"
     )
     scan = result.scan
     _print_files("packed untouched, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
@@ -118,7 +125,7 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
 
 def _print_files(what: str, files: list[str]) -> None:
     if files:
-        typer.echo(f"{len(files)} {'file' if len(files) == 1 else 'files'} {what}:", err=True)
+        typer.echo(f"{count(len(files), 'file')} {what}:", err=True)
         for file in files[:SHOWN]:
             typer.echo(f"  {file}", err=True)
         if len(files) > SHOWN:

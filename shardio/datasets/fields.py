@@ -89,6 +89,16 @@ class FieldDecoder:
         stored = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
         return tuple(dict.fromkeys(field for name in self.names for field in stored.get(name, (name,))))
 
+    def check_fields(self, present: Sequence[str], where: str) -> None:
+        """Raise ValueError if a dataset whose samples have the fields ``present`` cannot give what is asked for."""
+        for name in self.names:
+            choices = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": tuple(present)}.get(name, (name,))
+            if not set(choices) & set(present):
+                raise ValueError(
+                    f"no sample of {where} has the field {name!r}: name some of key, "
+                    f"{'image, ' if set(IMAGE_FIELDS) & set(present) else ''}{', '.join(present)} in fields=..."
+                )
+
     def decode_batch(self, samples: Sequence[Sample], keys: Words) -> list[Any]:
         """Decode some samples.
 

@@ -38,7 +38,7 @@ class ShardDataset(IterableDataset[Any]):
         fields: What a sample is a tuple of: ``image`` (uint8 tensor [3, height, width]), ``label`` (int),
             ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls`` and ``npy`` come decoded,
             all others as bytes. One name instead of a tuple gives the bare value.
-        shuffle: Whether to shuffle, anew each epoch.
+        shuffle: Whether to shuffle, anew each epoch. In torch's own DataLoader ``set_epoch`` says which it is.
         seed: Of the order and of the transforms.
         transform: Applied to the image.
         decode: ``array`` gives the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
@@ -57,7 +57,7 @@ class ShardDataset(IterableDataset[Any]):
     Raises:
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
-        ValueError: If an argument is out of range.
+        ValueError: If an argument is out of range, or no sample has a field that is asked for.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class ShardDataset(IterableDataset[Any]):
         self._world = None if rank is None and world_size is None else find_world(rank, world_size)
         self._carried_world: CarriedWorld | None = None
         self.table = open_table(source)
+        self._decoder.check_fields(self.table.manifest.fields, str(source))
         self.settings = choose_settings(
             self.table.manifest.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window
         )

@@ -33,6 +33,7 @@ class ShardMapDataset(Dataset[Any]):
     Raises:
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
+        ValueError: If its samples do not have a field that is asked for.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ShardMapDataset(Dataset[Any]):
             fields=fields, transform=transform, decode=decode, orientation=orientation, trusted=trusted
         )
         self.table = open_table(source)
+        self._decoder.check_fields(self.table.manifest.fields, str(source))
         self._reader = SampleReader(self.table)
         self._epoch = MapEpoch()
 

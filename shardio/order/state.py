@@ -36,7 +36,9 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     Raises:
         StateError: If it does not; the message names what differs.
     """
-    version = state.get("version")
+    if "version" not in state:
+        raise StateError(f"this is not a state of shardio's: it has {', '.join(map(str, state)) or 'nothing'}")
+    version = state["version"]
     if not isinstance(version, int) or not 1 <= version <= STATE_VERSION:
         raise StateError(
             f"the state has version {version!r}, and this shardio reads versions 1 to {STATE_VERSION}: "

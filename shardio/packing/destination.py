@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from shardio.errors import FormatError, PackError
-from shardio.packing.plan import Plan, ShardPlan
-from shardio.shards import MANIFEST_NAME, Manifest, Shard, ShardEntry, index_path, write_manifest
+from shardio.packing.plan import Plan
+from shardio.shards import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    Shard,
+    ShardEntry,
+    index_path,
+    write_manifest,
+)
 from shardio.storage import PARTIAL_SUFFIX, write_whole
 
-PLAN_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
-"""While a pack is unfinished, this file holds its plan's digest."""
+LOCK_NAME = ".shardio-pack.lock"
 
 
 def check_destination(src: Path, dst: Path) -> None:
@@ -27,12 +37,30 @@ def check_destination(src: Path, dst: Path) -> None:
         raise PackError(f"the destination {dst} and the source {src} overlap: choose a directory beside it")
     if not dst.exists():
         return
-    is_unfinished = (dst / PLAN_NAME).exists()
+    is_unfinished = (dst / UNFINISHED_NAME).exists()
     if (dst / MANIFEST_NAME).exists() and not is_unfinished:
         raise PackError(f"{dst} already holds a packed dataset: choose another destination, or delete it first")
-    names = sorted(path.name for path in dst.iterdir() if not path.name.startswith(f".{PLAN_NAME}."))
+    names = sorted(path.name for path in dst.iterdir() if not _is_ours(path.name))
     if names and not is_unfinished:
         raise PackError(f"the destination {dst} is not empty, it holds {names[0]}: choose an empty directory")
+
+
+@contextmanager
+def locked(dst: Path) -> Iterator[None]:
+    """Make the destination and hold it for this process.
+
+    Raises:
+        PackError: If it cannot be made, or another process is packing into it.
+    """
+    try:
+        dst.mkdir(parents=True, exist_ok=True)
+        with FileLock(dst / LOCK_NAME, timeout=0):
+            yield
+            (dst / LOCK_NAME).unlink(missing_ok=True)
+    except Timeout as error:
+        raise PackError(f"another process is packing into {dst}: wait for it, or choose another destination") from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise PackError(f"the destination {dst} cannot be made: {error.strerror}") from error
 
 
 def begin(dst: Path, plan: Plan) -> None:
@@ -41,14 +69,10 @@ def begin(dst: Path, plan: Plan) -> None:
     Raises:
         PackError: If an unfinished pack of another plan lies there.
     """
-    try:
-        dst.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PackError(f"the destination {dst} cannot be made: {error.strerror}") from error
     for leftover in dst.glob(f".*.*{PARTIAL_SUFFIX}"):
-        if leftover.name != PLAN_NAME:
+        if leftover.name != UNFINISHED_NAME:
             leftover.unlink()  # What a killed run was writing.
-    note = dst / PLAN_NAME
+    note = dst / UNFINISHED_NAME
     if note.exists():
         if note.read_text() != plan.digest:
             raise PackError(
@@ -60,14 +84,22 @@ def begin(dst: Path, plan: Plan) -> None:
         file.write(plan.digest.encode())
 
 
-def find_finished(dst: Path, shard: ShardPlan) -> tuple[ShardEntry, tuple[str, ...]] | None:
-    """Return a shard that an earlier run finished (entry and fields), or None."""
-    with suppress(FileNotFoundError, FormatError), Shard(dst / shard.name, index_path(dst / shard.name)) as found:
-        return found.entry, found.index.header.fields
-    return None
+def find_finished(dst: Path, plan: Plan) -> dict[str, tuple[ShardEntry, tuple[str, ...]]]:
+    """Return the shards that an earlier run finished, by name: entry and fields."""
+    finished = {}
+    for shard in plan.shards:
+        path = dst / shard.name
+        with suppress(FileNotFoundError, FormatError), Shard(path, index_path(path)) as found:
+            finished[shard.name] = found.entry, found.index.header.fields
+    return finished
 
 
 def finish(dst: Path, manifest: Manifest) -> None:
     """Commit the pack: from here on the destination holds a dataset."""
     write_manifest(dst / MANIFEST_NAME, manifest)
-    (dst / PLAN_NAME).unlink()
+    (dst / UNFINISHED_NAME).unlink()
+
+
+def _is_ours(name: str) -> bool:
+    """Say whether a file is the lock, or what a killed run was writing when it noted its plan."""
+    return name == LOCK_NAME or name.startswith(f".{UNFINISHED_NAME}.")

@@ -26,12 +26,21 @@ MAX_WORKERS = 4
 logger = logging.getLogger(__name__)
 
 
+Written = tuple[ShardEntry, tuple[str, ...]]
+"""A finished shard: its entry, and the names of its fields."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackResult:
-    """What a pack did: the manifest that it wrote, and what it found in the source."""
+    """What a pack did: the manifest that it wrote, what it found in the source, and what was there already.
+
+    Attributes:
+        num_kept: The samples of shards that an earlier run had finished.
+    """
 
     manifest: Manifest
     scan: Scan
+    num_kept: int
 
 
 class PackProgress:
@@ -112,10 +121,20 @@ def pack_directory(
             f"{problems[0].path} {problems[0].what} ({len(problems)} such files in all; nothing was packed)"
         )
     plan = make_plan(scan, settings)
-    destination.begin(dst, plan)
-    progress.planned(len(scan.samples), plan.num_bytes)
-    written = _write_shards(dst, plan, num_workers or min(MAX_WORKERS, os.cpu_count() or 1), progress)
-    manifest = Manifest(
+    with destination.locked(dst):
+        destination.begin(dst, plan)
+        finished = destination.find_finished(dst, plan)
+        progress.planned(len(scan.samples), plan.num_bytes)
+        workers = num_workers or min(MAX_WORKERS, os.cpu_count() or 1)
+        written = _write_shards(dst, plan, finished, workers, progress)
+        manifest = _make_manifest(written, scan, settings)
+        destination.finish(dst, manifest)
+    num_kept = sum(entry.num_samples for entry, _ in finished.values())
+    return PackResult(manifest=manifest, scan=scan, num_kept=num_kept)
+
+
+def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings) -> Manifest:
+    return Manifest(
         shards=tuple(entry for entry, _ in written),
         fields=tuple(sorted({field for _, fields in written for field in fields})),
         classes=scan.classes,
@@ -126,21 +145,18 @@ def pack_directory(
             "jpeg": "copy",
         },
     )
-    destination.finish(dst, manifest)
-    return PackResult(manifest=manifest, scan=scan)
 
 
 def _write_shards(
-    dst: Path, plan: Plan, num_workers: int, progress: PackProgress
-) -> list[tuple[ShardEntry, tuple[str, ...]]]:
-    """Write the shards of a plan side by side; after an error the others stop at their next sample."""
+    dst: Path, plan: Plan, finished: dict[str, Written], num_workers: int, progress: PackProgress
+) -> list[Written]:
+    """Write the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
     stopped = threading.Event()
 
-    def write(shard: ShardPlan) -> tuple[ShardEntry, tuple[str, ...]]:
-        finished = destination.find_finished(dst, shard)
-        if finished is not None:
-            progress.packed(len(shard.samples), finished[0].num_bytes)
-            return finished
+    def write(shard: ShardPlan) -> Written:
+        if shard.name in finished:
+            progress.packed(len(shard.samples), finished[shard.name][0].num_bytes)
+            return finished[shard.name]
         return write_shard(dst / shard.name, _read_samples(shard, stopped, progress))
 
     with ThreadPoolExecutor(num_workers, thread_name_prefix="shardio-pack") as pool:

@@ -16,6 +16,10 @@ FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "
 """The format that an image field's name promises."""
 
 
+SHOWN = 20
+"""How many wrong names are told at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSample:
     """A sample before it is packed: its key, the files that become its fields, and its class's number."""
@@ -63,7 +67,7 @@ def scan_directory(src: Path, *, rename_dots: bool = False) -> Scan:
         PackError: If the directory cannot be packed; the message names the file that is in the way.
     """
     if not src.is_dir():
-        raise PackError(f"there is no directory {src}")
+        raise PackError(f"{src} is not a directory" if src.exists() else f"there is no directory {src}")
     try:
         groups, ignored = _group_files(src, rename_dots=rename_dots)
         classes = _find_classes(src, groups)
@@ -92,18 +96,23 @@ def _group_files(src: Path, *, rename_dots: bool) -> tuple[dict[str, dict[str, P
             continue
         by_stem[path.parent / path.stem].append(path)
     groups: dict[str, dict[str, Path]] = {}
+    errors: list[str] = []
     for stem, paths in by_stem.items():
         if not any(_field(path) in FORMATS for path in paths):
             ignored += paths
             continue
-        files = _files_by_field(paths)
-        key = _make_key(stem.relative_to(src), files, rename_dots=rename_dots)
-        if key in groups:
-            other = next(iter(groups[key].values()))
-            raise PackError(
-                f"{paths[0]} and {other} get the same key {key!r} when dots are renamed: rename one of them"
-            )
-        groups[key] = files
+        try:
+            files = _files_by_field(paths)
+            key = _make_key(stem.relative_to(src), files, rename_dots=rename_dots)
+            if key in groups:
+                other = next(iter(groups[key].values()))
+                raise PackError(f"{paths[0]} and {other} get the same key {key!r} when dots are renamed: rename one")
+            groups[key] = files
+        except PackError as error:
+            errors.append(str(error))
+    if errors:
+        more = [f"and {len(errors) - SHOWN} more"] if len(errors) > SHOWN else []
+        raise PackError("\n".join([*errors[:SHOWN], *more]))
     return groups, ignored
 
 

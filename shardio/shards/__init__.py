@@ -1,7 +1,7 @@
 """Bytes on disk: the tar layout, naming, the index and the manifest."""
 
 from shardio.shards.index import ShardIndex, index_path
-from shardio.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest, write_manifest
+from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest
 from shardio.shards.names import IMAGE_FIELDS, LABEL_FIELD, join_name, split_name
 from shardio.shards.shard import Shard
 from shardio.shards.table import ShardTable, Source, open_table
@@ -13,6 +13,7 @@ __all__ = [
     "IMAGE_FIELDS",
     "LABEL_FIELD",
     "MANIFEST_NAME",
+    "UNFINISHED_NAME",
     "Manifest",
     "Shard",
     "ShardEntry",

@@ -12,10 +12,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.storage import write_whole
+from shardio.storage import PARTIAL_SUFFIX, write_whole
 
 MANIFEST_FORMAT = 1
 MANIFEST_NAME = "shardio.json"
+
+UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
+"""While a pack is unfinished, a file of this name lies in its directory, with the digest of its plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from shardio.errors import FormatError
 from shardio.shards.foreign import find_or_make_index
 from shardio.shards.index import index_path
-from shardio.shards.manifest import MANIFEST_NAME, Manifest, ShardEntry, read_manifest
+from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest
 from shardio.shards.shard import Shard
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -51,6 +51,8 @@ def open_table(source: Source) -> ShardTable:
         if path.suffix == ".json":
             return _table_of_manifest(path)
         if path.is_dir():
+            if (path / UNFINISHED_NAME).exists():
+                raise FormatError(f"{path} holds an unfinished pack: run the same pack again, which goes on with it")
             tars = sorted(path.glob("*.tar"))
             if not tars:
                 raise FileNotFoundError(f"the directory {path} holds neither {MANIFEST_NAME} nor any *.tar")
@@ -78,7 +80,7 @@ def _table_of_manifest(path: Path) -> ShardTable:
 def _table_of_tars(tars: list[Path]) -> ShardTable:
     missing = [str(tar) for tar in tars if not tar.is_file()]
     if missing or not tars:
-        raise FileNotFoundError(f"{len(missing)} of {len(tars)} shards do not exist: {', '.join(missing[:5])}")
+        raise FileNotFoundError(f"there is no such directory, manifest or tar: {', '.join(missing[:5])}")
     indexes = [find_or_make_index(tar) for tar in tars]
     entries, fields = list[ShardEntry](), set[str]()
     for tar, index in zip(tars, indexes, strict=True):

@@ -1,0 +1,1 @@
+"""Experiments: what was asked, the command, the environment, and the figures."""
