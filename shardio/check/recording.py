@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -45,7 +45,7 @@ class _TaggingCollate:
 
 
 def assert_exactly_once(
-    loaders: Iterable[Any] | Sequence[Iterable[Any]], expected: Collection[Hashable], *, key: Key = None
+    loaders: Iterable[Any] | tuple[Iterable[Any], ...], expected: Collection[Hashable], *, key: Key = None
 ) -> None:
     """Fail unless one epoch delivers every expected sample exactly once.
 

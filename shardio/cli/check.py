@@ -21,7 +21,7 @@ def check(
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs.")] = 1,
     remainder: Annotated[Remainder, typer.Option(help="What happens to samples that fill no step.")] = "pad",
     shuffle: Annotated[bool, typer.Option(help="Whether the order is shuffled.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the order.")] = 0,
 ) -> None:
     """Iterate over a dataset as all ranks would, and say which samples came once, more often, or never.
 

@@ -33,7 +33,9 @@ def train(
     precision: Annotated[Precision, typer.Option(help="fp16 is for CUDA, with a GradScaler.")] = "bf16",
     val_share: Annotated[float, typer.Option(help="Share of the samples that is held out to validate on.")] = 0.2,
     num_workers: Annotated[int, typer.Option(min=0, help="Workers that decode.")] = 2,
-    seed: Annotated[int, typer.Option(min=0, help="Of the weights, the order, the crops and the split.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the weights, the order, the crops and the split.")
+    ] = 0,
     device: Annotated[str | None, typer.Option(help="Such as cuda or cpu; by default the best there is.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
 ) -> None:
@@ -78,13 +80,14 @@ def _make_loaders(
     from shardio.errors import FormatError
     from shardio.loader import DataLoader
     from shardio.order import make_key, permute
+    from shardio.shards import open_table
     from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 
     augmented = Compose([RandomResizedCrop(image_size, scale=(0.25, 1.0)), RandomHorizontalFlip()])
     central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
-    training, validation = ShardMapDataset(source, transform=augmented), ShardMapDataset(source, transform=central)
-    if not training.classes:
+    if not open_table(source).manifest.classes:
         raise FormatError(f"{source} has no classes: pack it from class folders (IMAGES/class/name.jpg)")
+    training, validation = ShardMapDataset(source, transform=augmented), ShardMapDataset(source, transform=central)
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(f"{source} has {len(training)} samples, too few to hold out {val_share:.0%} for validation")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,7 +25,7 @@ Decode = Literal["array", "pil"]
 
 
 def _decode_label(content: bytes) -> int:
-    if not content.isdigit():
+    if not re.fullmatch(rb"-?[0-9]+", content.strip()):
         raise ValueError(f"a label is written in ASCII digits, got {content[:20]!r}")
     return int(content)
 
@@ -48,6 +49,10 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pyd": pickle.loads,
 }
 """What is decoded otherwise when the caller says that the data may run code (WebDataset's names for pickles)."""
+
+
+DECODE_CHUNK = 16
+"""Samples that are decoded before the first of them is transformed: whole images are large, crops are small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +117,12 @@ class FieldDecoder:
         Raises:
             SampleError: If a field is missing or cannot be decoded.
         """
-        columns = [self._decode_column(name, samples, keys) for name in self.names]
-        return columns[0] if isinstance(self.fields, str) else list(zip(*columns, strict=True))
+        values: list[Any] = []
+        for start in range(0, len(samples), DECODE_CHUNK):
+            chunk = slice(start, start + DECODE_CHUNK)
+            columns = [self._decode_column(name, samples[chunk], keys[chunk]) for name in self.names]
+            values += columns[0] if isinstance(self.fields, str) else zip(*columns, strict=True)
+        return values
 
     def _decode_column(self, name: str, samples: Sequence[Sample], keys: Words) -> list[Any]:
         if name == "key":
@@ -136,7 +145,7 @@ class FieldDecoder:
             return decode(sample.fields[name], orientation=self.orientation)
         except ValueError as error:
             raise SampleError(
-                f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {error}"
+                f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {str(error) or repr(error)}"
             ) from error
 
     def _decode_field(self, name: str, sample: Sample) -> Any:
@@ -152,10 +161,9 @@ class FieldDecoder:
             return content
         try:
             return decoder(content)
-        except ValueError as error:
-            raise SampleError(
-                f"field {field!r} of sample {sample.key} in {sample.origin} cannot be decoded: {error}"
-            ) from error
+        except Exception as error:  # Each kind of field is wrong in ways of its own.
+            where = f"field {field!r} of sample {sample.key} in {sample.origin}"
+            raise SampleError(f"{where} cannot be decoded: {str(error) or repr(error)}") from error
 
 
 def _as_tensor(image: Any) -> Any:

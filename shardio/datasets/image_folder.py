@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,8 @@ import xxhash
 from torch.utils.data import Dataset
 
 from shardio.datasets.fields import Decode, FieldDecoder
+from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
-from shardio.datasets.shard_map_dataset import check_indices
 from shardio.errors import SampleError
 from shardio.images import Orientation
 from shardio.sample import Sample
@@ -50,8 +52,8 @@ class ImageFolder(Dataset[Any]):
         )
         self._epoch = MapEpoch()
         self.root = Path(root)
-        self.samples = _find_samples(self.root)
-        self.classes = sorted({path.relative_to(self.root).parts[0] for path in map(Path, dict(self.samples))})
+        self.classes = _find_classes(self.root)
+        self.samples = _find_samples(self.root, self.classes)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -62,14 +64,17 @@ class ImageFolder(Dataset[Any]):
         """The label of each image."""
         return [label for _, label in self.samples]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """The dataset's identity: xxh3-128 over the images' paths below the root, in order."""
-        paths = "\n".join(str(Path(path).relative_to(self.root)) for path, _ in self.samples)
+        paths = "\n".join(os.path.relpath(path, self.root) for path, _ in self.samples)
         return xxhash.xxh3_128_hexdigest(paths.encode(errors="surrogateescape"))
 
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
-        """Make random transforms a function of (seed, epoch, sample) from here on. EpochSampler calls this."""
+        """Make random transforms a function of (seed, epoch, sample) from here on.
+
+        With an EpochSampler in shardio.DataLoader they are that without it.
+        """
         self._epoch.set(epoch, seed)
 
     def __len__(self) -> int:
@@ -91,15 +96,19 @@ class ImageFolder(Dataset[Any]):
         except OSError as error:
             raise SampleError(f"the image {path} cannot be read: {error}") from error
         fields = {IMAGE_FIELDS[0]: content, LABEL_FIELD: str(label).encode()}
-        return Sample(key=str(Path(path).relative_to(self.root).with_suffix("")), fields=fields, origin=path)
+        return Sample(key=path, fields=fields, origin=str(self.root))
 
 
-def _find_samples(root: Path) -> list[tuple[str, int]]:
+def _find_classes(root: Path) -> list[str]:
     if not root.is_dir():
         raise FileNotFoundError(f"there is no directory {root}")
     classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not classes:
         raise FileNotFoundError(f"{root} has no class folders: images are expected in {root}/<class>/")
+    return classes
+
+
+def _find_samples(root: Path, classes: list[str]) -> list[tuple[str, int]]:
     samples = []
     for label, name in enumerate(classes):
         images = [path for path in walk_files(root / name) if path.suffix[1:].lower() in IMAGE_FIELDS]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,9 +13,29 @@ from shardio.datasets.shared_cell import SharedCell
 from shardio.order import Words, derive_key, make_key
 from shardio.transforms import keys_from_torch
 
+_LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
+
+
+@contextmanager
+def known_epoch(seed: int, epoch: int) -> Iterator[None]:
+    """Let samples that are read in the block be transformed for this seed and epoch, through any wrappers.
+
+    shardio.DataLoader sends both along with the indices, so two loaders over one dataset do not disturb each other.
+    """
+    token = _LOADERS_EPOCH.set((seed, epoch))
+    try:
+        yield
+    finally:
+        _LOADERS_EPOCH.reset(token)
+
+
+def augment_keys(seed: int, epoch: int, samples: NDArray[np.int64]) -> Words:
+    """Return one key for each sample's random transforms, uint64 [n]."""
+    return derive_key(make_key(seed, epoch, "augment"), samples.astype(np.uint64))
+
 
 class MapEpoch:
-    """The seed and epoch of a map-style dataset once a sampler has said them; shared with worker processes."""
+    """The seed and epoch of one map-style dataset, if its user set them; shared with worker processes."""
 
     def __init__(self) -> None:
         self._cell = SharedCell(False, 0, 0)
@@ -22,7 +46,6 @@ class MapEpoch:
 
     def keys(self, samples: NDArray[np.int64]) -> Words:
         """Return a key for each sample's transforms, uint64 [n], drawn by torch's generator if no epoch is known."""
-        is_known, seed, epoch = self._cell.values
-        if not is_known:
-            return keys_from_torch(len(samples))
-        return derive_key(make_key(seed, epoch, "augment"), samples.astype(np.uint64))
+        is_set, own_seed, own_epoch = self._cell.values
+        known = _LOADERS_EPOCH.get() or ((own_seed, own_epoch) if is_set else None)
+        return keys_from_torch(len(samples)) if known is None else augment_keys(*known, samples)

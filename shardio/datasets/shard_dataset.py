@@ -10,20 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from shardio.datasets.fields import Decode, FieldDecoder, Fields
+from shardio.datasets.fields import DECODE_CHUNK, Decode, FieldDecoder, Fields
+from shardio.datasets.map_epoch import augment_keys
+from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
 from shardio.datasets.valid import mark_valid
 from shardio.images import Orientation
-from shardio.order import Cursor, EpochOrder, Remainder, Split, check_remainder, choose_settings, derive_key, make_key
+from shardio.order import Cursor, EpochOrder, Remainder, Split, choose_settings, iterate_steps
 from shardio.reading import SampleReader
 from shardio.shards import Source, open_table
-from shardio.world import CarriedWorld, World, find_worker, find_world
-
-ORDER_CHUNK = 256
-"""Positions for which the order is evaluated at once, at the least: one costs as much as some hundred."""
+from shardio.world import CarriedWorld, World, find_worker
 
 
-class ShardDataset(IterableDataset[Any]):
+class ShardDataset(Ordered, IterableDataset[Any]):
     """Iterate over the samples of packed shards.
 
     Each sample of an epoch comes exactly once over all ranks and workers (or as ``remainder`` says), for any
@@ -78,20 +77,16 @@ class ShardDataset(IterableDataset[Any]):
         window: int | None = None,
         trusted: bool = False,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        super().__init__(remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
         self._decoder = FieldDecoder(
             fields=fields, transform=transform, decode=decode, orientation=orientation, trusted=trusted
         )
-        self.remainder = check_remainder(remainder)
-        self.batch_size = batch_size
-        self._world = None if rank is None and world_size is None else find_world(rank, world_size)
-        self._carried_world: CarriedWorld | None = None
         self.table = open_table(source)
         self._decoder.check_fields(self.table.manifest.fields, str(source))
-        self.settings = choose_settings(
-            self.table.manifest.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window
-        )
+        self.shard_sizes = self.table.manifest.shard_sizes
+        self.num_all_samples = int(self.shard_sizes.sum())
+        self.digest = self.table.manifest.digest
+        self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
         self._reader = SampleReader(self.table)
         self._cell = SharedCell(0, 0)  # epoch, position where it begins
 
@@ -99,16 +94,6 @@ class ShardDataset(IterableDataset[Any]):
     def classes(self) -> list[str]:
         """The class names, by label."""
         return list(self.table.manifest.classes)
-
-    @property
-    def num_all_samples(self) -> int:
-        """The samples of the whole dataset, over all ranks."""
-        return self.table.manifest.num_samples
-
-    @property
-    def digest(self) -> str:
-        """The dataset's identity."""
-        return self.table.manifest.digest
 
     @property
     def epoch(self) -> int:
@@ -128,27 +113,14 @@ class ShardDataset(IterableDataset[Any]):
 
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch."""
-        return self._own_split(Cursor(epoch=0)).num_own_samples
+        return self.own_split(Cursor(epoch=0)).num_own_samples
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over this worker's samples of this rank's share of the epoch."""
         # The epoch is read and arguments are checked now, not when the first sample is asked for.
         epoch, position = self._cell.values
         cursor = Cursor(epoch=epoch, position=position)
-        return self._samples(cursor, self._own_split(cursor))
-
-    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
-        """Return this rank's share of an epoch from ``cursor`` on."""
-        world = self._world or find_world(carried=self._carried_world)
-        return Split(
-            num_samples=self.num_all_samples,
-            start=cursor.position,
-            rank=world.rank,
-            world_size=world.world_size,
-            batch_size=batch_size,
-            shuffled=self.settings.shuffle,
-            remainder=remainder,
-        )
+        return self._samples(cursor, self.own_split(cursor))
 
     def start_at(self, cursor: Cursor) -> None:
         """Let the next iteration begin at ``cursor``, in this process and in workers that already run."""
@@ -163,35 +135,23 @@ class ShardDataset(IterableDataset[Any]):
         dataset._cell = SharedCell(0, 0)
         return dataset
 
-    def _own_split(self, cursor: Cursor) -> Split:
-        if self.batch_size is None and self.remainder == "drop":
-            raise ValueError(
-                "remainder='drop' leaves out what does not fill a batch, and in torch's DataLoader the dataset cannot "
-                "see the batch size: give ShardDataset(batch_size=...) the loader's, or use shardio.DataLoader"
-            )
-        return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)
-
     def _samples(self, cursor: Cursor, split: Split) -> Iterator[Any]:
         worker = find_worker()
-        order = EpochOrder(self.table.manifest.shard_sizes, self.settings, cursor.epoch)
-        augment = make_key(self.settings.seed, cursor.epoch, "augment")
-        for step, samples in self._steps(order, split, range(worker.worker_id, split.num_batches, worker.num_workers)):
-            stored = self._reader.read(samples, self._decoder.stored_fields)
-            values = self._decoder.decode_batch(stored, derive_key(augment, samples.astype(np.uint64)))
-            if self.remainder == "mask":
-                valid = (split.batch(step) < self.num_all_samples).tolist()
-                values = list(map(mark_valid, values, valid))
-            yield from values
+        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
+        steps = range(worker.worker_id, split.num_batches, worker.num_workers)
+        try:
+            for positions, samples in iterate_steps(order, split, steps):
+                valid = (np.concatenate(positions) < self.num_all_samples).tolist()
+                for start in range(0, len(samples), DECODE_CHUNK):
+                    chunk = slice(start, start + DECODE_CHUNK)
+                    values = self._read(cursor.epoch, samples[chunk])
+                    yield from map(mark_valid, values, valid[chunk]) if self.remainder == "mask" else values
+        finally:
+            self._reader.close()
 
-    def _steps(self, order: EpochOrder, split: Split, steps: range) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield each step's number and samples; the order is evaluated for many steps at once where they are small."""
-        steps_at_once = -(-ORDER_CHUNK // split.batch_size)
-        for i in range(0, len(steps), steps_at_once):
-            chunk = steps[i : i + steps_at_once]
-            positions = [split.batch(step) for step in chunk]
-            samples = order.samples_at(np.concatenate(positions))
-            stops = np.cumsum([len(batch) for batch in positions])
-            yield from zip(chunk, np.split(samples, stops[:-1]), strict=True)
+    def _read(self, epoch: int, samples: NDArray[np.int64]) -> list[Any]:
+        stored = self._reader.read(samples, self._decoder.stored_fields)
+        return self._decoder.decode_batch(stored, augment_keys(self.settings.seed, epoch, samples))
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled copy may go to a worker process, where torch.distributed is not initialised.

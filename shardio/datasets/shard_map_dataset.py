@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from shardio.datasets.fields import Decode, FieldDecoder, Fields
+from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
 from shardio.images import Orientation
 from shardio.reading import SampleReader
@@ -51,6 +50,8 @@ class ShardMapDataset(Dataset[Any]):
         )
         self.table = open_table(source)
         self._decoder.check_fields(self.table.manifest.fields, str(source))
+        self.shard_sizes = self.table.manifest.shard_sizes
+        self.digest = self.table.manifest.digest
         self._reader = SampleReader(self.table)
         self._epoch = MapEpoch()
 
@@ -59,22 +60,15 @@ class ShardMapDataset(Dataset[Any]):
         """The class names, by label."""
         return list(self.table.manifest.classes)
 
-    @property
-    def shard_sizes(self) -> NDArray[np.int64]:
-        """The number of samples of each shard, int64 [shards]."""
-        return self.table.manifest.shard_sizes
-
-    @property
-    def digest(self) -> str:
-        """The dataset's identity."""
-        return self.table.manifest.digest
-
     def set_epoch(self, epoch: int, seed: int = 0) -> None:
-        """Make random transforms a function of (seed, epoch, sample) from here on. EpochSampler calls this."""
+        """Make random transforms a function of (seed, epoch, sample) from here on.
+
+        With an EpochSampler in shardio.DataLoader they are that without it.
+        """
         self._epoch.set(epoch, seed)
 
     def __len__(self) -> int:
-        return self.table.manifest.num_samples
+        return int(self.shard_sizes.sum())
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample; negative numbers count from the end."""
@@ -85,13 +79,3 @@ class ShardMapDataset(Dataset[Any]):
         samples = check_indices(indices, len(self))
         stored = self._reader.read(samples, self._decoder.stored_fields)
         return self._decoder.decode_batch(stored, self._epoch.keys(samples))
-
-
-def check_indices(indices: Sequence[int], num_samples: int) -> NDArray[np.int64]:
-    """Return indices as int64 [n] with negative ones counted from the end; raise IndexError outside of the dataset."""
-    numbers = np.array(indices, dtype=np.int64)
-    numbers = np.where(numbers < 0, numbers + num_samples, numbers)
-    outside = (numbers < 0) | (numbers >= num_samples)
-    if outside.any():
-        raise IndexError(f"index {indices[int(np.argmax(outside))]} is outside of a dataset of {num_samples} samples")
-    return numbers

@@ -96,6 +96,7 @@ class DevicePrefetcher:
                 state = self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
                 under_way.append((*self._send(batch, stream), state))
             if not under_way:
+                self._state = None  # The loader is through, and says so itself.
                 return
             batch, arrived, self._state = under_way.popleft()
             consumer = torch.cuda.current_stream(self.device)

@@ -7,7 +7,10 @@ import numpy as np
 
 from shardio.images.decode import Pixels
 
-cv2.setNumThreads(0)  # Images are decoded side by side already; threads inside one would only take turns.
+
+def use_one_thread() -> None:
+    """Let OpenCV use one thread in this process: where images are decoded side by side, more would take turns."""
+    cv2.setNumThreads(0)
 
 
 def resize(image: Pixels, height: int, width: int) -> Pixels:
@@ -24,3 +27,8 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
     if image.shape[:2] == (height, width):
         return image
     return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+
+
+def flip(image: Pixels) -> Pixels:
+    """Mirror an image left to right; uint8 [height, width, 3]."""
+    return np.asarray(cv2.flip(image, 1), dtype=np.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
@@ -27,7 +28,8 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
 
 
 def _collate_column(values: Sequence[Any]) -> Any:
-    if not (isinstance(values[0], torch.Tensor) and values[0].dtype == torch.uint8 and values[0].ndim == 3):
+    first = values[0]
+    if not (isinstance(first, torch.Tensor) and first.dtype == torch.uint8 and first.ndim == 3 and first.shape[0] == 3):
         return default_collate(list(values))
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:
@@ -36,4 +38,5 @@ def _collate_column(values: Sequence[Any]) -> Any:
             "transform that makes them alike, such as RandomResizedCrop(224)"
         )
     # [3, H, W] views of [H, W, 3] memory: stacked as they lie, and seen as [N, 3, H, W].
-    return torch.stack([image.permute(1, 2, 0) for image in values]).permute(0, 3, 1, 2)
+    # By numpy: torch.stack starts threads for it, which take turns where several workers run.
+    return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch.utils.data
+from torch.utils.data import ConcatDataset, Subset
 
 from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader.collate import collate_channels_last
 from shardio.loader.feeds import SamplerFeed, ShardFeed
-from shardio.order import Cursor, Remainder, Split, dump_state, read_state
-
-
-@dataclass(slots=True, kw_only=True)
-class _Progress:
-    """How far the user has come in the epoch that was started last."""
-
-    cursor: Cursor
-    split: Split
-    num_changes: int
-    num_received: int = 0
-    is_finished: bool = False
-
-    @property
-    def now(self) -> Cursor:
-        # With `keep` a rank may be through before the others: then the epoch is over for it when it asked for more.
-        position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_received)
-        return Cursor(epoch=self.cursor.epoch, position=position)
+from shardio.loader.workers import WorkerInit
+from shardio.order import Cursor, Progress, Remainder, Split, dump_state, read_state
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -71,8 +55,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:
         if isinstance(dataset, ShardDataset) and shuffle:
             raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
-        has_images = isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)
-        if collate_fn is None and batch_size is not None and has_images:
+        if collate_fn is None and batch_size is not None and _yields_images(dataset):
             collate_fn = collate_channels_last
         super().__init__(
             dataset,
@@ -94,7 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             in_order=in_order,
         )
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
-        self._progress: _Progress | None = None
+        self._started: Progress | None = None
         self._feed = self._make_feed()
         if self._feed is not None:
             self._check_arguments(self._feed)
@@ -102,12 +85,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
 
-        Without shardio's order it goes on to the sampler, if that has a ``set_epoch``.
+        Without shardio's order it goes on to the sampler or batch sampler, if that has a ``set_epoch``.
         """
         if self._feed is not None:
-            self._feed.counter.set_epoch(epoch)
-        elif isinstance(self.sampler, torch.utils.data.DistributedSampler):
-            self.sampler.set_epoch(epoch)
+            self._feed.get_counter().set_epoch(epoch)
+            return
+        samplers = (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+        for sampler in samplers:
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the user is: a small JSON-able dict that fits any number of ranks and workers.
@@ -115,12 +101,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         Raises:
             TypeError: If neither the dataset nor the sampler is shardio's.
         """
-        feed, progress = self._need_feed(), self._progress
+        feed = self._need_feed()
         source = feed.source
-        cursor = feed.counter.next
-        if progress is not None and progress.num_changes == feed.counter.num_changes:
-            cursor = progress.now
-        return dump_state(cursor, source.settings, source.digest, source.num_all_samples)
+        return dump_state(feed.get_counter().now, source.settings, source.digest, source.num_all_samples)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state at the next ``iter``.
@@ -131,7 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """
         feed = self._need_feed()
         source = feed.source
-        feed.counter.load(read_state(state, source.settings, source.digest, source.num_all_samples))
+        feed.get_counter().load(read_state(state, source.settings, source.digest, source.num_all_samples))
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a full epoch."""
@@ -142,16 +125,33 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         feed = self._feed
         if feed is None:
             return super().__iter__()
-        cursor = feed.counter.start(feed.source.num_all_samples)
-        split = self._split(feed, cursor)
-        self._progress = _Progress(cursor=cursor, split=split, num_changes=feed.counter.num_changes)
-        return self._deliver(feed.start(cursor, split, self._torch_options()), self._progress)
+        counter = feed.get_counter()
+        cursor = counter.start(feed.source.num_all_samples)
+        progress = Progress(cursor=cursor, split=self._split(feed, cursor))
+        batches = feed.start(cursor, progress.split, self._torch_options())
+        counter.progress = self._started = progress
+        return self._deliver(batches, progress)
 
-    def _deliver(self, batches: Iterator[Any], progress: _Progress) -> Iterator[Any]:
-        for batch in batches:
-            progress.num_received += 1
+    def _deliver(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
+        while True:
+            if self.persistent_workers and progress is not self._started:
+                raise RuntimeError(
+                    "this iterator ended when the loader was iterated again: with persistent_workers=True there is one "
+                    "at a time. Use persistent_workers=False, or a second loader"
+                )
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            progress.num_batches += 1
             yield batch
         progress.is_finished = True
+        if progress.num_batches != progress.split.num_batches:
+            raise RuntimeError(
+                f"the epoch had {progress.num_batches} batches instead of {progress.split.num_batches}: "
+                f"{type(self.dataset).__name__} does not yield one sample for each of its order, so that no state could be "
+                "right. Filter in collate_fn, or use torch's own DataLoader"
+            )
 
     def _split(self, feed: ShardFeed | SamplerFeed, cursor: Cursor) -> Split:
         remainder: Remainder = "drop" if self.drop_last else feed.source.remainder
@@ -165,7 +165,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "collate_fn": self.collate_fn,
             "pin_memory": self.pin_memory,
             "timeout": self.timeout,
-            "worker_init_fn": self.worker_init_fn,
+            "worker_init_fn": WorkerInit(self.worker_init_fn),
             "multiprocessing_context": self.multiprocessing_context,
             "generator": self.generator,
             "prefetch_factor": self.prefetch_factor,
@@ -199,3 +199,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"the order was told batch_size={said} and the loader batch_size={self.batch_size}: "
                 "leave it to shardio.DataLoader, which says it by itself"
             )
+
+
+def _yields_images(dataset: Any) -> bool:
+    """Say whether a dataset is shardio's, or torch's Subset or ConcatDataset of such."""
+    if isinstance(dataset, Subset):
+        return _yields_images(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return all(map(_yields_images, dataset.datasets))
+    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)

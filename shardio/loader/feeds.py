@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch.utils.data
 
 from shardio.datasets import EpochSampler, ShardDataset
+from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.valid import mark_valid
 from shardio.order import Cursor, EpochCounter, Split
 from shardio.world import World
@@ -28,9 +30,11 @@ class ShardFeed:
         self._bound: ShardDataset | None = None
         self._workers: torch.utils.data.DataLoader[Any] | None = None
 
-    @property
-    def counter(self) -> EpochCounter:
-        """What decides on the next epoch. It heeds ``set_epoch`` of the dataset, which may serve several loaders."""
+    def get_counter(self) -> EpochCounter:
+        """Return what decides on the next epoch, after it heard of the dataset's own ``set_epoch``.
+
+        The counter is the loader's, not the dataset's, which may serve several loaders.
+        """
         if self.source.num_epoch_sets != self._num_epoch_sets:
             self._num_epoch_sets = self.source.num_epoch_sets
             self._counter.set_epoch(self.source.epoch)
@@ -51,63 +55,76 @@ class SamplerFeed:
     """Feeds a map-style dataset in the order of an EpochSampler, which runs in this process."""
 
     def __init__(self, dataset: Any, sampler: EpochSampler) -> None:
-        self._dataset = dataset
         self.source = sampler
-        self._indices = _Indices(sampler)
+        self._dataset = _TicketDataset(dataset)
+        self._tickets = _Tickets(sampler)
         self._workers: torch.utils.data.DataLoader[Any] | None = None
 
-    @property
-    def counter(self) -> EpochCounter:
-        """What decides on the next epoch: the sampler's own counter, so that its ``set_epoch`` counts too."""
+    def get_counter(self) -> EpochCounter:
+        """Return what decides on the next epoch: the sampler's own counter, so that its ``set_epoch`` counts too."""
         return self.source.counter
 
     def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> Iterator[Any]:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
         is_batched = options["batch_size"] is not None
-        self._indices.begin(cursor, split, is_batched=is_batched)
+        self._tickets.begin(cursor, split, is_batched=is_batched)
         if self._workers is None or not options["persistent_workers"]:
-            dataset = _MarkedDataset(self._dataset) if split.remainder == "mask" else self._dataset
-            indices = {"batch_size": 1, "batch_sampler": self._indices} if is_batched else {"sampler": self._indices}
-            self._workers = torch.utils.data.DataLoader(dataset, **{**options, **indices})
+            tickets = {"batch_size": 1, "batch_sampler": self._tickets} if is_batched else {"sampler": self._tickets}
+            self._workers = torch.utils.data.DataLoader(self._dataset, **{**options, **tickets})
         return iter(self._workers)
 
 
-class _Indices:
-    """The sampler that torch's loader gets: one epoch of an EpochSampler, from where it begins.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ticket:
+    """An index, and what a worker must know beside it. ``is_valid`` is None where samples carry no mark."""
 
-    With ``mask`` an index is a pair, (number, whether it counts).
-    """
+    number: int
+    seed: int
+    epoch: int
+    is_valid: bool | None
+
+
+class _Tickets:
+    """The sampler that torch's loader gets: one epoch of an EpochSampler, from where it begins."""
 
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler = sampler
-        self._batches: Iterator[list[Any]] = iter(())
+        self._batches: Iterator[list[_Ticket]] = iter(())
         self._is_batched = True
 
     def begin(self, cursor: Cursor, split: Split, *, is_batched: bool) -> None:
         """Say what the next iteration is."""
-        batches = self._sampler.batches(cursor, split)
-        self._batches = self._mark(batches, split) if split.remainder == "mask" else batches
+        self._batches = self._write(cursor, split)
         self._is_batched = is_batched
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches if self._is_batched else itertools.chain.from_iterable(self._batches)
 
-    def _mark(self, batches: Iterator[list[int]], split: Split) -> Iterator[list[tuple[int, bool]]]:
-        for step, batch in enumerate(batches):
-            yield list(zip(batch, (split.batch(step) < split.num_samples).tolist(), strict=True))
+    def _write(self, cursor: Cursor, split: Split) -> Iterator[list[_Ticket]]:
+        is_marked, seed = split.remainder == "mask", self._sampler.seed
+        for positions, samples in self._sampler.batches(cursor, split):
+            valid = (positions < split.num_samples).tolist()
+            yield [
+                _Ticket(number=number, seed=seed, epoch=cursor.epoch, is_valid=is_valid if is_marked else None)
+                for number, is_valid in zip(samples.tolist(), valid, strict=True)
+            ]
 
 
-class _MarkedDataset(torch.utils.data.Dataset[Any]):
-    """A map-style dataset whose samples say whether they count: last in a tuple, or by the key ``valid``."""
+class _TicketDataset(torch.utils.data.Dataset[Any]):
+    """A map-style dataset that is asked by tickets."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, index: tuple[int, bool]) -> Any:
-        return self.__getitems__([index])[0]
+    def __getitem__(self, ticket: _Ticket) -> Any:
+        return self.__getitems__([ticket])[0]
 
-    def __getitems__(self, indices: list[tuple[int, bool]]) -> list[Any]:
-        numbers = [number for number, _ in indices]
+    def __getitems__(self, tickets: list[_Ticket]) -> list[Any]:
+        numbers = [ticket.number for ticket in tickets]
         has_batches = callable(getattr(self.dataset, "__getitems__", None))
-        samples = self.dataset.__getitems__(numbers) if has_batches else [self.dataset[number] for number in numbers]
-        return [mark_valid(sample, is_valid) for sample, (_, is_valid) in zip(samples, indices, strict=True)]
+        with known_epoch(tickets[0].seed, tickets[0].epoch):
+            samples = self.dataset.__getitems__(numbers) if has_batches else [self.dataset[n] for n in numbers]
+        return [
+            sample if ticket.is_valid is None else mark_valid(sample, ticket.is_valid)
+            for sample, ticket in zip(samples, tickets, strict=True)
+        ]

@@ -1,11 +1,12 @@
 """Which sample comes when, and to whom: integers in, integers out, numpy only."""
 
 from shardio.order.bijection import permute
-from shardio.order.cursor import Cursor, EpochCounter
+from shardio.order.cursor import Cursor, EpochCounter, Progress
 from shardio.order.epoch_order import EpochOrder
 from shardio.order.settings import OrderSettings, choose_settings
 from shardio.order.split import Remainder, Split, check_remainder
 from shardio.order.state import dump_state, read_state
+from shardio.order.steps import iterate_steps
 from shardio.order.words import Words, derive_key, make_key, random_words, to_unit
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "EpochCounter",
     "EpochOrder",
     "OrderSettings",
+    "Progress",
     "Remainder",
     "Split",
     "Words",
@@ -20,6 +22,7 @@ __all__ = [
     "choose_settings",
     "derive_key",
     "dump_state",
+    "iterate_steps",
     "make_key",
     "permute",
     "random_words",

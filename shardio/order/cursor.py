@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardio.order.split import Split
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
@@ -13,8 +15,32 @@ class Cursor:
     position: int = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """How far a rank has come in an epoch.
+
+    Attributes:
+        cursor: Where it began.
+        split: The rank's share from there on.
+        num_batches: How many of its batches were delivered.
+        is_finished: Whether it asked for another batch and there was none.
+    """
+
+    cursor: Cursor
+    split: Split
+    num_batches: int = 0
+    is_finished: bool = False
+
+    @property
+    def now(self) -> Cursor:
+        """Where all ranks are, once each has had as many batches, or all that it has."""
+        # With `keep` a rank may be through before the others: then the epoch is over for it when it asked for more.
+        position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
+        return Cursor(epoch=self.cursor.epoch, position=position)
+
+
 class EpochCounter:
-    """Decides which epoch comes next, and where in it to begin.
+    """Decides which epoch comes next, and where in it to begin; and knows where the last one has come to.
 
     The rules: each start is the next epoch, unless ``set_epoch`` names one. A loaded cursor is gone on with;
     ``set_epoch`` of the loaded epoch keeps its position, another epoch drops it. A loaded cursor at the end
@@ -22,14 +48,19 @@ class EpochCounter:
 
     Attributes:
         next: Where the next start begins.
-        num_changes: How often the user set an epoch or loaded a cursor.
+        progress: The epoch that was started last; None before the first, and once the user named another place.
     """
 
     def __init__(self) -> None:
         self.next = Cursor(epoch=0)
-        self.num_changes = 0
+        self.progress: Progress | None = None
         self._is_loaded = False
         self._is_set = False
+
+    @property
+    def now(self) -> Cursor:
+        """Where training is: what a state holds."""
+        return self.next if self.progress is None else self.progress.now
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next start begins."""
@@ -39,16 +70,16 @@ class EpochCounter:
             self.next = Cursor(epoch=epoch)
             self._is_loaded = False
         self._is_set = True
-        self.num_changes += 1
+        self.progress = None
 
     def load(self, cursor: Cursor) -> None:
         """Go on from ``cursor`` at the next start."""
         self.next = cursor
         self._is_loaded, self._is_set = True, False
-        self.num_changes += 1
+        self.progress = None
 
     def start(self, num_samples: int) -> Cursor:
-        """Begin an epoch of ``num_samples`` samples; return where."""
+        """Begin an epoch of ``num_samples`` samples; return where. The caller sets ``progress``."""
         cursor = self.next
         if cursor.position >= num_samples and not self._is_set:
             cursor = Cursor(epoch=cursor.epoch + 1)

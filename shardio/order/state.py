@@ -36,6 +36,8 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     Raises:
         StateError: If it does not; the message names what differs.
     """
+    if not isinstance(state, dict):
+        raise StateError(f"a state is a dict, got {type(state).__name__}")
     if "version" not in state:
         raise StateError(f"this is not a state of shardio's: it has {', '.join(map(str, state)) or 'nothing'}")
     version = state["version"]
@@ -46,10 +48,10 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
     differences = [
-        f"{part}.{name} is {state.get(part, {}).get(name)!r} in the state and {value!r} here"
+        f"{part}.{name} is {(state.get(part) or {}).get(name)!r} in the state and {value!r} here"
         for part in ("dataset", "order")
         for name, value in here[part].items()
-        if state.get(part, {}).get(name) != value
+        if (state.get(part) or {}).get(name) != value
     ]
     if differences:
         raise StateError("the state belongs to another run: " + "; ".join(differences))

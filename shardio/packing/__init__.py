@@ -1,6 +1,6 @@
 """From a directory of images to shards."""
 
-from shardio.packing.pack import DEFAULT_SHARD_SIZE, PackProgress, PackResult, pack, pack_directory
+from shardio.packing.packer import DEFAULT_SHARD_SIZE, PackProgress, PackResult, pack, pack_directory
 from shardio.packing.plan import PackSettings
 from shardio.packing.scan import Problem
 

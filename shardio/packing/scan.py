@@ -6,15 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from unicodedata import category
 
 from shardio.errors import PackError
 from shardio.images import read_format
-from shardio.shards import IMAGE_FIELDS, LABEL_FIELD, join_name, split_name
+from shardio.shards import IMAGE_FIELDS, IMAGE_FORMATS, LABEL_FIELD, join_name, split_name
 from shardio.storage import walk_files
-
-FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF", "tiff": "TIFF"}
-"""The format that an image field's name promises."""
-
 
 SHOWN = 20
 """How many wrong names are told at once."""
@@ -98,7 +95,7 @@ def _group_files(src: Path, *, rename_dots: bool) -> tuple[dict[str, dict[str, P
     groups: dict[str, dict[str, Path]] = {}
     errors: list[str] = []
     for stem, paths in by_stem.items():
-        if not any(_field(path) in FORMATS for path in paths):
+        if not any(_field(path) in IMAGE_FORMATS for path in paths):
             ignored += paths
             continue
         try:
@@ -123,7 +120,7 @@ def _files_by_field(paths: list[Path]) -> dict[str, Path]:
         if field in files:
             raise PackError(f"{files[field]} and {path} are both the field {field!r} of one sample: keep one of them")
         files[field] = path
-    images = [str(path) for field, path in files.items() if field in FORMATS]
+    images = [str(path) for field, path in files.items() if field in IMAGE_FORMATS]
     if len(images) > 1:
         raise PackError(f"{' and '.join(images)} are two images of one key: keep one of them, or rename one")
     return files
@@ -139,7 +136,7 @@ def _make_key(stem: Path, files: Mapping[str, Path], *, rename_dots: bool) -> st
                 f"{path} has a dot in its stem, and a key ends at the first dot, so it would be read as another field: "
                 "rename the file, or pack with --rename-dots (rename_dots=True)"
             )
-        if not key.isprintable() or split_name(join_name(key, field)) != (key, field):
+        if any(category(letter) in ("Cc", "Cs") for letter in key) or split_name(join_name(key, field)) != (key, field):
             raise PackError(
                 f"{str(path)!r} has a name that readers of tar shards would take otherwise: rename the file"
             )
@@ -166,11 +163,11 @@ def _find_classes(src: Path, groups: Mapping[str, Mapping[str, Path]]) -> tuple[
 
 def _check_image(key: str, files: Mapping[str, Path]) -> tuple[Problem | None, bool]:
     """Return what is wrong with a sample's image file, if anything, and whether it is an image at all."""
-    field, path = next((field, path) for field, path in files.items() if field in FORMATS)
+    field, path = next((field, path) for field, path in files.items() if field in IMAGE_FORMATS)
     found = read_format(path)
     if found is None:
         return Problem(path=path, what="is not an image"), False
-    if found != FORMATS[field]:
+    if found != IMAGE_FORMATS[field]:
         return Problem(path=path, what=f"is named {path.suffix} and is a {found}"), True
     return None, True
 

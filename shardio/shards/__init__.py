@@ -2,7 +2,7 @@
 
 from shardio.shards.index import ShardIndex, index_path
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest
-from shardio.shards.names import IMAGE_FIELDS, LABEL_FIELD, join_name, split_name
+from shardio.shards.names import IMAGE_FIELDS, IMAGE_FORMATS, LABEL_FIELD, join_name, split_name
 from shardio.shards.shard import Shard
 from shardio.shards.table import ShardTable, Source, open_table
 from shardio.shards.tar import END, size_in_tar
@@ -11,6 +11,7 @@ from shardio.shards.writer import write_shard
 __all__ = [
     "END",
     "IMAGE_FIELDS",
+    "IMAGE_FORMATS",
     "LABEL_FIELD",
     "MANIFEST_NAME",
     "UNFINISHED_NAME",

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import re
 
-IMAGE_FIELDS = ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff")
+IMAGE_FORMATS = {
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "bmp": "BMP",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+}
+"""The fields that hold an image, and the format that each name promises, as Pillow calls it."""
+
+IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that hold an image."""
 
 LABEL_FIELD = "cls"

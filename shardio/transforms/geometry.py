@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Pixels, resize
+from shardio.images import Pixels, flip, resize
 from shardio.order import Words, random_words, to_unit
 from shardio.transforms.base import Sizes, Transform
 
@@ -144,7 +144,7 @@ class RandomHorizontalFlip(Transform):
         return flips
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
-        return np.ascontiguousarray(image[:, ::-1]) if parameters else image
+        return flip(image) if parameters else image
 
     def __repr__(self) -> str:
         return f"RandomHorizontalFlip(p={self.p})"

@@ -66,6 +66,7 @@ def test_json_is_the_whole_summary(tmp_path: Path) -> None:
     assert summary == {
         "out": str(out),
         "samples": 7,
+        "kept": 0,
         "classes": 2,
         "shards": 2,
         "bytes": sum(path.stat().st_size for path in out.glob("*.tar")),

@@ -98,7 +98,7 @@ def test_a_damaged_or_vanished_image_is_named(tmp_path: Path) -> None:
     folder = ImageFolder(tmp_path)
     first, second = (Path(path) for path, _ in folder.samples)
     first.write_bytes(first.read_bytes()[:-100])
-    with pytest.raises(SampleError, match=r"name-000\.jpg cannot be decoded: Premature end"):
+    with pytest.raises(SampleError, match=r"name-000\.jpg in .* cannot be decoded: Premature end"):
         folder[0]
     second.unlink()
     with pytest.raises(SampleError, match=r"name-001\.jpg cannot be read"):

@@ -72,9 +72,9 @@ def test_an_array_of_objects_is_refused_unless_trusted(tmp_path: Path) -> None:
     assert next(iter(ShardDataset(tmp_path / "out", fields="npy", trusted=True)))[0] == {"a": 1}
 
 
-def test_a_missing_field_names_sample_and_shard(packed: Path) -> None:
-    with pytest.raises(SampleError, match=r"sample class-\d/name-\d+ in .*shard-000000.tar.* has no field 'json'"):
-        next(iter(ShardDataset(packed, fields=("image", "json"))))
+def test_a_field_that_no_sample_has_is_refused_at_once(packed: Path) -> None:
+    with pytest.raises(ValueError, match=r"no sample of .* has the field 'json': name some of key, image, cls, jpg"):
+        ShardDataset(packed, fields=("image", "json"))
 
 
 def test_a_label_that_is_no_number_is_refused(tmp_path: Path) -> None:
@@ -163,3 +163,14 @@ def test_set_epoch_changes_the_order_and_a_copy_keeps_its_own(packed: Path) -> N
     assert sorted(other) == sorted(first)
     assert list(dataset) == first
     assert list(pickle.loads(pickle.dumps(dataset))) == first
+
+
+def test_a_field_that_one_sample_lacks_is_told_with_sample_and_shard(tmp_path: Path) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("a.jpg", "b.jpg", "b.json"):
+        (tmp_path / "src" / name).write_bytes(b"{}" if name.endswith("json") else encode(0))
+    shardio.pack(tmp_path / "src", tmp_path / "out")
+    with pytest.raises(SampleError, match=r"sample a in .*shard-000000.tar.* has no field 'json'"):
+        list(ShardDataset(tmp_path / "out", fields="json"))
+    with pytest.raises(ValueError, match="has the field 'label'"):
+        ShardMapDataset(tmp_path / "out")

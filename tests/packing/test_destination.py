@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 import shardio
-from shardio.errors import PackError
+from shardio.errors import FormatError, PackError
 from tests.sources import encode, write_images
 
 
@@ -125,3 +126,47 @@ def test_an_unfinished_pack_of_other_images_is_refused(
         shardio.pack(source, tmp_path / "out", max_shard_samples=1)
     (source / "class-0" / "new.jpg").unlink()
     assert shardio.pack(source, tmp_path / "out", max_shard_samples=1).num_samples == 4
+
+
+def test_an_unfinished_pack_is_not_read_as_a_dataset(tmp_path: Path) -> None:
+    write_images(tmp_path / "in")
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=5)
+    (tmp_path / "out" / "shardio.json").unlink()
+    (tmp_path / "out" / ".shardio-pack.partial").write_text("a plan's digest")
+    with pytest.raises(FormatError, match="unfinished pack"):
+        shardio.ShardDataset(tmp_path / "out")
+
+
+def test_two_packs_do_not_write_into_one_destination(tmp_path: Path) -> None:
+    write_images(tmp_path / "in")
+    (tmp_path / "out").mkdir()
+    with (
+        FileLock(tmp_path / "out" / ".shardio-pack.lock"),
+        pytest.raises(PackError, match=r"another process is packing into .*out"),
+    ):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    shardio.pack(tmp_path / "in", tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "shard-000000.tar",
+        "shard-000000.tar.idx",
+        "shardio.json",
+    ]
+
+
+def test_the_first_failure_is_told_and_the_other_shards_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=100)
+    reads = []
+
+    def read_bytes(path: Path) -> bytes:
+        reads.append(path)
+        if len(reads) == 20:
+            raise PermissionError(13, "Permission denied", str(path))
+        with path.open("rb") as file:
+            return file.read()
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(PackError, match=r"\.jpg cannot be read: Permission denied"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=100, num_workers=2)
+    assert len(reads) < 100
+    monkeypatch.undo()
+    assert shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=100).num_samples == 200

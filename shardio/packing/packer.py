@@ -152,20 +152,27 @@ def _write_shards(
 ) -> list[Written]:
     """Write the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
     stopped = threading.Event()
+    failures: list[Exception] = []
 
     def write(shard: ShardPlan) -> Written:
         if shard.name in finished:
             progress.packed(len(shard.samples), finished[shard.name][0].num_bytes)
             return finished[shard.name]
-        return write_shard(dst / shard.name, _read_samples(shard, stopped, progress))
+        try:
+            return write_shard(dst / shard.name, _read_samples(shard, stopped, progress))
+        except Exception as error:
+            failures.append(error)
+            stopped.set()
+            raise
 
     with ThreadPoolExecutor(num_workers, thread_name_prefix="shardio-pack") as pool:
         try:
             return list(pool.map(write, plan.shards))
-        except BaseException:
+        except Exception as error:
+            raise failures[0] from error  # The first failure; the others stopped because of it.
+        finally:
             stopped.set()
             pool.shutdown(wait=True, cancel_futures=True)
-            raise
 
 
 def _read_samples(shard: ShardPlan, stopped: threading.Event, progress: PackProgress) -> Iterator[Sample]:

@@ -1,0 +1,58 @@
+"""What a ShardDataset and an EpochSampler have in common: they hold an order, and split it over ranks."""
+
+from __future__ import annotations
+
+from shardio.order import Cursor, OrderSettings, Remainder, Split, check_remainder
+from shardio.world import CarriedWorld, World, find_world
+
+
+class Ordered:
+    """An order over a dataset, as a user asked for it.
+
+    Attributes:
+        settings: The order's settings.
+        digest: The dataset's identity, or "" where it has none.
+        num_all_samples: The samples of the whole dataset, over all ranks.
+        remainder: What happens to the samples that do not fill a step.
+        batch_size: The batch size that the user told, if any.
+    """
+
+    settings: OrderSettings
+    digest: str
+    num_all_samples: int
+
+    def __init__(
+        self, *, remainder: Remainder, batch_size: int | None, rank: int | None, world_size: int | None
+    ) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.remainder = check_remainder(remainder)
+        self.batch_size = batch_size
+        self._world = None if rank is None and world_size is None else find_world(rank, world_size)
+        self._carried_world: CarriedWorld | None = None
+
+    def world(self) -> World:
+        """Return the rank and world size as they are now, unless the user gave them."""
+        return self._world or find_world(carried=self._carried_world)
+
+    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
+        """Return this rank's share of an epoch from ``cursor`` on."""
+        world = self.world()
+        return Split(
+            num_samples=self.num_all_samples,
+            start=cursor.position,
+            rank=world.rank,
+            world_size=world.world_size,
+            batch_size=batch_size,
+            shuffled=self.settings.shuffle,
+            remainder=remainder,
+        )
+
+    def own_split(self, cursor: Cursor) -> Split:
+        """Return the same by what the user told alone, as in torch's own DataLoader."""
+        if self.batch_size is None and self.remainder == "drop":
+            raise ValueError(
+                "remainder='drop' leaves out what does not fill a batch, and torch's DataLoader does not say the batch "
+                f"size: give {type(self).__name__}(batch_size=...) the loader's, or use shardio.DataLoader"
+            )
+        return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)

@@ -1,0 +1,33 @@
+"""Steps in bulk: the order costs as much for one position as for some hundred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order.epoch_order import EpochOrder
+from shardio.order.split import Split
+
+POSITIONS_AT_ONCE = 512
+"""For how many positions the order is evaluated at a time, at the least."""
+
+
+def iterate_steps(
+    order: EpochOrder, split: Split, steps: Sequence[int]
+) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
+    """Yield the positions and the samples of several steps at a time.
+
+    Args:
+        order: The epoch's order.
+        split: One rank's share of it.
+        steps: Numbers of that rank's batches.
+
+    Yields:
+        The positions of each of the next steps, and the samples of all of them end to end, int64 [n].
+    """
+    steps_at_once = -(-POSITIONS_AT_ONCE // split.batch_size)
+    for first in range(0, len(steps), steps_at_once):
+        positions = [split.batch(step) for step in steps[first : first + steps_at_once]]
+        yield positions, order.samples_at(np.concatenate(positions))
