@@ -149,8 +149,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if progress.num_batches != progress.split.num_batches:
             raise RuntimeError(
                 f"the epoch had {progress.num_batches} batches instead of {progress.split.num_batches}: "
-                f"{type(self.dataset).__name__} does not yield one sample for each of its order, so that no state could be "
-                "right. Filter in collate_fn, or use torch's own DataLoader"
+                f"{type(self.dataset).__name__} yields other samples than its order has, so that no state could "
+                "be right. Filter in collate_fn, or use torch's own DataLoader"
             )
 
     def _split(self, feed: ShardFeed | SamplerFeed, cursor: Cursor) -> Split:
