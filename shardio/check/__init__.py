@@ -1,6 +1,23 @@
-"""Does a loader repeat or lose samples? For any loader whose batches carry keys."""
+"""Does a loader repeat or lose samples? For any loader, shardio's or not."""
 
-from shardio.check.coverage import Coverage, CoverageReport, Delivery
-from shardio.check.recording import assert_exactly_once, record
+from shardio.check.causes import find_frozen_orders
+from shardio.check.coverage import Coverage, Delivery
+from shardio.check.exactly_once import assert_exactly_once
+from shardio.check.guard import guard
+from shardio.check.recorder import CoverageRecorder, merge_recordings
+from shardio.check.recording import record
+from shardio.check.report import CoverageReport, Expected, make_report
 
-__all__ = ["Coverage", "CoverageReport", "Delivery", "assert_exactly_once", "record"]
+__all__ = [
+    "Coverage",
+    "CoverageRecorder",
+    "CoverageReport",
+    "Delivery",
+    "Expected",
+    "assert_exactly_once",
+    "find_frozen_orders",
+    "guard",
+    "make_report",
+    "merge_recordings",
+    "record",
+]

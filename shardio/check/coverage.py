@@ -1,15 +1,28 @@
-"""Coverage: which samples were delivered, how often, where and by whom."""
+"""Coverage: which samples were delivered in an epoch, how often, where and by whom. 14 bytes a delivery."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
-from shardio.errors import CoverageError
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
 
-SHOWN = 10
-"""How many keys of each kind a report names."""
+from shardio.check.identity import Ids, key_ids
+
+BLOCK = 1 << 20
+"""Deliveries that are kept in one piece of memory."""
+
+NUM_BUCKETS = 64
+"""Deliveries are compared by the last bits of their identities, one part after another, to bound memory."""
+
+MAX_NAMES = 1_000_000
+"""Keys that are remembered by name, for messages; later ones are named by their hash."""
+
+UNKNOWN = -1
+"""The number of a worker that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,110 +41,147 @@ class Delivery:
         return f"rank {self.rank}{worker} batch {self.batch}"
 
 
+@dataclass(slots=True)
+class SourceTotals:
+    """What one worker of one rank delivered: by sum and xor, two sources are compared as sets without looking again."""
+
+    num_samples: int = 0
+    id_sum: int = 0
+    id_xor: int = 0
+    last_batch: int = 0
+    largest_batch: int = 0
+
+    @property
+    def signature(self) -> tuple[int, int, int]:
+        return self.num_samples, self.id_sum, self.id_xor
+
+    def add(self, ids: Ids, batch: int) -> None:
+        """Count a batch."""
+        self.num_samples += len(ids)
+        self.id_sum = (self.id_sum + int(ids.sum(dtype=np.uint64))) % 2**64
+        self.id_xor ^= int(np.bitwise_xor.reduce(ids))
+        self.last_batch = max(self.last_batch, batch)
+        self.largest_batch = max(self.largest_batch, len(ids))
+
+
+@dataclass(slots=True)
+class _Block:
+    ids: Ids = field(default_factory=lambda: np.empty(BLOCK, np.uint64))
+    batches: NDArray[np.uint32] = field(default_factory=lambda: np.empty(BLOCK, np.uint32))
+    sources: NDArray[np.uint16] = field(default_factory=lambda: np.empty(BLOCK, np.uint16))
+    used: int = 0
+
+
 class Coverage:
     """Collects the deliveries of one epoch, over all ranks."""
 
     def __init__(self) -> None:
-        self._deliveries: defaultdict[Hashable, list[Delivery]] = defaultdict(list)
+        self._blocks: list[_Block] = []
+        self._source_ids: dict[tuple[int, int], int] = {}
+        self._orders: dict[int, xxhash.xxh3_64] = {}
+        self.totals: dict[tuple[int, int], SourceTotals] = {}
+        self.names: dict[int, Hashable] = {}
+
+    @property
+    def num_deliveries(self) -> int:
+        """How many samples were delivered, repeats included."""
+        return sum(block.used for block in self._blocks)
+
+    def order_digest(self, rank: int) -> str:
+        """Return a digest of a rank's samples in the order of their arrival."""
+        return self._orders[rank].hexdigest() if rank in self._orders else ""
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that delivered anything."""
+        return sorted(self._orders)
 
     def add(self, keys: Iterable[Hashable], delivery: Delivery) -> None:
-        """Count the samples of one batch."""
-        for key in keys:
-            self._deliveries[key].append(delivery)
+        """Count the samples of one batch by their keys."""
+        keys = list(keys)
+        ids = key_ids(keys)
+        if len(self.names) < MAX_NAMES:
+            self.names.update(zip(ids.tolist(), keys, strict=True))
+        self.add_ids(ids, delivery)
 
-    def report(self, expected: Collection[Hashable], *, num_repeats: int = 0, num_missing: int = 0) -> CoverageReport:
-        """Compare what was delivered with what should have been.
+    def add_ids(self, ids: Ids, delivery: Delivery) -> None:
+        """Count the samples of one batch by their identities, uint64 [n]."""
+        if not len(ids):
+            return
+        source = (delivery.rank, UNKNOWN if delivery.worker is None else delivery.worker)
+        self.totals.setdefault(source, SourceTotals()).add(ids, delivery.batch)
+        self._orders.setdefault(delivery.rank, xxhash.xxh3_64()).update(ids.tobytes())
+        source_id = self._source_ids.setdefault(source, len(self._source_ids))
+        while len(ids):
+            if not self._blocks or self._blocks[-1].used == BLOCK:
+                self._blocks.append(_Block())
+            block = self._blocks[-1]
+            count = min(len(ids), BLOCK - block.used)
+            where = slice(block.used, block.used + count)
+            block.ids[where], block.batches[where], block.sources[where] = ids[:count], delivery.batch, source_id
+            block.used += count
+            ids = ids[count:]
 
-        Args:
-            expected: The keys of the epoch, each once.
-            num_repeats: How many deliveries too many the remainder policy asks for (``pad``), spread evenly.
-            num_missing: How many samples it leaves out (``drop``).
-        """
-        wanted = set(expected)
-        return CoverageReport(
-            num_expected=len(wanted),
-            repeated={key: found for key, found in self._deliveries.items() if len(found) > 1},
-            missing=[key for key in expected if key not in self._deliveries],
-            unexpected={key: found for key, found in self._deliveries.items() if key not in wanted},
-            by_source=Counter(
-                (delivery.rank, delivery.worker) for found in self._deliveries.values() for delivery in found
-            ),
-            allowed_repeats=num_repeats,
-            allowed_missing=num_missing,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoverageReport:
-    """What an epoch delivered, against what it should have.
-
-    Attributes:
-        num_expected: The samples of the epoch.
-        repeated: The deliveries of each sample that came more than once.
-        missing: The samples that never came.
-        unexpected: The deliveries of each sample that nobody expected.
-        by_source: How many samples came from each (rank, worker).
-        allowed_repeats: How many deliveries too many the remainder policy asks for.
-        allowed_missing: How many samples it leaves out.
-    """
-
-    num_expected: int
-    repeated: dict[Hashable, list[Delivery]]
-    missing: list[Hashable]
-    unexpected: dict[Hashable, list[Delivery]]
-    by_source: Counter[tuple[int, int | None]]
-    allowed_repeats: int
-    allowed_missing: int
-
-    @property
-    def num_repeats(self) -> int:
-        """How many deliveries there were beyond the first of each sample."""
-        return sum(len(found) - 1 for found in self.repeated.values())
-
-    @property
-    def num_once(self) -> int:
-        """How many of the expected samples came exactly once."""
-        repeated = sum(key not in self.unexpected for key in self.repeated)
-        return self.num_expected - len(self.missing) - repeated
-
-    @property
-    def sources(self) -> list[tuple[int, int | None, int]]:
-        """How many samples each worker delivered: sorted (rank, worker, number)."""
-        rows = ((rank, worker, number) for (rank, worker), number in self.by_source.items())
-        return sorted(rows, key=lambda row: (row[0], -1 if row[1] is None else row[1]))
-
-    @property
-    def is_right(self) -> bool:
-        """Whether every sample came exactly once, but for what the remainder policy says; and some came at all."""
-        # Padding goes round the epoch, so that no sample comes more than once more often than another.
-        most = 1 + -(-self.allowed_repeats // max(self.num_expected, 1))
+    def arrays(self) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
+        """Return the identities, batches and workers of all deliveries in the order of their arrival."""
+        workers = np.array([worker for _, worker in self._source_ids], dtype=np.int64)
+        blocks = self._blocks or [_Block()]
+        sources = np.concatenate([block.sources[: block.used] for block in blocks])
         return (
-            bool(self.by_source or not self.num_expected)
-            and not self.unexpected
-            and len(self.missing) == self.allowed_missing
-            and self.num_repeats == self.allowed_repeats
-            and all(len(found) <= most for found in self.repeated.values())
+            np.concatenate([block.ids[: block.used] for block in blocks]),
+            np.concatenate([block.batches[: block.used] for block in blocks]).astype(np.int64),
+            workers[sources.astype(np.int64)],
         )
 
-    def __str__(self) -> str:
-        lines = [
-            f"{self.num_expected} samples: {self.num_once} came once, {len(self.repeated)} more than once"
-            f"{_allowed(self.num_repeats, self.allowed_repeats, 'repeats')}, {len(self.missing)} never"
-            f"{_allowed(len(self.missing), self.allowed_missing, 'left out')}, {len(self.unexpected)} unexpected"
-        ]
-        if self.is_right:
-            return lines[0]
-        for title, deliveries in ("repeated", self.repeated), ("unexpected", self.unexpected):
-            for key, found in list(deliveries.items())[:SHOWN]:
-                lines.append(f"  {title}: {key!s} came {len(found)} times: {', '.join(map(str, found))}")
-        lines += [f"  missing: {key!s}" for key in self.missing[:SHOWN]]
-        return "\n".join(lines)
+    def add_arrays(self, rank: int, ids: Ids, batches: NDArray[np.int64], workers: NDArray[np.int64]) -> None:
+        """Add deliveries of a rank as :meth:`arrays` returned them."""
+        starts = np.flatnonzero(np.diff(batches, prepend=-1))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ids)], strict=True):
+            worker = int(workers[start])
+            delivery = Delivery(rank=rank, worker=None if worker == UNKNOWN else worker, batch=int(batches[start]))
+            self.add_ids(ids[start:stop], delivery)
 
-    def raise_if_wrong(self) -> None:
-        """Raise a CoverageError with this report unless the coverage is right."""
-        if not self.is_right:
-            raise CoverageError(str(self))
+    def buckets(self) -> Iterator[tuple[int, Bucket]]:
+        """Yield the deliveries part by part, with the number of the part."""
+        sources = list(self._source_ids)
+        last_batches = np.array([self.totals[source].last_batch for source in sources], dtype=np.uint32)
+        for number in range(NUM_BUCKETS):
+            parts = [_select(block, number, i * BLOCK) for i, block in enumerate(self._blocks)]
+            if parts:
+                ids, batches, source_ids, arrivals = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+                order = np.argsort(ids, kind="stable")
+                is_late = batches == last_batches[source_ids]
+                yield (
+                    number,
+                    Bucket(ids[order], batches[order], source_ids[order], arrivals[order], is_late[order], sources),
+                )
+            else:
+                nothing = np.empty(0, np.uint64)
+                yield number, Bucket(nothing, nothing, nothing, nothing, nothing, sources)
 
 
-def _allowed(number: int, allowed: int, what: str) -> str:
-    return f" ({number} {what}, {allowed} by the remainder policy)" if allowed else ""
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Some deliveries, sorted by identity and then by arrival: one array entry each."""
+
+    ids: Ids
+    batches: NDArray[Any]
+    source_ids: NDArray[Any]
+    arrivals: NDArray[Any]
+    is_late: NDArray[Any]
+    sources: list[tuple[int, int]]
+
+    def deliveries(self, start: int, stop: int) -> list[Delivery]:
+        """Return the deliveries [start, stop) by the order of their arrival."""
+        found = []
+        for index in range(start, stop):
+            rank, worker = self.sources[int(self.source_ids[index])]
+            found.append(
+                Delivery(rank=rank, worker=None if worker == UNKNOWN else worker, batch=int(self.batches[index]))
+            )
+        return found
+
+
+def _select(block: _Block, bucket: int, base: int) -> tuple[NDArray[Any], ...]:
+    chosen = np.flatnonzero(block.ids[: block.used] % np.uint64(NUM_BUCKETS) == np.uint64(bucket))
+    return block.ids[chosen], block.batches[chosen], block.sources[chosen], chosen + base

@@ -10,61 +10,114 @@ import typer
 from shardio.order import Remainder
 
 if TYPE_CHECKING:
-    from shardio.check import CoverageReport
+    from shardio.check import Coverage, Expected
 
 
 def check(
-    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, or a directory of tars.")],
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="A packed directory, a manifest or a directory of tars; or script.py:function, which returns a "
+            "loader; or with --merge the recordings of all ranks.",
+        ),
+    ],
     world_size: Annotated[int, typer.Option(min=1, help="How many ranks.")] = 1,
-    num_workers: Annotated[int, typer.Option(min=0, help="Worker processes of each rank.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of one rank's batch.")] = 32,
+    num_workers: Annotated[int, typer.Option(min=0, help="Worker processes of each rank, for a dataset.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples of one rank's batch, for a dataset.")] = 32,
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs.")] = 1,
     remainder: Annotated[Remainder, typer.Option(help="What happens to samples that fill no step.")] = "pad",
-    shuffle: Annotated[bool, typer.Option(help="Whether the order is shuffled.")] = True,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the order.")] = 0,
+    shuffle: Annotated[bool, typer.Option(help="Whether the order is shuffled, for a dataset.")] = True,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the order, for a dataset.")] = 0,
+    merge: Annotated[bool, typer.Option("--merge", help="Judge the files that CoverageRecorder wrote.")] = False,
+    expected: Annotated[
+        str | None,
+        typer.Option(help="What a script's loader or recordings should hold: a number, or a packed dataset."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Where a script's batches have their keys: a field's name, or its place.")
+    ] = None,
 ) -> None:
-    """Iterate over a dataset as all ranks would, and say which samples came once, more often, or never.
+    """Say which samples came once, more often, or never: of a dataset, of any script's loader, or of a training run.
 
     Exit code 1 unless every sample of every epoch came exactly once, or as the remainder policy says.
     """
-    from shardio.check import Coverage, record
+    from shardio.check import find_frozen_orders, make_report, merge_recordings
+    from shardio.check.processes import record_ranks
+
+    if merge:
+        found, wanted = merge_recordings(map(Path, sources)), _expect(expected)
+    elif len(sources) != 1:
+        raise typer.BadParameter(f"one SOURCE is checked at a time, got {len(sources)} (--merge takes several)")
+    elif ".py:" in sources[0]:
+        found = record_ranks(sources[0], world_size=world_size, epochs=epochs, key=key)
+        wanted = _expect(expected)
+    else:
+        found, wanted = _record_dataset(
+            sources[0], world_size, num_workers, batch_size, epochs, remainder, shuffle=shuffle, seed=seed
+        )
+    reports = [make_report(coverage, wanted) for coverage in found]
+    for epoch, report in enumerate(reports):
+        typer.echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
+        for rank, worker, number in report.sources:
+            typer.echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
+    frozen = [] if not shuffle else find_frozen_orders(found, wanted)
+    for cause in frozen:
+        typer.echo(f"WRONG: {cause}")
+    if frozen or not reports or not all(report.is_right for report in reports):
+        raise typer.Exit(1)
+
+
+def _expect(expected: str | None) -> Expected:
+    """Return what ``--expected`` names."""
+    from shardio.check import Expected
+    from shardio.datasets import ShardDataset
+
+    if expected is None or expected.isdigit():
+        return Expected(ids=None, number=None if expected is None else int(expected))
+    return Expected.of_keys(ShardDataset(expected, fields="key", rank=0, world_size=1))
+
+
+def _record_dataset(
+    source: str,
+    world_size: int,
+    num_workers: int,
+    batch_size: int,
+    epochs: int,
+    remainder: Remainder,
+    *,
+    shuffle: bool,
+    seed: int,
+) -> tuple[list[Coverage], Expected]:
+    """Iterate over a dataset as all ranks would."""
+    from shardio.check import Coverage, Expected, record
     from shardio.datasets import ShardDataset
     from shardio.loader import DataLoader
 
-    def make_dataset(rank: int) -> ShardDataset:
-        return ShardDataset(
+    def make_loader(rank: int) -> DataLoader:
+        dataset = ShardDataset(
             source, fields="key", shuffle=shuffle, seed=seed, remainder=remainder, rank=rank, world_size=world_size
         )
+        return DataLoader(dataset, batch_size=batch_size, num_workers=num_workers)
 
-    loaders = [
-        DataLoader(make_dataset(rank), batch_size=batch_size, num_workers=num_workers) for rank in range(world_size)
-    ]
-    # In manifest order, without ranks, workers or shuffling.
-    expected = list(ShardDataset(source, fields="key", rank=0, world_size=1))
-    num_left_over = len(expected) % (world_size * batch_size)
-    is_right = True
+    loaders = [make_loader(rank) for rank in range(world_size)]
+    found = []
     for epoch in range(epochs):
         coverage = Coverage()
         for rank, loader in enumerate(loaders):
             loader.set_epoch(epoch)
             record(loader, coverage, rank=rank, key=_valid_keys if remainder == "mask" else None)
-        report = coverage.report(
-            expected,
-            num_repeats=-len(expected) % world_size if remainder == "pad" else 0,
-            num_missing=num_left_over if remainder == "drop" else 0,
-        )
-        is_right = is_right and report.is_right
-        _print(epoch, report)
-    if not is_right:
-        raise typer.Exit(1)
+        found.append(coverage)
+    # In manifest order, without ranks, workers or shuffling.
+    keys = list(ShardDataset(source, fields="key", rank=0, world_size=1))
+    wanted = Expected.of_keys(
+        keys,
+        num_repeats=-len(keys) % world_size if remainder == "pad" else 0,
+        num_missing=len(keys) % (world_size * batch_size) if remainder == "drop" else 0,
+    )
+    return found, wanted
 
 
 def _valid_keys(batch: Any) -> list[str]:
     keys, valid = batch
     return [key for key, is_valid in zip(keys, valid.tolist(), strict=True) if is_valid]
-
-
-def _print(epoch: int, report: CoverageReport) -> None:
-    typer.echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
-    for rank, worker, number in report.sources:
-        typer.echo(f"  rank {rank} worker {worker}: {number} samples")

@@ -9,6 +9,7 @@ import typer
 import shardio
 from shardio.cli.check import check
 from shardio.cli.info import info
+from shardio.cli.order import order
 from shardio.cli.pack import pack
 from shardio.cli.train import train
 from shardio.errors import ShardioError
@@ -19,7 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, check, train):
+for command in (pack, info, order, check, train):
     app.command()(command)
 
 

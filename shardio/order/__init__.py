@@ -3,6 +3,7 @@
 from shardio.order.bijection import permute
 from shardio.order.cursor import Cursor, EpochCounter, Progress
 from shardio.order.epoch_order import EpochOrder
+from shardio.order.quality import IDEAL_DISTANCE, OrderQuality, measure_quality, shards_of
 from shardio.order.settings import OrderSettings, choose_settings
 from shardio.order.split import Remainder, Split, check_remainder
 from shardio.order.state import dump_state, read_state
@@ -10,9 +11,11 @@ from shardio.order.steps import iterate_steps
 from shardio.order.words import Words, derive_key, make_key, random_words, to_unit
 
 __all__ = [
+    "IDEAL_DISTANCE",
     "Cursor",
     "EpochCounter",
     "EpochOrder",
+    "OrderQuality",
     "OrderSettings",
     "Progress",
     "Remainder",
@@ -24,8 +27,10 @@ __all__ = [
     "dump_state",
     "iterate_steps",
     "make_key",
+    "measure_quality",
     "permute",
     "random_words",
     "read_state",
+    "shards_of",
     "to_unit",
 ]

@@ -13,7 +13,7 @@ SHARDS_PER_WINDOW = 4
 MIN_WINDOW = 4096
 """Default window at the least, in samples, for datasets of many small shards."""
 
-MAX_LANES = 16
+MAX_LANES = 8
 """Default lanes at the most: with SHARDS_PER_WINDOW they bound the shards that one rank has open."""
 
 
@@ -45,7 +45,7 @@ def choose_settings(
     """Check the user's settings and fill in defaults that depend on the shards alone.
 
     By default a window holds the samples of four average shards (at least 4096), and there are as many
-    lanes, up to 16 and a power of two, as leave every lane four windows. A small dataset therefore has
+    lanes, up to 8 and a power of two, as leave every lane four windows. A small dataset therefore has
     one lane, and one whose samples fit a window is shuffled as a whole.
 
     Args:

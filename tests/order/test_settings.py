@@ -20,7 +20,7 @@ def settings_of(*sizes: int, **options: Any) -> OrderSettings:
 def test_defaults_are_in_range(sizes: list[int]) -> None:
     settings = settings_of(*sizes)
     assert 1 <= settings.window <= sum(sizes)
-    assert 1 <= settings.lanes <= 16
+    assert 1 <= settings.lanes <= 8
 
 
 def test_a_small_dataset_is_shuffled_as_a_whole() -> None:
@@ -29,7 +29,7 @@ def test_a_small_dataset_is_shuffled_as_a_whole() -> None:
 
 def test_a_large_dataset_has_several_lanes_of_several_windows() -> None:
     settings = settings_of(*[5000] * 2000)
-    assert (settings.lanes, settings.window) == (16, 20_000)
+    assert (settings.lanes, settings.window) == (8, 20_000)
 
 
 def test_without_shuffling_there_is_one_lane_and_no_window() -> None:

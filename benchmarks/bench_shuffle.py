@@ -1,0 +1,148 @@
+"""How well are samples mixed, and what does it cost a rank to read them in that order?
+
+``python -m benchmarks.bench_shuffle``: one epoch of several datasets, by shardio's default order, by a global shuffle,
+by other lanes and windows, and by WebDataset's shuffle of shards and buffer. The measures are those of
+shardio/order/quality.py, exact, over all samples and ranks; nothing is read, and every machine gets the same figures.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+import webdataset
+from numpy.typing import NDArray
+
+from shardio.cli.console import count
+from shardio.order import EpochOrder, OrderQuality, choose_settings, measure_quality
+
+HEADER = """\
+| order | moved by | neighbours apart | same shard, × ideal | shards open, mean (max) | bytes read, × share |
+|---|---|---|---|---|---|"""
+
+Choice = tuple[int | None, int | None]
+"""Lanes and window, None for the default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A dataset of equal shards, who reads it, and what to try beside the default and the global order."""
+
+    num_shards: int
+    shard_size: int
+    world_size: int
+    batch_size: int
+    num_workers: int
+    choices: Sequence[Choice]
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return np.full(self.num_shards, self.shard_size, dtype=np.int64)
+
+    @property
+    def num_samples(self) -> int:
+        return self.num_shards * self.shard_size
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_shards:,} shards of {self.shard_size:,} samples, {count(self.world_size, 'rank')}, "
+            f"batches of {self.batch_size}, in WebDataset {count(self.num_workers, 'worker')} a rank"
+        )
+
+
+CASES = (
+    Case(num_shards=12, shard_size=500, world_size=2, batch_size=64, num_workers=2, choices=[(2, None), (4, 1000)]),
+    Case(num_shards=1281, shard_size=1000, world_size=1, batch_size=256, num_workers=4, choices=[(64, None)]),
+    Case(
+        num_shards=1281,
+        shard_size=1000,
+        world_size=8,
+        batch_size=256,
+        num_workers=4,
+        choices=[(1, None), (16, None), (64, None), (8, 1000), (8, 16_384)],
+    ),
+    Case(
+        num_shards=5000,
+        shard_size=1000,
+        world_size=64,
+        batch_size=256,
+        num_workers=4,
+        choices=[(64, None), (256, None), (64, 16_384)],
+    ),
+    Case(
+        num_shards=5000,
+        shard_size=1000,
+        world_size=1024,
+        batch_size=64,
+        num_workers=1,
+        choices=[(1024, None)],
+    ),
+)
+BUFFERS = (1000, 10_000)
+
+
+def measure_shardio(case: Case, lanes: int | None, window: int | None) -> tuple[str, OrderQuality]:
+    """Return the settings that were taken and the measures of shardio's order."""
+    settings = choose_settings(case.sizes, shuffle=True, seed=0, lanes=lanes, window=window)
+    order = EpochOrder(case.sizes, settings, epoch=0).samples_at(np.arange(case.num_samples))
+    ranks = [order[rank :: case.world_size] for rank in range(case.world_size)]
+    name = f"{settings.lanes} × {settings.window:,}"
+    return name, measure_quality(ranks, case.sizes, case.sizes, case.world_size * case.batch_size)
+
+
+def measure_webdataset(case: Case, buffer: int) -> OrderQuality:
+    """Return the measures of ``WebDataset(shards, shardshuffle=all, nodesplitter=split_by_node).shuffle(buffer)``."""
+    ranks = [
+        np.fromiter(chain.from_iterable(_webdataset_rank(case, rank, buffer)), dtype=np.int64)
+        for rank in range(case.world_size)
+    ]
+    return measure_quality(ranks, case.sizes, case.sizes, case.world_size * case.batch_size)
+
+
+def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
+    """Yield a rank's batches as torch's DataLoader takes them from its workers, in turn, until all are through."""
+    workers = [_webdataset_worker(case, rank, worker, buffer) for worker in range(case.num_workers)]
+    while workers:
+        batches = [list(islice(worker, case.batch_size)) for worker in workers]
+        yield from filter(None, batches)
+        workers = [worker for worker, batch in zip(workers, batches, strict=True) if batch]
+
+
+def _webdataset_worker(case: Case, rank: int, worker: int, buffer: int) -> Iterator[int]:
+    """Yield the samples of one worker, by webdataset's own shuffle, after its splits by node and by worker."""
+    shards = range(case.num_shards)[rank :: case.world_size][worker :: case.num_workers]
+    shuffle = webdataset.filters._shuffle
+    rng = random.Random(rank * case.num_workers + worker)
+    mixed: Iterator[int] = shuffle(iter(shards), bufsize=case.num_shards, initial=case.num_shards, rng=rng)
+    samples = chain.from_iterable(range(shard * case.shard_size, (shard + 1) * case.shard_size) for shard in mixed)
+    result: Iterator[int] = shuffle(samples, bufsize=buffer, rng=rng)
+    return result
+
+
+def _row(name: str, quality: OrderQuality) -> str:
+    same = quality.same_shard / quality.ideal_same_shard
+    return (
+        f"| {name} | {quality.displacement:.3f} | {quality.separation:.4f} | {same:.1f} | "
+        f"{quality.mean_open:.1f} ({quality.max_open}) | {quality.read_factor:.2f} |"
+    )
+
+
+def main() -> None:
+    """Print the tables."""
+    for case in CASES:
+        print(f"{case}\n\n{HEADER}")
+        name, quality = measure_shardio(case, None, None)
+        print(_row(f"**default, {name}**", quality))
+        print(_row("global, 1 × N", measure_shardio(case, 1, case.num_samples)[1]))
+        for lanes, window in case.choices:
+            print(_row(*measure_shardio(case, lanes, window)))
+        for buffer in BUFFERS:
+            print(_row(f"WebDataset, buffer {buffer:,}", measure_webdataset(case, buffer)), flush=True)
+        print()
+
+
+if __name__ == "__main__":
+    main()

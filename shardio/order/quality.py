@@ -1,0 +1,172 @@
+"""How good a shuffle is, and what it costs the ranks that read it: numbers for any order, shardio's or another's.
+
+A measured epoch is given as what each rank reads: the samples' numbers in manifest order, in the order in which
+the rank receives them. The global order takes from the ranks in turn, sample by sample, so that W * B samples of
+it in a row are the batches of one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+IDEAL_DISTANCE = 1 / 3
+"""Mean distance of two random places, as a share of the whole length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderQuality:
+    """The measures of one epoch.
+
+    Attributes:
+        displacement: See :func:`mean_displacement`; ideally 1/3.
+        separation: See :func:`mean_separation`; ideally 1/3.
+        same_shard: See :func:`same_shard_chance`, for the batches of all ranks together.
+        ideal_same_shard: See :func:`ideal_same_shard_chance`.
+        mean_open: See :func:`count_open_shards`; the mean over the steps of all ranks.
+        max_open: The same, the maximum over the ranks.
+        read_factor: See :func:`read_factor`; at least 1, and 1 where no shard is read by two ranks.
+    """
+
+    displacement: float
+    separation: float
+    same_shard: float
+    ideal_same_shard: float
+    mean_open: float
+    max_open: int
+    read_factor: float
+
+
+def measure_quality(
+    ranks: Sequence[NDArray[np.int64]],
+    shard_sizes: NDArray[np.int64],
+    shard_bytes: NDArray[np.int64],
+    global_batch_size: int,
+) -> OrderQuality:
+    """Measure one epoch.
+
+    Args:
+        ranks: For each rank the samples that it reads, int64 [n], in their order. Together a permutation of 0 … N-1.
+        shard_sizes: int64 [shards], the number of samples of each shard in manifest order.
+        shard_bytes: int64 [shards], each shard's size in bytes.
+        global_batch_size: The samples of one step of all ranks together.
+    """
+    ranks = [samples for samples in ranks if len(samples)]
+    order = take_turns(ranks)
+    shards_of_ranks = [shards_of(samples, shard_sizes) for samples in ranks]
+    num_open = [count_open_shards(shards) for shards in shards_of_ranks]
+    return OrderQuality(
+        displacement=mean_displacement(order),
+        separation=mean_separation(order, shard_sizes),
+        same_shard=same_shard_chance(shards_of(order, shard_sizes), global_batch_size),
+        ideal_same_shard=ideal_same_shard_chance(shard_sizes),
+        mean_open=float(np.average([mean for mean, _ in num_open], weights=[len(samples) for samples in ranks])),
+        max_open=max(most for _, most in num_open),
+        read_factor=read_factor(shards_of_ranks, shard_sizes, shard_bytes),
+    )
+
+
+def take_turns(ranks: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return what all ranks read in one row: the first of each rank, the second of each, …; int64 [N]."""
+    turns = np.concatenate([np.arange(len(samples)) for samples in ranks])
+    return np.concatenate(ranks)[np.argsort(turns, kind="stable")]
+
+
+def shards_of(samples: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the shard in which each sample lies, int64 [n]."""
+    return np.searchsorted(np.cumsum(shard_sizes), samples, side="right").astype(np.int64)
+
+
+def mean_displacement(order: NDArray[np.int64]) -> float:
+    """Return the mean of abs(position - sample) / N: how far samples come from their place in manifest order.
+
+    0 for an order that is not shuffled, and about 1/3 (exactly (1 - 1/N**2) / 3 on average) for a global shuffle.
+    Moving whole shards of many is enough to reach 1/3: whether samples of a shard leave each other is not seen here.
+
+    Args:
+        order: int64 [N], the sample at each position.
+    """
+    return float(np.abs(np.arange(len(order)) - order).mean()) / len(order)
+
+
+def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
+    """Return the mean of abs(p - q) / N, over all pairs of neighbours in a shard, which come at positions p and q.
+
+    1 / N for shards that are read in sequence, and about 1/3 for a global shuffle: how far samples that lie beside
+    each other on disk (and may be of one class or one video) come apart. NaN if every shard holds one sample.
+
+    Args:
+        order: int64 [N], the sample at each position.
+        shard_sizes: int64 [shards].
+    """
+    positions = np.empty(len(order), dtype=np.int64)
+    positions[order] = np.arange(len(order))
+    distances = np.abs(np.diff(positions))
+    is_within = np.ones(len(order), dtype=np.bool_)
+    # A boundary lies before sample `stop`; empty shards repeat one, the last is the end.
+    is_within[np.cumsum(shard_sizes) % len(order)] = False
+    within = distances[is_within[1:]]
+    return float(within.mean()) / len(order) if len(within) else float("nan")
+
+
+def same_shard_chance(shards: NDArray[np.int64], batch_size: int) -> float:
+    """Return the chance that two different samples of one batch, drawn at random, come from one shard.
+
+    A batch with n samples, c of them from shard s, has the chance sum over s of c (c - 1) / (n (n - 1)); the result is
+    the mean over the batches of at least two samples, and NaN if there is none.
+
+    Args:
+        shards: int64 [n], the shard of the sample at each position. Batches are consecutive runs of it.
+        batch_size: The samples of a batch; the last one may be shorter.
+    """
+    num_shards = int(shards.max(initial=0)) + 1
+    cells, counts = np.unique(np.arange(len(shards)) // batch_size * num_shards + shards, return_counts=True)
+    sizes = np.bincount(np.arange(len(shards)) // batch_size)
+    pairs = np.bincount(cells // num_shards, weights=counts * (counts - 1), minlength=len(sizes))
+    is_pair = sizes > 1
+    chances = pairs[is_pair] / (sizes[is_pair] * (sizes[is_pair] - 1))
+    return float(chances.mean()) if len(chances) else float("nan")
+
+
+def ideal_same_shard_chance(shard_sizes: NDArray[np.int64]) -> float:
+    """Return that chance for two different samples of the whole dataset: sum of n (n - 1) / (N (N - 1))."""
+    sizes, total = shard_sizes.astype(np.float64), float(shard_sizes.sum())
+    return float((sizes * (sizes - 1)).sum() / (total * (total - 1))) if total > 1 else float("nan")
+
+
+def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
+    """Return how many shards one rank has open at once: the mean and the maximum over the samples that it reads.
+
+    A shard is open from the first sample of it that the rank reads to the last one, both included. The maximum is
+    thus the number of whole shards that a rank must keep (open files, or a cache) so that it fetches none twice.
+
+    Args:
+        shards: int64 [n], the shard of each sample that the rank reads, in its order; n is at least 1.
+    """
+    num = len(shards)
+    first = np.unique(shards, return_index=True)[1]
+    stop = num - np.unique(shards[::-1], return_index=True)[1]
+    change = np.bincount(first, minlength=num + 1) - np.bincount(stop, minlength=num + 1)
+    num_open = np.cumsum(change[:num])
+    return float(num_open.mean()), int(num_open.max())
+
+
+def read_factor(
+    shards_of_ranks: Sequence[NDArray[np.int64]], shard_sizes: NDArray[np.int64], shard_bytes: NDArray[np.int64]
+) -> float:
+    """Return how many times its share of the bytes a rank reads, if it can only fetch whole shards.
+
+    That is the sum of the sizes of the shards that a rank touches in the epoch, over its share: the bytes of its own
+    samples, each of which counts as an average one of its shard. The sums are taken over all ranks.
+
+    Args:
+        shards_of_ranks: For each rank the shard of each sample that it reads, int64 [n].
+        shard_sizes: int64 [shards], the number of samples of each shard.
+        shard_bytes: int64 [shards], each shard's size in bytes.
+    """
+    sample_bytes = shard_bytes / np.maximum(shard_sizes, 1)
+    read = sum(float(shard_bytes[np.unique(shards)].sum()) for shards in shards_of_ranks)
+    return read / sum(float(sample_bytes[shards].sum()) for shards in shards_of_ranks)

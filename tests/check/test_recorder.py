@@ -1,0 +1,163 @@
+"""Recordings of all ranks, judged together; loaders of scripts, in real processes; the guard; the plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+from torch.multiprocessing.spawn import start_processes
+
+import shardio
+from shardio import CoverageError, FormatError
+from shardio.check import CoverageRecorder, Expected, guard, make_report, merge_recordings
+
+pytest_plugins = ["pytester"]
+
+
+def record_ranks(run: Path, ranks: list[list[list[list[Any]]]]) -> list[Path]:
+    """Write the recording of each rank, given each rank's epochs of batches."""
+    for rank, epochs in enumerate(ranks):
+        with CoverageRecorder(run, rank=rank) as recorder:
+            for epoch in epochs:
+                assert list(recorder.watch(epoch)) == epoch
+    return sorted(run.glob("*.cov"))
+
+
+def run_check(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardio", "check", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_merged_recordings_are_the_whole_epoch(tmp_path: Path) -> None:
+    paths = record_ranks(tmp_path / "run", [[[["a", "b"]], [["c"]]], [[["c"]], [["a"], ["b"]]]])
+    assert [path.name for path in paths] == ["rank-00000.cov", "rank-00001.cov"]
+    merged = merge_recordings(paths)
+    assert [make_report(coverage, Expected.of_keys("abc")).is_right for coverage in merged] == [True, True]
+    assert merged[1].arrays()[1].tolist() == [0, 0, 1]
+    done = run_check("--merge", *paths, "--expected", 3)
+    assert (done.returncode, done.stdout.count("right: 3 samples: 3 came once")) == (0, 2)
+
+
+def test_a_repeat_across_ranks_is_found_and_named(tmp_path: Path) -> None:
+    paths = record_ranks(tmp_path, [[[["a", "b"]]], [[["b", "c"]]]])
+    done = run_check("--merge", *paths)
+    assert done.returncode == 1
+    assert "repeated: b came 2 times: rank 0 batch 0, rank 1 batch 0" in done.stdout
+
+
+def test_what_was_received_before_a_crash_is_there(tmp_path: Path) -> None:
+    recorder = CoverageRecorder(tmp_path, rank=0)
+    watched = recorder.watch([[1, 2], [3], [4]])
+    next(watched)
+    next(watched)
+    watched.close()  # type: ignore[attr-defined]  # it is a generator
+    (coverage,) = merge_recordings([recorder.path])
+    assert sorted(coverage.arrays()[0].tolist()) == [1, 2, 3]
+
+
+def test_files_that_are_no_recordings_or_of_one_rank_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.cov").write_bytes(b"nothing of the kind")
+    with pytest.raises(FormatError, match=r"x\.cov is not a recording"):
+        merge_recordings([tmp_path / "x.cov"])
+    (path,) = record_ranks(tmp_path / "run", [[[["a"]]]])
+    other = tmp_path / "other.cov"
+    other.write_bytes(path.read_bytes())
+    with pytest.raises(FormatError, match="both recordings of rank 0"):
+        merge_recordings([path, other])
+
+
+def gather(rank: int, rendezvous: str, queue: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    recorder = CoverageRecorder(Path(rendezvous).parent / "run")
+    list(recorder.watch([["a", "b"], ["c"]] if rank == 0 else [["d"], ["e", "f"]]))
+    (coverage,) = recorder.gather()
+    queue.put((recorder.rank, str(make_report(coverage, Expected.of_keys("abcdef")))))
+    torch.distributed.destroy_process_group()
+
+
+def test_ranks_gather_by_torch_distributed(tmp_path: Path) -> None:
+    manager = torch.multiprocessing.get_context("spawn").Manager()
+    queue = manager.Queue()
+    start_processes(gather, args=(str(tmp_path / "rendezvous"), queue), nprocs=2)
+    right = "6 samples: 6 came once, 0 more than once, 0 never, 0 unexpected"
+    assert sorted(queue.get() for _ in range(2)) == [(0, right), (1, right)]
+    manager.shutdown()
+
+
+SCRIPT = """
+import torch.distributed
+from torch.utils.data import DataLoader, DistributedSampler
+
+def unsplit():
+    return DataLoader(list(range(60)), batch_size=8, shuffle=True, num_workers=1)
+
+def split():
+    torch.distributed.init_process_group("gloo")
+    dataset = [{"id": i, "half": i // 2} for i in range(60)]
+    return DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset), num_workers=1)
+
+def failing():
+    raise RuntimeError("no data today")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "loaders.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_scripts_loader_is_judged_in_real_ranks(script: Path) -> None:
+    done = run_check(f"{script}:split", "--world-size", 3, "--epochs", 2, "--expected", 60, "--key", "id")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "epoch 1: right: 60 samples: 60 came once" in done.stdout
+    assert "rank 2 worker 0: 20 samples" in done.stdout
+
+
+def test_a_scripts_loader_without_a_split_is_caught(script: Path) -> None:
+    done = run_check(f"{script}:unsplit", "--world-size", 2, "--expected", 60)
+    assert done.returncode == 1
+    assert "ranks 0 and 1 delivered the same 60 samples: no DistributedSampler" in done.stdout
+
+
+def test_a_script_that_fails_is_told_with_its_own_words(script: Path) -> None:
+    done = run_check(f"{script}:failing", "--world-size", 2)
+    assert done.returncode == 1
+    assert "rank 0 of" in done.stderr
+    assert "RuntimeError: no data today" in done.stderr
+    assert "has no function 'nothing'" in run_check(f"{script}:nothing").stderr
+    assert "there is no script" in run_check("nowhere.py:make").stderr
+
+
+def test_the_guard_stops_at_the_first_repeat_and_forgets_after_an_epoch(packed: Path) -> None:
+    loader = guard(shardio.DataLoader(shardio.ShardDataset(packed, fields="key", shuffle=True), batch_size=4))
+    assert len(loader) == 6
+    for _ in range(2):
+        assert sum(len(batch) for batch in loader) == 21
+    assert loader.state_dict()["epoch"] == 1
+    guarded = iter(guard([["a", "b"], ["c"], ["b"], ["d"]]))
+    assert [next(guarded), next(guarded)] == [["a", "b"], ["c"]]
+    with pytest.raises(CoverageError, match="batch 2 repeats b, which came in batch 0 of this epoch"):
+        next(guarded)
+    with pytest.raises(CoverageError, match="batch 0 repeats a"):
+        list(guard([["a", "a"]]))
+
+
+def test_the_plugin_gives_every_project_the_fixture(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        def test_right(assert_exactly_once):
+            assert_exactly_once([[1, 2], [3]], expected=[1, 2, 3])
+
+        def test_wrong(assert_exactly_once):
+            assert_exactly_once([[1, 2], [2]], expected=[1, 2, 3])
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*CoverageError: 3 samples: 1 came once, 1 more than once, 1 never*"])

@@ -1,0 +1,279 @@
+"""Real process groups stop in the middle of an epoch, and others, of other sizes, go on: every sample comes once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch.distributed
+from torch.multiprocessing.spawn import start_processes
+from torch.utils.data import DataLoader as TorchLoader
+
+import shardio
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from tests.sources import write_images
+
+SEED = 5
+NUM_SAMPLES = 62
+
+Policy = Literal["keep", "mask"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group, and how each of its ranks loads."""
+
+    world_size: int
+    batch_size: int
+    num_workers: int
+    context: str | None = None
+    persistent_workers: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments for a loader."""
+        return {
+            "batch_size": self.batch_size,
+            "num_workers": self.num_workers,
+            "multiprocessing_context": self.context,
+            "persistent_workers": self.persistent_workers,
+        }
+
+
+def load_shards(packed: str, remainder: Policy, group: Group) -> DataLoader:
+    dataset = ShardDataset(packed, fields="key", shuffle=True, seed=SEED, remainder=remainder, lanes=3, window=9)
+    return DataLoader(dataset, **group.options)
+
+
+def load_by_number(packed: str, remainder: Policy, group: Group) -> DataLoader:
+    dataset = ShardMapDataset(packed, fields="key")
+    sampler = EpochSampler(dataset, seed=SEED, remainder=remainder, lanes=3, window=9)
+    return DataLoader(dataset, sampler=sampler, **group.options)
+
+
+KINDS: dict[str, tuple[Callable[[str, Policy, Group], DataLoader], Policy]] = {
+    "shards keep": (load_shards, "keep"),
+    "shards mask": (load_shards, "mask"),
+    "by number keep": (load_by_number, "keep"),
+    "by number mask": (load_by_number, "mask"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What the ranks of one group do.
+
+    Attributes:
+        packed: The dataset.
+        group: The group.
+        kinds: The loaders, by their names in KINDS.
+        states: The state from which each loader goes on; none to begin.
+        num_batches: After how many batches each rank stops, or None for the end of the epoch.
+        num_epochs: Further epochs after that.
+        with_torch: Whether torch's own DataLoader loads the epoch, too.
+        folder: Where the ranks meet, and write what they got.
+    """
+
+    packed: str
+    group: Group
+    kinds: tuple[str, ...]
+    states: dict[str, Any]
+    num_batches: int | None
+    num_epochs: int
+    with_torch: bool
+    folder: str
+
+
+def be_rank(rank: int, task: Task) -> None:
+    """Build all loaders, then the process group, then load."""
+    assert "RANK" not in os.environ
+    assert "WORLD_SIZE" not in os.environ
+    group = task.group
+    loaders = {kind: KINDS[kind][0](task.packed, KINDS[kind][1], group) for kind in task.kinds}
+    for_torch = ShardDataset(
+        task.packed, fields="key", shuffle=True, seed=SEED, remainder="keep", batch_size=group.batch_size
+    )
+    torchs = TorchLoader(for_torch, **group.options)
+    for kind, loader in loaders.items():
+        assert len(loader) == -(-NUM_SAMPLES // group.batch_size)  # It is alone yet, and must not keep to that.
+        if task.states:
+            loader.load_state_dict(task.states[kind])
+
+    rendezvous = f"file://{task.folder}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=group.world_size)
+    results: dict[str, Any] = {"lengths": {}, "epochs": {}, "states": {}, "torchs": []}
+    for kind, loader in loaders.items():
+        results["lengths"][kind] = len(loader)
+        epochs = [plain(islice(loader, task.num_batches))]
+        results["states"][kind] = loader.state_dict()
+        epochs += [plain(loader) for _ in range(task.num_epochs)]
+        results["epochs"][kind] = epochs
+    if task.with_torch:
+        results["torchs"] = plain(torchs)
+    Path(task.folder, f"{rank}.json").write_text(json.dumps(results))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def plain(batches: Iterable[Any]) -> list[Any]:
+    """Return batches as lists: of keys, or with marks of keys and marks."""
+    return [[list(batch[0]), batch[1].tolist()] if torch.is_tensor(batch[-1]) else list(batch) for batch in batches]
+
+
+def valid_keys(kind: str, batches: list[Any]) -> list[str]:
+    """Return the keys of batches that count."""
+    if KINDS[kind][1] == "keep":
+        return [key for batch in batches for key in batch]
+    return [key for keys, marks in batches for key, is_valid in zip(keys, marks, strict=True) if is_valid]
+
+
+def launch(task: Task) -> list[dict[str, Any]]:
+    """Run a group; return what each rank got."""
+    Path(task.folder).mkdir()
+    start_processes(be_rank, args=(task,), nprocs=task.group.world_size, daemon=False)
+    return [json.loads(Path(task.folder, f"{rank}.json").read_text()) for rank in range(task.group.world_size)]
+
+
+@pytest.fixture(scope="module")
+def packed_62(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """62 samples in shards of at most 7."""
+    root = tmp_path_factory.mktemp("packed_62")
+    write_images(root / "source", classes=2, per_class=31, width=8, height=8)
+    shardio.pack(root / "source", root / "out", max_shard_samples=7)
+    return root / "out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Who stops, after how many batches, and who goes on."""
+
+    old: Group
+    num_batches: int
+    new: Group
+    kinds: tuple[str, ...] = tuple(KINDS)
+    num_epochs: int = 0
+
+
+PLANS = {
+    "fork, then persistent workers": Plan(
+        old=Group(world_size=2, batch_size=5, num_workers=2, context="fork"),
+        num_batches=3,
+        new=Group(world_size=3, batch_size=4, num_workers=1, context="fork", persistent_workers=True),
+        num_epochs=2,
+    ),
+    "spawn, then no workers": Plan(
+        old=Group(world_size=3, batch_size=2, num_workers=1, context="spawn"),
+        num_batches=7,
+        new=Group(world_size=2, batch_size=7, num_workers=0),
+        kinds=("shards keep", "by number mask"),
+        num_epochs=1,
+    ),
+    "no workers, then forkserver": Plan(
+        old=Group(world_size=1, batch_size=9, num_workers=0),
+        num_batches=2,
+        new=Group(world_size=2, batch_size=3, num_workers=2, context="forkserver"),
+        kinds=("shards mask", "by number keep"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_another_group_goes_on_and_every_sample_comes_once(
+    name: str, packed_62: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    plan = PLANS[name]
+    begin = Task(
+        packed=str(packed_62),
+        group=plan.old,
+        kinds=plan.kinds,
+        states={},
+        num_batches=plan.num_batches,
+        num_epochs=0,
+        with_torch=True,
+        folder=str(tmp_path / "old"),
+    )
+    old = launch(begin)
+    assert all(rank["states"] == old[0]["states"] for rank in old)
+    position = plan.num_batches * plan.old.world_size * plan.old.batch_size
+    assert {state["position"] for state in old[0]["states"].values()} == {position}
+
+    new = launch(
+        Task(
+            packed=str(packed_62),
+            group=plan.new,
+            kinds=plan.kinds,
+            states=old[0]["states"],
+            num_batches=None,
+            num_epochs=plan.num_epochs,
+            with_torch=False,
+            folder=str(tmp_path / "new"),
+        )
+    )
+    expected = sorted(ShardDataset(packed_62, fields="key"))
+    assert len(expected) == NUM_SAMPLES
+    for kind in plan.kinds:
+        before = [key for rank in old for key in valid_keys(kind, rank["epochs"][kind][0])]
+        after = [key for rank in new for key in valid_keys(kind, rank["epochs"][kind][0])]
+        assert len(before) == position, kind
+        assert sorted(before + after) == expected, kind
+        for epoch in range(1, plan.num_epochs + 1):
+            whole = [valid_keys(kind, rank["epochs"][kind][epoch]) for rank in new]
+            assert sorted(key for keys in whole for key in keys) == expected, kind
+            assert whole == epoch_of_ranks(packed_62, kind, plan.new, epoch), kind
+            # A length is a full epoch's, though a state was loaded when it was asked for.
+            assert all(len(rank["epochs"][kind][epoch]) == rank["lengths"][kind] for rank in new), kind
+
+    torchs = [rank["torchs"] for rank in old]
+    assert torchs == batches_of_ranks(packed_62, plan.old)
+
+
+def batches_of_ranks(packed: Path, group: Group) -> list[list[Any]]:
+    """Return the batches of each rank by our loader, in this process alone."""
+    return [
+        plain(
+            DataLoader(
+                ShardDataset(
+                    packed,
+                    fields="key",
+                    shuffle=True,
+                    seed=SEED,
+                    remainder="keep",
+                    rank=rank,
+                    world_size=group.world_size,
+                ),
+                batch_size=group.batch_size,
+            )
+        )
+        for rank in range(group.world_size)
+    ]
+
+
+def epoch_of_ranks(packed: Path, kind: str, group: Group, epoch: int) -> list[list[str]]:
+    """Return the keys that each rank gets in an epoch, in this process alone.
+
+    Both kinds of dataset have the same shards and so the same order.
+    """
+    of_ranks = []
+    for rank in range(group.world_size):
+        dataset = ShardDataset(
+            packed,
+            fields="key",
+            shuffle=True,
+            seed=SEED,
+            remainder=KINDS[kind][1],
+            lanes=3,
+            window=9,
+            rank=rank,
+            world_size=group.world_size,
+        )
+        dataset.set_epoch(epoch)
+        of_ranks.append(valid_keys(kind, plain(DataLoader(dataset, batch_size=group.batch_size))))
+    return of_ranks

@@ -1,0 +1,313 @@
+"""The laws of order and state, checked for one case against counting in plain Python.
+
+Hypothesis draws cases in ``test_laws.py``, and ``tools/order_campaign.py`` some hundred thousand at random.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order import (
+    Cursor,
+    EpochCounter,
+    EpochOrder,
+    OrderSettings,
+    Progress,
+    Remainder,
+    Split,
+    dump_state,
+    iterate_steps,
+    read_state,
+)
+
+DIGEST = "a dataset's digest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The ranks that train for a while.
+
+    Attributes:
+        world_size: How many ranks.
+        num_workers: Worker processes of each.
+        batch_size: Samples of each rank's batch.
+        num_batches: After how many batches they stop, or None for the end of the epoch.
+    """
+
+    world_size: int
+    num_workers: int
+    batch_size: int
+    num_batches: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An epoch of a dataset, and the groups of ranks that work through it, each going on where the last stopped.
+
+    Attributes:
+        shard_sizes: Samples of each shard; some may be empty, not all.
+        settings: The order's settings.
+        epoch: The epoch.
+        remainder: The policy.
+        groups: The last one goes on to the end.
+        other_world_size: Any number; its common divisor with a step's samples is another world of the same steps.
+        probe: Any number; it chooses the places where the order is evaluated alone.
+    """
+
+    shard_sizes: tuple[int, ...]
+    settings: OrderSettings
+    epoch: int
+    remainder: Remainder
+    groups: tuple[Group, ...]
+    other_world_size: int
+    probe: int
+
+    @property
+    def num_samples(self) -> int:
+        """The samples of the dataset."""
+        return sum(self.shard_sizes)
+
+
+class LawBrokenError(AssertionError):
+    """A law of the order does not hold."""
+
+
+def check_laws(case: Case) -> None:
+    """Check all laws for one case.
+
+    Raises:
+        LawBrokenError: If one does not hold; the message says which.
+    """
+    order = EpochOrder(np.array(case.shard_sizes, dtype=np.int64), case.settings, case.epoch)
+    samples = order.samples_at(np.arange(case.num_samples)).tolist()
+    check_order(case, order, samples)
+    written = _WrittenOrder(order, samples)
+
+    start, delivered = 0, Counter[int]()
+    for group in case.groups:
+        splits = [_split(case, start, rank, group.world_size, group.batch_size) for rank in range(group.world_size)]
+        batches = [[split.batch(step).tolist() for step in range(split.num_batches)] for split in splits]
+        check_lengths(splits, batches)
+        check_shares(case, splits, batches)
+        check_global_batches(case, splits, batches)
+        for split, of_rank in zip(splits, batches, strict=True):
+            check_workers(written, split, of_rank, group.num_workers)
+
+        num_batches = max(map(len, batches)) if group.num_batches is None else group.num_batches
+        now = [position for rank in batches for batch in rank[:num_batches] for position in batch]
+        delivered.update(now)
+        stop = check_cursor(case, splits, batches, num_batches)
+        if stop < case.num_samples:
+            _hold("what came before the cursor is what lies before it", sorted(now), list(range(start, stop)))
+        start = stop
+    check_epoch(case, samples, delivered)
+
+
+def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
+    """Check that an epoch's order is a permutation, made as the settings say, and the same wherever it is asked."""
+    size = case.num_samples
+    _hold("an epoch's order is a permutation", sorted(samples), list(range(size)))
+    if not case.settings.shuffle:
+        _hold("unshuffled, position p is sample p", samples, list(range(size)))
+    else:
+        check_windows(case, samples)
+    positions = [(case.probe * factor) % (2 * size) for factor in (1, 3, 7, 13)]
+    alone = order.samples_at(np.array(positions, dtype=np.int64)).tolist()
+    _hold("a place alone is the same, and past the end again", alone, [samples[p % size] for p in positions])
+
+
+def check_windows(case: Case, samples: list[int]) -> None:
+    """Check that some permutation of the shards is the tape: each lane's windows are its slices, shuffled."""
+    starts = list(np.cumsum(case.shard_sizes) - case.shard_sizes)
+    stops = list(np.cumsum(case.shard_sizes))
+    unfinished: int | None = None  # The shard that the last window broke off in, and where
+    next_sample = 0
+    for lane in range(case.settings.lanes):
+        in_lane = samples[lane :: case.settings.lanes]
+        for first in range(0, len(in_lane), case.settings.window):
+            by_shard: dict[int, list[int]] = {}
+            for sample in sorted(in_lane[first : first + case.settings.window]):
+                by_shard.setdefault(bisect_right(stops, sample), []).append(sample)
+            if unfinished is not None:
+                _hold("a window goes on in the shard where the last one broke off", unfinished in by_shard, True)
+            broken = []
+            for shard, run in by_shard.items():
+                expected = next_sample if shard == unfinished else starts[shard]
+                _hold("a window has a run of each of its shards", run, list(range(expected, expected + len(run))))
+                if run[-1] + 1 < stops[shard]:
+                    broken.append(shard)
+            _hold("a window breaks off in at most one shard", len(broken) <= 1, True)
+            unfinished = broken[0] if broken else None
+            if unfinished is not None:
+                next_sample = by_shard[unfinished][-1] + 1
+    _hold("the tape ends with a shard", unfinished, None)
+
+
+def check_lengths(splits: list[Split], batches: list[list[list[int]]]) -> None:
+    """Check that lengths are true, batches full but for the last, and ranks equal (with keep: to one sample)."""
+    for split, of_rank in zip(splits, batches, strict=True):
+        sizes = [len(batch) for batch in of_rank]
+        _hold("the number of a rank's samples is true", split.num_own_samples, sum(sizes))
+        _hold("batches are full but for the last", sizes[:-1], [split.batch_size] * (len(sizes) - 1))
+        _hold("no batch is empty or too large", all(1 <= size <= split.batch_size for size in sizes), True)
+        beyond = split.batch(split.num_batches).tolist() if split.remainder != "drop" else []
+        _hold("there is nothing after the last batch", beyond, [])
+    for counts in ([sum(map(len, of_rank)) for of_rank in batches], [len(of_rank) for of_rank in batches]):
+        apart = max(counts) - min(counts)
+        _hold("ranks have equally many", apart <= (splits[0].remainder == "keep"), True)
+
+
+def check_shares(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:
+    """Check that the ranks are disjoint and together have what the policy deals, each as the order wants it."""
+    start, size = splits[0].start, case.num_samples
+    step_size = len(splits) * splits[0].batch_size
+    num_dealt = size - start
+    if case.remainder == "drop":
+        num_dealt -= num_dealt % step_size
+    elif case.remainder != "keep":
+        while num_dealt % len(splits):
+            num_dealt += 1
+    dealt = sorted(chain.from_iterable(chain.from_iterable(batches)))
+    _hold("ranks are disjoint and have what the policy deals", dealt, list(range(start, start + num_dealt)))
+    for rank, of_rank in enumerate(batches):
+        for batch in of_rank:
+            if case.settings.shuffle:
+                _hold("shuffled, a rank stays in its lanes", {p % len(splits) for p in batch}, {rank})
+            else:
+                _hold("unshuffled, a batch is a run", batch, list(range(batch[0], batch[0] + len(batch))))
+    for step in range(max(map(len, batches))):
+        here = sorted(_step(batches, step))
+        first = start + step * step_size
+        _hold("a step holds the next positions", here, list(range(first, min(first + step_size, start + num_dealt))))
+
+
+def check_global_batches(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:
+    """Check that another world with as many samples a step has the same global batches."""
+    step_size = len(splits) * splits[0].batch_size
+    world_size = gcd(step_size, case.other_world_size)
+    others = [
+        _split(case, splits[0].start, rank, world_size, step_size // world_size).batch for rank in range(world_size)
+    ]
+    for step in range((case.num_samples - splits[0].start) // step_size):
+        there = sorted(chain.from_iterable(batch(step).tolist() for batch in others))
+        _hold("global batches do not depend on the world", sorted(_step(batches, step)), there)
+
+
+def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:
+    """Check that a rank's batches are the same however many workers build them: as whole batches, and as samples.
+
+    Torch's loader takes batches from the workers in turn, and passes over those that have no more; given samples,
+    it makes batches of each worker's own.
+    """
+    streams = []
+    for worker in range(num_workers):
+        steps = range(worker, split.num_batches, num_workers)
+        positions: list[list[int]] = []
+        samples: list[int] = []
+        for some_positions, some_samples in iterate_steps(order, split, steps):
+            positions += [batch.tolist() for batch in some_positions]
+            samples += some_samples.tolist()
+        flat = list(chain.from_iterable(positions))
+        _hold("samples are those of their positions", samples, order.samples_at(np.array(flat, dtype=int)).tolist())
+        _hold("a worker builds every n-th batch", positions, batches[worker::num_workers])
+        streams.append(flat)
+    cut = [[stream[i : i + split.batch_size] for i in range(0, len(stream), split.batch_size)] for stream in streams]
+    _hold("batches do not depend on the workers", list(_in_turn(cut)), batches)
+
+
+def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]], num_batches: int) -> int:
+    """Check that all ranks save the same state after so many batches, and that it is gone on from; return where."""
+    start, step_size = splits[0].start, len(splits) * splits[0].batch_size
+    is_over = num_batches >= max(map(len, batches))
+    expected = case.num_samples if is_over else start + num_batches * step_size
+    cursor = Cursor(epoch=case.epoch, position=start)
+    for split, of_rank in zip(splits, batches, strict=True):
+        progress = Progress(
+            cursor=cursor,
+            split=split,
+            num_batches=min(num_batches, len(of_rank)),
+            is_finished=num_batches > len(of_rank),
+        )
+        _hold("every rank knows where all are", progress.now, Cursor(epoch=case.epoch, position=expected))
+    now = Cursor(epoch=case.epoch, position=expected)
+    state = json.loads(json.dumps(dump_state(now, case.settings, DIGEST, case.num_samples)))
+    _hold("a state is read as it was saved", read_state(state, case.settings, DIGEST, case.num_samples), now)
+    counter = EpochCounter()
+    counter.load(now)
+    counter.set_epoch(case.epoch)
+    _hold("the loaded epoch is gone on with", counter.start(case.num_samples), now)
+    counter.load(now)
+    after = Cursor(epoch=case.epoch + 1) if is_over else now
+    _hold("a loaded epoch that is over is followed by the next", counter.start(case.num_samples), after)
+    return expected
+
+
+def check_epoch(case: Case, samples: list[int], delivered: Counter[int]) -> None:
+    """Check that all groups together delivered the epoch as the policy says."""
+    size, position = case.num_samples, 0
+    for group in case.groups:
+        left, step_size = size - position, group.world_size * group.batch_size
+        num_steps = left // step_size if case.remainder == "drop" else -(-left // step_size)
+        if group.num_batches is None or group.num_batches >= num_steps:
+            break  # In this group the epoch ended; the later ones had nothing left.
+        position += group.num_batches * step_size
+    counts = Counter[int]()
+    for p, count in delivered.items():
+        counts[samples[p % size]] += count
+    first_time = Counter(samples[p] for p in delivered.elements() if p < size)
+    if case.remainder == "drop":
+        _hold("drop repeats nothing", set(counts.values()) <= {1}, True)
+        _hold("drop leaves out what fills no step", size - counts.total(), left % step_size)
+        _hold("drop leaves out the last positions", set(delivered), set(range(size - left % step_size)))
+    else:
+        _hold("every sample comes once, but for the repeats", first_time, Counter(range(size)))
+        repeats = 0 if case.remainder == "keep" else -left % group.world_size
+        _hold("only a multiple of the ranks is filled up", counts.total() - size, repeats)
+
+
+class _WrittenOrder(EpochOrder):
+    """An order that was evaluated before: the same, looked up."""
+
+    def __init__(self, order: EpochOrder, samples: list[int]) -> None:
+        self.settings, self.epoch, self.num_samples = order.settings, order.epoch, order.num_samples
+        self._samples = np.array(samples, dtype=np.int64)
+
+    def samples_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self._samples[positions % self.num_samples]
+
+
+def _split(case: Case, start: int, rank: int, world_size: int, batch_size: int) -> Split:
+    return Split(
+        num_samples=case.num_samples,
+        start=start,
+        rank=rank,
+        world_size=world_size,
+        batch_size=batch_size,
+        shuffled=case.settings.shuffle,
+        remainder=case.remainder,
+    )
+
+
+def _step(batches: list[list[list[int]]], step: int) -> Iterable[int]:
+    """Return the positions of all ranks in one step."""
+    return chain.from_iterable(of_rank[step] for of_rank in batches if step < len(of_rank))
+
+
+def _in_turn(streams: list[list[list[int]]]) -> Iterator[list[int]]:
+    """Take one batch of each stream in turn, passing over those that are through."""
+    for turn in range(max(map(len, streams))):
+        yield from (stream[turn] for stream in streams if turn < len(stream))
+
+
+def _hold(law: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise LawBrokenError(f"{law}: got {got}, expected {expected}")

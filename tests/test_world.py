@@ -1,0 +1,182 @@
+"""Where the rank and the world come from, and that a world is carried to a process's own workers alone."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+from torch.multiprocessing.spawn import start_processes
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset
+
+from shardio import DataLoader, ShardDataset
+from shardio.world import CarriedWorld, Worker, World, find_worker, find_world
+
+ALONE = World(rank=0, world_size=1)
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch, rank: str | None, world_size: str | None) -> None:
+    for name, value in (("RANK", rank), ("WORLD_SIZE", world_size)):
+        if value is not None:
+            monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_without_any_source_a_process_is_rank_0_of_1() -> None:
+    assert find_world() == ALONE
+    assert find_worker() == Worker(worker_id=0, num_workers=1)
+
+
+def test_torchruns_variables_say_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, "3", "7")
+    assert find_world() == World(rank=3, world_size=7)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_process_group_goes_before_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, "3", "7")
+    assert find_world() == ALONE
+
+
+@pytest.mark.usefixtures("group")
+def test_arguments_go_before_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, "3", "7")
+    assert find_world(1, 2) == World(rank=1, world_size=2)
+    assert find_world(1, 2, carried=CarriedWorld.find()) == World(rank=1, world_size=2)
+
+
+def test_the_world_is_read_when_it_is_needed_not_when_a_dataset_is_made(
+    monkeypatch: pytest.MonkeyPatch, packed: Path
+) -> None:
+    dataset = ShardDataset(packed, fields="key")
+    assert len(dataset) == 21
+    set_environment(monkeypatch, "1", "3")
+    assert len(dataset) == 7
+    assert dataset.world() == World(rank=1, world_size=3)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2), (0, None)])
+def test_only_one_of_rank_and_world_size_is_an_error(rank: int | None, world_size: int | None, packed: Path) -> None:
+    with pytest.raises(ValueError, match=f"go together, got rank={rank} and world_size={world_size}"):
+        find_world(rank, world_size)
+    with pytest.raises(ValueError, match="go together"):
+        ShardDataset(packed, fields="key", rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0), (5, -1)])
+def test_a_rank_out_of_range_is_an_error(rank: int, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=f"got {rank} of {world_size}"):
+        find_world(rank, world_size)
+    set_environment(monkeypatch, str(rank), str(world_size))
+    with pytest.raises(ValueError, match=f"got {rank} of {world_size}"):
+        find_world()
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("3", None), (None, "7")])
+def test_half_an_environment_is_none(rank: str | None, world_size: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, rank, world_size)
+    assert find_world() == ALONE
+
+
+@pytest.mark.parametrize(
+    ("rank", "world_size", "wrong"),
+    [("abc", "2", "RANK"), ("", "2", "RANK"), ("0", "two", "WORLD_SIZE"), ("0", "2.0", "WORLD_SIZE")],
+)
+def test_nonsense_in_a_variable_is_an_error_that_names_it(
+    rank: str, world_size: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environment(monkeypatch, rank, world_size)
+    with pytest.raises(ValueError, match=rf"\b{wrong}\b.*{(rank if wrong == 'RANK' else world_size)!r}"):
+        find_world()
+
+
+class Worlds(Dataset[tuple[int, int]]):
+    """What worker processes take themselves for, given one world or another to go by."""
+
+    def __init__(self, *carried: CarriedWorld | None) -> None:
+        self.carried = carried
+
+    def __len__(self) -> int:
+        return len(self.carried)
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        world = find_world(carried=self.carried[index])
+        return world.rank, world.world_size
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_only_torch_workers_of_the_process_that_found_it_go_by_a_carried_world(
+    context: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_environment(monkeypatch, "1", "3")
+    ours = CarriedWorld.find()
+    set_environment(monkeypatch, "4", "5")
+    others = replace(ours, process_id=ours.process_id + 1)
+    worlds = Worlds(ours, others, None)
+    loader = TorchLoader(worlds, batch_size=None, num_workers=1, multiprocessing_context=context)
+    assert [tuple(world) for world in loader] == [(1, 3), (4, 5), (4, 5)]
+    # The process itself looks for itself, as its world may have changed; so does a child that is no torch worker.
+    assert [worlds[index] for index in range(3)] == [(4, 5)] * 3
+    with multiprocessing.get_context(context).Pool(1) as pool:
+        assert pool.map(worlds.__getitem__, range(3)) == [(4, 5)] * 3
+        pool.close()
+        pool.join()
+
+
+def test_a_pickled_dataset_finds_the_world_where_it_is_unpickled(monkeypatch: pytest.MonkeyPatch, packed: Path) -> None:
+    set_environment(monkeypatch, "1", "3")
+    copy = pickle.loads(pickle.dumps(ShardDataset(packed, fields="key")))
+    set_environment(monkeypatch, "2", "4")
+    assert copy.world() == World(rank=2, world_size=4)
+    given = pickle.loads(pickle.dumps(ShardDataset(packed, fields="key", rank=5, world_size=6)))
+    assert given.world() == World(rank=5, world_size=6)
+
+
+def load_launched(rank: int, dataset: ShardDataset, folder: str, contexts: list[str]) -> None:
+    """Be one of two ranks with a dataset that the launcher pickled: load an epoch by each loader and context."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    makers: dict[str, Any] = {"ours": DataLoader, "torchs": TorchLoader}
+    keys = {
+        f"{name} {context}": [
+            key
+            for batch in make(dataset, batch_size=4, num_workers=1, multiprocessing_context=context)
+            for key in batch
+        ]
+        for name, make in makers.items()
+        for context in contexts
+    }
+    Path(folder, f"{rank}.json").write_text(json.dumps(keys))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_a_launchers_world_is_not_that_of_its_ranks(packed: Path, tmp_path: Path) -> None:
+    """The launcher is rank 0 of 1: ranks that went by that would deliver everything twice."""
+    dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
+    assert dataset.world() == ALONE
+    contexts = ["fork", "spawn"]
+    start_processes(load_launched, args=(dataset, str(tmp_path), contexts), nprocs=2, daemon=False)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    expected = sorted(ShardDataset(packed, fields="key"))
+    assert first.keys() == second.keys()
+    assert {name: sorted(first[name] + second[name]) for name in first} == dict.fromkeys(first, expected)

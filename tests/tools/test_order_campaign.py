@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.order.laws import Case, LawBrokenError
+
+# Not an import statement: tools/ is no package, and mypy knows its files by another name.
+order_campaign = import_module("tools.order_campaign")
+
+
+def test_a_campaign_says_how_many_cases_hold() -> None:
+    script = Path(__file__).parents[2] / "tools" / "order_campaign.py"
+    command = [sys.executable, str(script), "--cases", "250", "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=script.parent)
+    assert done.stdout.startswith("the laws hold for all 250 cases of seed 3")
+
+
+def test_a_case_is_that_of_its_seed() -> None:
+    assert order_campaign.draw_case(7) == order_campaign.draw_case(7)
+    assert len({repr(order_campaign.draw_case(seed)) for seed in range(100)}) == 100
+
+
+@pytest.mark.parametrize("error", [LawBrokenError("it does not hold"), IndexError("out of bounds")])
+def test_a_case_that_fails_is_named_and_run_alone_fails_again(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = order_campaign.draw_case(1234)
+
+    def check_laws(case: Case) -> None:
+        if case == wrong:
+            raise error
+
+    monkeypatch.setattr(order_campaign, "check_laws", check_laws)
+    said = order_campaign.check_chunk(range(1200, 1300))
+    assert str(error) in said
+    assert repr(wrong) in said
+    assert "--only 1234" in said
+    with pytest.raises(typer.Exit) as exit_info:
+        order_campaign.main(only=1234)
+    assert exit_info.value.exit_code == 1
+    out = capsys.readouterr().out
+    assert str(error) in out
+    assert repr(wrong) in out
+    with pytest.raises(typer.Exit) as exit_info:
+        order_campaign.main(only=1235)
+    assert exit_info.value.exit_code == 0
