@@ -28,18 +28,16 @@ def judge_many() -> None:
     step = 99_999_989  # A prime: its multiples visit all numbers below 10^8 in a scattered order.
     for batch in range(NUM_KEYS // BATCH_SIZE):
         numbers = np.arange(batch * BATCH_SIZE, (batch + 1) * BATCH_SIZE, dtype=np.uint64)
-        coverage.add_ids(
-            numbers * np.uint64(step) % np.uint64(NUM_KEYS), Delivery(rank=0, worker=batch % 8, batch=batch)
-        )
+        scattered = numbers * np.uint64(step) % np.uint64(NUM_KEYS)
+        coverage.add_ids(scattered, Delivery(rank=0, worker=batch % 8, batch=batch))
     coverage.add_ids(np.array([5, 6], dtype=np.uint64), Delivery(rank=0, worker=0, batch=batch + 1))
     added = time.perf_counter()
     report = make_report(coverage, Expected(ids=None, number=NUM_KEYS))
     judged = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(str(report).splitlines()[0])
-    print(
-        f"added in {added - start:.0f} s, judged in {judged - added:.0f} s, peak memory {(peak - before) / 2**20:.2f} GiB"
-    )
+    memory = (peak - before) / 2**20
+    print(f"added in {added - start:.0f} s, judged in {judged - added:.0f} s, peak memory {memory:.2f} GiB")
 
 
 def time_recorder() -> None:
@@ -62,8 +60,8 @@ def time_recorder() -> None:
             costs.append(1e6 * (time.process_time() - start - bare) / num_images)
     median = statistics.median(costs)
     print(
-        f"the recorder adds {median:.2f} µs of CPU time an image ({min(costs):.2f} to {max(costs):.2f}), its file included: "
-        f"{median / 100:.2%} of a loader of 10,000 images/s"
+        f"the recorder adds {median:.2f} µs of CPU time an image ({min(costs):.2f} to {max(costs):.2f}), its file "
+        f"included: {median / 100:.2%} of a loader of 10,000 images/s"
     )
 
 

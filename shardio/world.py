@@ -71,8 +71,18 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return World(rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return World(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+        return World(rank=_read_variable("RANK"), world_size=_read_variable("WORLD_SIZE"))
     return World(rank=0, world_size=1)
+
+
+def _read_variable(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise ValueError(
+            f"the environment variable {name} must be an integer, got {os.environ[name]!r}: start with torchrun, or "
+            "unset RANK and WORLD_SIZE"
+        ) from None
 
 
 def find_worker() -> Worker:

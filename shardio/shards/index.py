@@ -147,8 +147,12 @@ class ShardIndex:
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        except (OSError, ValueError) as error:
-            raise FormatError(f"the index {path} cannot be opened: {error}") from error
+        except (
+            FileNotFoundError,
+            IsADirectoryError,
+            ValueError,
+        ) as error:  # Other errors of the system say nothing of the file.
+            raise FormatError(f"the index {path} is no file, or empty: {error}") from error
         try:
             self.header, tensors = _parse(path, self._map)
             self.offset, self.size, self.hash = (tensors[name] for name in ("offset", "size", "hash"))
