@@ -56,6 +56,8 @@ def assert_exactly_once(
             set_epoch(epoch)
         coverage = Coverage()
         have_keys = [record(one, coverage, rank=rank, key=key) for rank, one in enumerate(loaders)]
+        if not all(have_keys) and expected is not None and not isinstance(expected, int):
+            raise TypeError("the batches carry no keys that could be compared with the expected ones: give key=")
         report = make_report(coverage, wanted)
         if not all(have_keys) and wanted.ids is None and report.num_repeats:
             raise TypeError(

@@ -233,5 +233,7 @@ def test_a_key_is_asked_for_where_contents_are_none() -> None:
         assert_exactly_once(DataLoader(noisy, batch_size=4, collate_fn=collate))
     with pytest.raises(TypeError, match="repeats or equal data: give key="):
         assert_exactly_once([[torch.zeros(2, 3)], [torch.zeros(2, 3)]])
+    with pytest.raises(TypeError, match="no keys that could be compared with the expected ones: give key="):
+        assert_exactly_once([[torch.zeros(2, 3)]], ["a", "b"])
     with pytest.raises(TypeError, match="nothing at key='id'"):
         assert_exactly_once([[torch.zeros(2, 3)]], 2, key="id")
