@@ -135,7 +135,7 @@ class Coverage:
 
     def add_arrays(self, rank: int, ids: Ids, batches: NDArray[np.int64], workers: NDArray[np.int64]) -> None:
         """Add deliveries of a rank as :meth:`arrays` returned them."""
-        starts = np.flatnonzero(np.diff(batches, prepend=-1))
+        starts = np.flatnonzero(np.diff(batches.astype(np.int64), prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ids)], strict=True):
             worker = int(workers[start])
             delivery = Delivery(rank=rank, worker=None if worker == UNKNOWN else worker, batch=int(batches[start]))

@@ -1,8 +1,8 @@
 """CoverageRecorder: notes, from inside a training run, which samples a rank received; one small file a rank.
 
-A recording is a safetensors file with, for each epoch ``e``, the tensors ``ids.e`` (uint64 [n]), ``batches.e`` and
-``workers.e`` (int64 [n], -1 for an unknown worker), and one metadata key, ``recording``, with a JSON object: its
-format, the rank, the number of epochs, and the keys' names where they are few.
+A recording is a safetensors file with, for each epoch ``e``, the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
+[n]) and ``workers.e`` (int16 [n], -1 for an unknown worker), and one metadata key, ``recording``, with a JSON object:
+its format, the rank, the number of epochs, and the keys' names where they are few.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from shardio.errors import FormatError
 from shardio.world import find_world
 
 RECORDING_FORMAT = 1
+COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
+"""What a recording says of each delivery: 14 bytes."""
+
 MAX_SAVED_NAMES = 20_000
 """Keys that a recording names; in a larger one, strings are known by their hash."""
 
@@ -94,8 +97,8 @@ def write_recording(path: Path, rank: int, epochs: Sequence[Coverage]) -> None:
     """Write the coverage of a rank's epochs; the file is there whole or as it was."""
     tensors, names = {}, {}
     for epoch, coverage in enumerate(epochs):
-        columns = zip(("ids", "batches", "workers"), coverage.arrays(), strict=True)
-        tensors.update({f"{name}.{epoch}": column for name, column in columns})
+        for (name, dtype), column in zip(COLUMNS.items(), coverage.arrays(), strict=True):
+            tensors[f"{name}.{epoch}"] = column.astype(dtype)
         names.update(coverage.names)
     shown = {f"{identity:016x}": str(name) for identity, name in names.items()} if len(names) <= MAX_SAVED_NAMES else {}
     header = {"format": RECORDING_FORMAT, "rank": rank, "epochs": len(epochs), "names": shown}
@@ -126,6 +129,6 @@ def merge_recordings(paths: Iterable[Path]) -> list[Coverage]:
         seen[rank] = path
         merged += [Coverage() for _ in range(header["epochs"] - len(merged))]
         for epoch in range(header["epochs"]):
-            merged[epoch].add_arrays(rank, *(tensors[f"{name}.{epoch}"] for name in ("ids", "batches", "workers")))
+            merged[epoch].add_arrays(rank, *(tensors[f"{name}.{epoch}"] for name in COLUMNS))
             merged[epoch].names.update({int(identity, 16): name for identity, name in header["names"].items()})
     return merged
