@@ -77,21 +77,26 @@ def _padding(report: CoverageReport) -> list[str]:
 def _losses(report: CoverageReport) -> list[str]:
     missing, number = report.num_missing - report.expected.num_missing, report.expected.number or 0
     places = report.missing_places
-    batch = max((totals.largest_batch for totals in report.totals.values()), default=0)
-    if len(places) and places[0] == number - len(places):
-        return [f"the last {missing:,} of {number:,} are missing: drop_last, or a loop that ends a batch early"]
+    is_tail = len(places) > 0 and places[0] == number - len(places)
     num_runs = int((np.diff(places) > 1).sum()) + 1 if len(places) else 0
-    if len(places) >= 2 * num_runs and num_runs > 0:
+    if _batches_could_be_lost(report, missing):
+        what = f"the last {missing:,} of {number:,}" if is_tail else f"{missing:,} of {number:,}, a few batches' ends,"
+        return [f"{what} are missing: drop_last, or a loop that ends a batch early"]
+    if num_runs and len(places) >= 2 * num_runs:
+        runs = "one run" if num_runs == 1 else f"{num_runs} runs"
         return [
-            f"the {missing:,} missing samples lie in {num_runs} runs of neighbours: whole shards were left out, as "
-            "where shards do not divide by the workers or ranks and the rest is dropped"
-        ]
-    if missing <= batch * len(report.totals):
-        return [
-            f"{missing:,} missing samples are at most a batch of {batch} for each of {len(report.totals)} ranks and "
-            "workers: drop_last, or a last batch that is lost"
+            f"the {missing:,} missing samples are {runs} of neighbours, and more than drop_last leaves out: whole "
+            "shards, as where shards do not divide by the workers or ranks and the rest is dropped"
         ]
     return []
+
+
+def _batches_could_be_lost(report: CoverageReport, missing: int) -> bool:
+    """Say whether one lost batch explains the loss, or drop_last, by which each source loses less than a batch."""
+    sources = report.totals.values()
+    batch = max((totals.largest_batch for totals in sources), default=0)
+    all_full = all(totals.num_samples % batch == 0 for totals in sources)
+    return missing <= batch or (all_full and missing <= (batch - 1) * len(sources))
 
 
 def find_frozen_orders(epochs: Sequence[Coverage], expected: Expected) -> list[str]:

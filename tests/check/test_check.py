@@ -42,6 +42,7 @@ def test_a_dataset_that_ignores_its_workers_is_caught_with_keys_and_workers(pack
     message = str(caught.value)
     assert "21 samples: 0 came once, 21 more than once, 0 never" in message
     assert f"repeated: {keys[0]} came 2 times: rank 0 worker 0 batch 0, rank 0 worker 1 batch 1" in message
+    assert "each of 2 workers delivered all 21 samples: the dataset ignores get_worker_info" in message
 
 
 def test_repeats_losses_and_strangers_are_counted_and_named(keys: list[str]) -> None:
@@ -129,7 +130,7 @@ def test_the_command_passes_a_dataset_under_every_policy(packed: Path) -> None:
         assert "rank 1 worker 0: " in found.stdout
 
 
-def test_the_command_fails_where_the_shards_are_damaged(tmp_path: Path) -> None:
+def test_the_command_fails_where_there_is_no_dataset(tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-m", "shardio", "check", str(tmp_path)], capture_output=True, text=True, check=False
     )
