@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from shardio.errors import SampleError
-from shardio.images import Orientation, check_orientation, decode_image, decode_pil
+from shardio.images import DEFAULT_MAX_PIXELS, DecodeError, Orientation, check_orientation, decode_pil, open_image
 from shardio.order import Words
 from shardio.sample import Sample
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
-from shardio.transforms import apply_transform
+from shardio.transforms import apply_transform, decode_pictures
 
 Fields = str | Sequence[str]
 Decode = Literal["array", "pil"]
@@ -52,7 +52,7 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
 
 
 DECODE_CHUNK = 16
-"""Samples that are decoded before the first of them is transformed: whole images are large, crops are small."""
+"""Samples whose images are decoded together: some kinds of image are whole in memory before they are cropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class FieldDecoder:
         transform: Applied to the image, or None.
         decode: ``array`` gives transforms uint8 [height, width, 3] arrays, ``pil`` Pillow images.
         orientation: Whether the EXIF orientation turns the image.
+        max_pixels: An image of more pixels is an error.
         trusted: Whether fields may be unpickled.
     """
 
@@ -72,6 +73,7 @@ class FieldDecoder:
     transform: Callable[[Any], Any] | None = None
     decode: Decode = "array"
     orientation: Orientation = "ignore"
+    max_pixels: int = DEFAULT_MAX_PIXELS
     trusted: bool = False
 
     def __post_init__(self) -> None:
@@ -80,6 +82,8 @@ class FieldDecoder:
         if self.decode not in ("array", "pil"):
             raise ValueError(f"decode must be 'array' or 'pil', got {self.decode!r}")
         check_orientation(self.orientation)
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
 
@@ -129,24 +133,28 @@ class FieldDecoder:
             return [sample.key for sample in samples]
         if name != "image":
             return [self._decode_field(name, sample) for sample in samples]
-        images: list[Any] = [self._decode_image(sample) for sample in samples]
-        if self.transform is not None:
-            images = apply_transform(self.transform, images, keys)
+        images = [self._open_image(sample) for sample in samples]
+        try:
+            if self.transform is not None:
+                images = apply_transform(self.transform, images, keys)
+            elif self.decode == "array":
+                images = decode_pictures(images)
+        except DecodeError as error:
+            raise _cannot_decode(samples[error.number], error) from error
         return [_as_tensor(image) for image in images]
 
-    def _decode_image(self, sample: Sample) -> Any:
+    def _open_image(self, sample: Sample) -> Any:
+        """Return a picture that is not decoded yet, or a Pillow image."""
         name = next((field for field in IMAGE_FIELDS if field in sample.fields), None)
         if name is None:
             raise SampleError(
                 f"sample {sample.key} in {sample.origin} has no image (none of {', '.join(IMAGE_FIELDS)})"
             )
-        decode = decode_pil if self.decode == "pil" else decode_image
+        read = decode_pil if self.decode == "pil" else open_image
         try:
-            return decode(sample.fields[name], orientation=self.orientation)
+            return read(sample.fields[name], orientation=self.orientation, max_pixels=self.max_pixels)
         except ValueError as error:
-            raise SampleError(
-                f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {str(error) or repr(error)}"
-            ) from error
+            raise _cannot_decode(sample, error) from error
 
     def _decode_field(self, name: str, sample: Sample) -> Any:
         field = LABEL_FIELD if name == "label" else name
@@ -164,6 +172,12 @@ class FieldDecoder:
         except Exception as error:  # Each kind of field is wrong in ways of its own.
             where = f"field {field!r} of sample {sample.key} in {sample.origin}"
             raise SampleError(f"{where} cannot be decoded: {str(error) or repr(error)}") from error
+
+
+def _cannot_decode(sample: Sample, error: ValueError) -> SampleError:
+    return SampleError(
+        f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {str(error) or repr(error)}"
+    )
 
 
 def _as_tensor(image: Any) -> Any:

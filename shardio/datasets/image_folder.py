@@ -15,7 +15,7 @@ from shardio.datasets.fields import Decode, FieldDecoder
 from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
 from shardio.errors import SampleError
-from shardio.images import Orientation
+from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.sample import Sample
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
 from shardio.storage import walk_files
@@ -29,6 +29,7 @@ class ImageFolder(Dataset[Any]):
         transform: Applied to the image.
         decode: ``array`` gives the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
         orientation: ``apply`` honours the EXIF orientation.
+        max_pixels: An image of more pixels is an error: small files can hold huge ones.
 
     Attributes:
         classes: The class names, sorted.
@@ -46,9 +47,14 @@ class ImageFolder(Dataset[Any]):
         *,
         decode: Decode = "array",
         orientation: Orientation = "ignore",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
         self._decoder = FieldDecoder(
-            fields=("image", "label"), transform=transform, decode=decode, orientation=orientation
+            fields=("image", "label"),
+            transform=transform,
+            decode=decode,
+            orientation=orientation,
+            max_pixels=max_pixels,
         )
         self._epoch = MapEpoch()
         self.root = Path(root)

@@ -15,7 +15,7 @@ from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
 from shardio.datasets.valid import mark_valid
-from shardio.images import Orientation
+from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.order import Cursor, EpochOrder, Remainder, Split, choose_settings, iterate_steps
 from shardio.reading import SampleReader
 from shardio.shards import Source, open_table
@@ -42,6 +42,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         transform: Applied to the image.
         decode: ``array`` gives the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
         orientation: ``apply`` honours the EXIF orientation.
+        max_pixels: An image of more pixels is an error: small files can hold huge ones.
         remainder: What happens to the samples that do not fill a step of all ranks. ``pad`` repeats some
             so that all ranks have equally many; ``mask`` also marks the repeats by a last value ``valid``;
             ``keep`` deals what there is; ``drop`` leaves them out.
@@ -69,6 +70,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         decode: Decode = "array",
         orientation: Orientation = "ignore",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
         remainder: Remainder = "pad",
         batch_size: int | None = None,
         rank: int | None = None,
@@ -79,7 +81,12 @@ class ShardDataset(Ordered, IterableDataset[Any]):
     ) -> None:
         super().__init__(remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
         self._decoder = FieldDecoder(
-            fields=fields, transform=transform, decode=decode, orientation=orientation, trusted=trusted
+            fields=fields,
+            transform=transform,
+            decode=decode,
+            orientation=orientation,
+            max_pixels=max_pixels,
+            trusted=trusted,
         )
         self.table = open_table(source)
         self._decoder.check_fields(self.table.manifest.fields, str(source))

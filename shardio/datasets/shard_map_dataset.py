@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from shardio.datasets.fields import Decode, FieldDecoder, Fields
 from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
-from shardio.images import Orientation
+from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.reading import SampleReader
 from shardio.shards import Source, open_table
 
@@ -43,10 +43,16 @@ class ShardMapDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         decode: Decode = "array",
         orientation: Orientation = "ignore",
+        max_pixels: int = DEFAULT_MAX_PIXELS,
         trusted: bool = False,
     ) -> None:
         self._decoder = FieldDecoder(
-            fields=fields, transform=transform, decode=decode, orientation=orientation, trusted=trusted
+            fields=fields,
+            transform=transform,
+            decode=decode,
+            orientation=orientation,
+            max_pixels=max_pixels,
+            trusted=trusted,
         )
         self.table = open_table(source)
         self._decoder.check_fields(self.table.manifest.fields, str(source))

@@ -1,16 +1,31 @@
-"""From an image's bytes to pixels."""
+"""From an image's bytes to pixels: only of what a crop needs, and exactly those of a full decode."""
 
-from shardio.images.decode import Orientation, Pixels, check_orientation, decode_image, decode_pil
+from shardio.images.chunk import DecodeError, decode_all, decode_chunk
+from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import read_format
-from shardio.images.resize import flip, resize, use_one_thread
+from shardio.images.orientation import Orientation, check_orientation
+from shardio.images.pictures import DEFAULT_MAX_PIXELS, DecodedPicture, JpegPicture, Picture, open_image
+from shardio.images.pixels import Pixels
+from shardio.images.plans import Boxes, CropPlans, Sizes
+from shardio.images.resize import resize, use_one_thread
 
 __all__ = [
+    "DEFAULT_MAX_PIXELS",
+    "Boxes",
+    "CropPlans",
+    "DecodeError",
+    "DecodedPicture",
+    "JpegPicture",
     "Orientation",
+    "Picture",
     "Pixels",
+    "Sizes",
     "check_orientation",
+    "decode_all",
+    "decode_chunk",
     "decode_image",
     "decode_pil",
-    "flip",
+    "open_image",
     "read_format",
     "resize",
     "use_one_thread",

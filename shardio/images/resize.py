@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
+import PIL.Image
 
-from shardio.images.decode import Pixels
+from shardio.images.pixels import Pixels
 
 
 def use_one_thread() -> None:
@@ -13,22 +14,34 @@ def use_one_thread() -> None:
     cv2.setNumThreads(0)
 
 
-def resize(image: Pixels, height: int, width: int) -> Pixels:
-    """Resize bilinearly, without antialiasing (OpenCV's INTER_LINEAR).
+def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, out: Pixels | None = None) -> Pixels:
+    """Resize bilinearly.
 
     Args:
         image: uint8 [rows, columns, 3].
         height: The new number of rows.
         width: The new number of columns.
+        antialias: Whether, where the image gets smaller, all of its pixels have weight (Pillow's BILINEAR, which
+            is torchvision's default) or only the nearest four of each new one (OpenCV's INTER_LINEAR).
+        out: uint8 [height, width, 3] to write to.
 
     Returns:
-        uint8 [height, width, 3].
+        uint8 [height, width, 3]: ``out``, if it was given.
     """
     if image.shape[:2] == (height, width):
-        return image
-    return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+        resized = image
+    elif antialias:
+        resized = np.asarray(PIL.Image.fromarray(image).resize((width, height), PIL.Image.Resampling.BILINEAR))
+    else:
+        resized = cv2.resize(image, (width, height), dst=out, interpolation=cv2.INTER_LINEAR)  # type: ignore[assignment]
+    if out is None:
+        return resized
+    if resized is not out:
+        np.copyto(out, resized)
+    return out
 
 
-def flip(image: Pixels) -> Pixels:
-    """Mirror an image left to right; uint8 [height, width, 3]."""
-    return np.asarray(cv2.flip(image, 1), dtype=np.uint8)
+def flip(image: Pixels, out: Pixels) -> None:
+    """Mirror an image left to right into ``out``, both uint8 [height, width, 3]."""
+    if cv2.flip(image, 1, dst=out) is not out:
+        np.copyto(out, image[:, ::-1])

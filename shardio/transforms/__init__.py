@@ -3,16 +3,18 @@
 What each image gets is a pure function of (seed, epoch, sample), so it does not depend on who decodes it.
 """
 
-from shardio.transforms.base import Compose, Transform, apply_transform, keys_from_torch
+from shardio.transforms.base import Compose, Geometry, Transform, apply_transform, decode_pictures, keys_from_torch
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 __all__ = [
     "CenterCrop",
     "Compose",
+    "Geometry",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
     "Transform",
     "apply_transform",
+    "decode_pictures",
     "keys_from_torch",
 ]

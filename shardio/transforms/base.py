@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Pixels
+from shardio.images import CropPlans, DecodedPicture, JpegPicture, Picture, Pixels, Sizes, decode_all
 from shardio.order import Words, derive_key
-
-Sizes = NDArray[np.int64]
-"""int64 [n, 2]: the height and width of n images."""
 
 
 class Transform(ABC):
@@ -45,6 +42,24 @@ class Transform(ABC):
         return apply_transform(self, [image], keys_from_torch(1))[0]
 
 
+class Geometry(Transform):
+    """A transform that says what it does by crop plans: of encoded images only what is needed is decoded."""
+
+    @abstractmethod
+    def extend(self, plans: CropPlans, parameters: NDArray[Any]) -> CropPlans | None:
+        """Return the plans with this transform behind them, or None if they must be carried out first.
+
+        Args:
+            plans: For n images.
+            parameters: n rows.
+        """
+
+    def apply(self, image: Pixels, parameters: Any) -> Pixels:
+        plans = self.extend(_whole([DecodedPicture(image)]), np.asarray(parameters)[None])
+        assert plans is not None, "an image as it is can be planned for"
+        return decode_all([DecodedPicture(image)], plans)[0]
+
+
 class Compose:
     """Several transforms in a row.
 
@@ -69,17 +84,42 @@ def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], keys
 
     Args:
         transform: A transform of this package or any other callable.
-        images: The images.
+        images: Arrays uint8 [height, width, 3], pictures that are not decoded yet, or what other callables take.
         keys: uint64 [n], one key an image. The place of a transform in a Compose is part of what it draws by.
+
+    Raises:
+        DecodeError: If a picture cannot be decoded.
     """
-    if isinstance(transform, Compose):
-        for place, step in enumerate(transform.transforms):
-            images = apply_transform(step, images, derive_key(keys, np.array([place], dtype=np.uint64)))
-        return list(images)
-    if isinstance(transform, Transform):
-        parameters = transform.draw(_sizes_of(transform, images), keys)
-        return [transform.apply(image, row) for image, row in zip(images, parameters, strict=True)]
-    return [transform(image) for image in images]
+    images = list(images)
+    plans: CropPlans | None = None  # What is still to be done with the images.
+    for step, step_keys in _flatten(transform, keys):
+        if isinstance(step, Geometry):
+            if plans is None:
+                images = [_as_picture(step, image) for image in images]
+                plans = _whole(images)
+            parameters = step.draw(plans.output_size, step_keys)
+            extended = step.extend(plans, parameters)
+            if extended is None:
+                images = [DecodedPicture(pixels) for pixels in decode_all(images, plans)]
+                extended = step.extend(_whole(images), parameters)
+            plans = extended
+            continue
+        images, plans = _finish(images, plans), None
+        if isinstance(step, Transform):
+            parameters = step.draw(_sizes([_as_picture(step, image) for image in images]), step_keys)
+            images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
+        else:
+            images = [step(image) for image in images]
+    return _finish(images, plans)
+
+
+def decode_pictures(images: Sequence[Picture]) -> list[Pixels]:
+    """Decode pictures as they are.
+
+    Raises:
+        DecodeError: If one cannot be decoded.
+    """
+    return decode_all(images, _whole(images))
 
 
 def keys_from_torch(num_keys: int) -> Words:
@@ -89,12 +129,39 @@ def keys_from_torch(num_keys: int) -> Words:
     return torch.randint(-(2**63), 2**63 - 1, (num_keys,)).numpy().view(np.uint64)
 
 
-def _sizes_of(transform: Transform, images: Sequence[Any]) -> Sizes:
-    for image in images:
-        if not (isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3):
-            got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-            raise TypeError(
-                f"{transform!r} takes uint8 [height, width, 3] arrays, got {got}: with decode='pil' or after a "
-                "callable that returns something else, use that library's own transforms"
-            )
-    return np.array([image.shape[:2] for image in images], dtype=np.int64).reshape(-1, 2)
+def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
+    """Yield the single transforms of a nest of Compose, each with its own keys."""
+    if not isinstance(transform, Compose):
+        yield transform, keys
+        return
+    for place, step in enumerate(transform.transforms):
+        yield from _flatten(step, derive_key(keys, np.array([place], dtype=np.uint64)))
+
+
+def _finish(images: list[Any], plans: CropPlans | None) -> list[Any]:
+    """Carry out the plans, if there are any; decode pictures that nothing has touched."""
+    if plans is not None:
+        return decode_all(images, plans)
+    if images and isinstance(images[0], DecodedPicture | JpegPicture):
+        return decode_pictures(images)
+    return images
+
+
+def _whole(images: Sequence[Picture]) -> CropPlans:
+    return CropPlans.whole(_sizes(images))
+
+
+def _sizes(images: Sequence[Picture]) -> Sizes:
+    return np.array([image.size for image in images], dtype=np.int64).reshape(-1, 2)
+
+
+def _as_picture(transform: Transform, image: Any) -> Picture:
+    if isinstance(image, DecodedPicture | JpegPicture):
+        return image
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+        return DecodedPicture(image)
+    got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+    raise TypeError(
+        f"{transform!r} takes uint8 [height, width, 3] arrays, got {got}: with decode='pil' or after a "
+        "callable that returns something else, use that library's own transforms"
+    )

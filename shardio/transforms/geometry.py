@@ -1,32 +1,33 @@
 """Crops, resizes and flips, with torchvision's names and defaults.
 
-Parameters follow torchvision's definitions (torchvision.transforms.v2); images are resized bilinearly
-without antialiasing, see :mod:`shardio.images.resize`.
+Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly, by
+default without antialiasing, as OpenCV does; ``antialias=True`` gives Pillow's and torchvision's pixels, and
+takes its time: see :mod:`shardio.images.resize`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Pixels, flip, resize
+from shardio.images import Boxes, CropPlans, Sizes
 from shardio.order import Words, random_words, to_unit
-from shardio.transforms.base import Sizes, Transform
+from shardio.transforms.base import Geometry
 
 NUM_TRIES = 10
 """How many random boxes RandomResizedCrop tries before it falls back to a central one, as in torchvision."""
 
 
-class RandomResizedCrop(Transform):
+class RandomResizedCrop(Geometry):
     """Crop a random part of the image, then resize it.
 
     Args:
         size: Of the result in pixels: one number for a square, or (height, width).
         scale: Bounds of the crop's share of the image's area.
         ratio: Bounds of the crop's width / height before it is resized; drawn evenly on a logarithmic scale.
+        antialias: Whether all pixels of a crop have weight where it gets smaller.
     """
 
     def __init__(
@@ -34,14 +35,16 @@ class RandomResizedCrop(Transform):
         size: int | Sequence[int],
         scale: tuple[float, float] = (0.08, 1.0),
         ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        *,
+        antialias: bool = False,
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError(f"scale must be two shares of the area in order, 0 < a <= b <= 1, got {scale}")
         if not 0 < ratio[0] <= ratio[1]:
             raise ValueError(f"ratio must be two positive ratios in order, got {ratio}")
-        self.size, self.scale, self.ratio = _pair(size), scale, ratio
+        self.size, self.scale, self.ratio, self.antialias = _pair(size), scale, ratio, antialias
 
-    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.int64]:
+    def draw(self, sizes: Sizes, keys: Words) -> Boxes:
         """Return the crops as int64 [n, 4]: top, left, height, width."""
         unit = to_unit(random_words(keys[:, None], np.arange(2 * NUM_TRIES + 2, dtype=np.uint64)))  # [n, words]
         height, width = sizes[:, :1], sizes[:, 1:]  # [n, 1], against [n, tries] below
@@ -58,10 +61,11 @@ class RandomResizedCrop(Transform):
         central = self._central_crop(sizes)
         return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
 
-    def apply(self, image: Pixels, parameters: NDArray[np.int64]) -> Pixels:
-        return resize(_crop(image, parameters), *self.size)
+    def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans | None:
+        sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
+        return plans.crop(parameters).resize(sizes, antialias=self.antialias)
 
-    def _central_crop(self, sizes: Sizes) -> NDArray[np.int64]:
+    def _central_crop(self, sizes: Sizes) -> Boxes:
         """Return the largest central crops within the bounds of the ratio, int64 [n, 4]."""
         height, width = sizes[:, 0], sizes[:, 1]
         crop_width = np.minimum(width, np.rint(height * self.ratio[1]).astype(np.int64))
@@ -70,35 +74,39 @@ class RandomResizedCrop(Transform):
         return np.concatenate([(sizes - crop) // 2, crop], axis=1)
 
     def __repr__(self) -> str:
-        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio})"
+        return (
+            f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio}, antialias={self.antialias})"
+        )
 
 
-class Resize(Transform):
+class Resize(Geometry):
     """Resize the image.
 
     Args:
         size: Of the result in pixels: (height, width), or one number for the shorter side; the longer one
             follows in proportion, rounded down.
+        antialias: Whether all pixels have weight where the image gets smaller.
     """
 
-    def __init__(self, size: int | Sequence[int]) -> None:
+    def __init__(self, size: int | Sequence[int], *, antialias: bool = False) -> None:
         self.size = size if isinstance(size, int) and size > 0 else _pair(size)
+        self.antialias = antialias
 
-    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.int64]:
+    def draw(self, sizes: Sizes, keys: Words) -> Sizes:
         """Return the new sizes as int64 [n, 2]: height, width."""
         if not isinstance(self.size, int):
             return np.tile(np.array(self.size, dtype=np.int64), (len(sizes), 1))
         shorter = sizes.min(axis=1, keepdims=True)
         return np.where(sizes == shorter, self.size, self.size * sizes // shorter)
 
-    def apply(self, image: Pixels, parameters: NDArray[np.int64]) -> Pixels:
-        return resize(image, int(parameters[0]), int(parameters[1]))
+    def extend(self, plans: CropPlans, parameters: Sizes) -> CropPlans | None:
+        return plans.resize(parameters, antialias=self.antialias)
 
     def __repr__(self) -> str:
-        return f"Resize(size={self.size})"
+        return f"Resize(size={self.size}, antialias={self.antialias})"
 
 
-class CenterCrop(Transform):
+class CenterCrop(Geometry):
     """Crop the image's centre.
 
     Args:
@@ -109,28 +117,21 @@ class CenterCrop(Transform):
     def __init__(self, size: int | Sequence[int]) -> None:
         self.size = _pair(size)
 
-    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.int64]:
+    def draw(self, sizes: Sizes, keys: Words) -> Boxes:
         """Return the crops as int64 [n, 4]: top, left, height, width; negative corners where the image is smaller."""
         size = np.array(self.size, dtype=np.int64)
         missing = np.maximum(size - sizes, 0)
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
         return np.concatenate([corner, np.broadcast_to(size, sizes.shape)], axis=1)
 
-    def apply(self, image: Pixels, parameters: NDArray[np.int64]) -> Pixels:
-        top, left, height, width = parameters.tolist()
-        if top >= 0 and left >= 0 and top + height <= image.shape[0] and left + width <= image.shape[1]:
-            return _crop(image, parameters)
-        above, before = max(-top, 0), max(-left, 0)
-        inside = image[max(top, 0) : top + height, max(left, 0) : left + width]
-        padded = np.zeros((height, width, 3), dtype=np.uint8)
-        padded[above : above + inside.shape[0], before : before + inside.shape[1]] = inside
-        return padded
+    def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans:
+        return plans.crop(parameters)
 
     def __repr__(self) -> str:
         return f"CenterCrop(size={self.size})"
 
 
-class RandomHorizontalFlip(Transform):
+class RandomHorizontalFlip(Geometry):
     """Mirror the image with probability ``p``."""
 
     def __init__(self, p: float = 0.5) -> None:
@@ -143,8 +144,8 @@ class RandomHorizontalFlip(Transform):
         flips: NDArray[np.bool_] = to_unit(random_words(keys, np.zeros(1, dtype=np.uint64))) < self.p
         return flips
 
-    def apply(self, image: Pixels, parameters: Any) -> Pixels:
-        return flip(image) if parameters else image
+    def extend(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> CropPlans:
+        return plans.mirror(parameters)
 
     def __repr__(self) -> str:
         return f"RandomHorizontalFlip(p={self.p})"
@@ -156,8 +157,3 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(f"size must be one number of pixels or (height, width), at least 1, got {size}")
     return pair
-
-
-def _crop(image: Pixels, box: NDArray[np.int64]) -> Pixels:
-    top, left, height, width = box.tolist()
-    return image[top : top + height, left : left + width]

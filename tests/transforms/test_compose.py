@@ -157,4 +157,4 @@ def test_what_is_no_array_of_pixels_is_refused_by_the_transforms_name(transform:
 
 def test_a_repr_names_the_steps_and_their_settings() -> None:
     shown = repr(Compose([Resize(9), CenterCrop((3, 4)), RandomHorizontalFlip(0.25)]))
-    assert shown == "Compose([Resize(size=9), CenterCrop(size=(3, 4)), RandomHorizontalFlip(p=0.25)])"
+    assert shown == "Compose([Resize(size=9, antialias=False), CenterCrop(size=(3, 4)), RandomHorizontalFlip(p=0.25)])"

@@ -1,0 +1,1 @@
+"""JPEG files: their segments, their tiles, and decoding parts of their pictures."""

@@ -1,0 +1,137 @@
+r"""The tile table: where the restart intervals of a tiled JPEG lie, in an application segment of the file.
+
+One or more APP9 segments, big-endian like the rest of a JPEG. Each holds
+
+    8 bytes   b"shardio\0"
+    uint8     version, 1
+    uint8     number of this part, from 0
+    uint8     number of parts
+
+and then its part of the table, whose parts are laid end to end:
+
+    uint16    height of the picture in pixels
+    uint16    width
+    uint16    restart interval in MCUs; it divides the MCU row
+    uint8     bytes of each length below, 2 or 4
+    uint32    bytes of the scan, from behind its header to the EOI marker
+    uint16 or uint32 for each interval: the bytes of its entropy-coded data, without the marker behind it
+
+Other decoders skip the segment. Other tools may carry it along when they rewrite the image, so it is believed
+only if all of it fits the file: sizes, interval, and the right marker at the end of every single interval. No
+other two bytes of entropy-coded data look like such a marker, so a table that fits is right.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images.jpeg.markers import APP9, EOI, RST0, JpegHead, Segment
+
+SIGNATURE = b"shardio\0"
+VERSION = 1
+
+_MARKER = bytes([0xFF, APP9])
+_PART = struct.Struct(">8sBBB")
+_FIXED = struct.Struct(">HHHBI")
+_MAX_PAYLOAD = 65535 - 2 - _PART.size
+_MAX_PARTS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Where the restart intervals of an image lie in its file.
+
+    Attributes:
+        interval: MCUs in each.
+        starts: int64 [MCU rows, intervals in a row], the first byte of each.
+        stops: int64 [MCU rows, intervals in a row], the byte after the marker behind each.
+    """
+
+    interval: int
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+
+
+def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.int64]) -> bytes:
+    """Return the segments that hold the table of an image.
+
+    Args:
+        height: Of the picture in pixels.
+        width: Likewise.
+        interval: MCUs between restart markers.
+        lengths: int64 [intervals], the bytes of each without its marker.
+
+    Raises:
+        ValueError: If there are too many intervals.
+    """
+    num_bytes = 2 if lengths.max() < 2**16 else 4
+    scan_length = int(lengths.sum()) + 2 * (len(lengths) - 1)
+    table = _FIXED.pack(height, width, interval, num_bytes, scan_length) + lengths.astype(f">u{num_bytes}").tobytes()
+    parts = [table[i : i + _MAX_PAYLOAD] for i in range(0, len(table), _MAX_PAYLOAD)]
+    if len(parts) > _MAX_PARTS:
+        raise ValueError(f"a tile table of {len(lengths)} intervals does not fit into {_MAX_PARTS} segments")
+    return b"".join(
+        _MARKER + struct.pack(">H", 2 + _PART.size + len(part)) + _PART.pack(SIGNATURE, VERSION, i, len(parts)) + part
+        for i, part in enumerate(parts)
+    )
+
+
+def is_tile_table(content: bytes, segment: Segment) -> bool:
+    """Say whether a segment is a part of a tile table, of any version."""
+    return segment.marker == APP9 and content.startswith(SIGNATURE, segment.payload_start)
+
+
+def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
+    """Return where the intervals of an image lie, or None if it has no tile table, or one that does not fit."""
+    table = _join_parts(content, head.segments)
+    if table is None or len(table) < _FIXED.size:
+        return None
+    height, width, interval, num_bytes, scan_length = _FIXED.unpack_from(table)
+    rows, row_mcus = head.num_mcus
+    if (height, width, interval) != (head.height, head.width, head.restart_interval):
+        return None
+    if not interval or row_mcus % interval or num_bytes not in (2, 4):
+        return None
+    columns = row_mcus // interval
+    if len(table) != _FIXED.size + rows * columns * num_bytes:
+        return None
+    lengths = np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size)
+    stops = np.cumsum(lengths, dtype=np.int64)
+    stops += np.arange(head.scan_start + 2, head.scan_start + 2 + 2 * len(stops), 2)
+    if stops[-1] != head.scan_start + scan_length + 2 or stops[-1] > len(content):
+        return None
+    data = np.frombuffer(content, np.uint8)
+    if not ((data[stops - 2] == 0xFF).all() and (data[stops - 1] == _marker_codes(len(stops))).all()):
+        return None
+    return Tiles(interval, (stops - lengths - 2).reshape(rows, columns), stops.reshape(rows, columns))
+
+
+def restart_codes(num_markers: int) -> NDArray[np.uint8]:
+    """Return the second bytes of the first restart markers of a scan, uint8 [num_markers]: RST0 … RST7 in turn."""
+    return (RST0 + np.arange(num_markers) % 8).astype(np.uint8)
+
+
+@lru_cache(maxsize=256)
+def _marker_codes(num_intervals: int) -> NDArray[np.uint8]:
+    """Return the second bytes of the markers that stand behind the intervals of a whole scan."""
+    codes = restart_codes(num_intervals)
+    codes[-1] = EOI
+    return codes
+
+
+def _join_parts(content: bytes, segments: list[Segment]) -> bytes | None:
+    parts = list[bytes]()
+    num_parts = 0
+    for segment in segments:
+        if not is_tile_table(content, segment) or segment.stop < segment.payload_start + _PART.size:
+            continue
+        _, version, number, num_parts = _PART.unpack_from(content, segment.payload_start)
+        if version != VERSION or number != len(parts):
+            return None
+        parts.append(content[segment.payload_start + _PART.size : segment.stop])
+    return b"".join(parts) if parts and len(parts) == num_parts else None

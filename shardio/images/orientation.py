@@ -1,0 +1,77 @@
+"""EXIF orientation: how a stored picture is to be turned."""
+
+from __future__ import annotations
+
+import io
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import PIL.Image
+
+from shardio.images.jpeg.regions import Box
+from shardio.images.pixels import Pixels
+
+Orientation = Literal["ignore", "apply"]
+"""Whether the EXIF orientation turns the image. torchvision and Pillow ignore it by default."""
+
+_TAG = 0x0112  # Exif 2.32, table 4
+
+
+class Turn(NamedTuple):
+    """How a stored picture becomes upright: mirrored along an axis or two, then transposed."""
+
+    upside_down: bool = False
+    mirrored: bool = False
+    transposed: bool = False
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width of the upright picture."""
+        return (width, height) if self.transposed else (height, width)
+
+    def stored_box(self, box: Box, height: int, width: int) -> Box:
+        """Return where a part of the upright picture lies in the stored one, which has ``height`` and ``width``."""
+        if self.transposed:
+            box = Box(box.left, box.top, box.width, box.height)
+        top = height - box.top - box.height if self.upside_down else box.top
+        left = width - box.left - box.width if self.mirrored else box.left
+        return Box(top, left, box.height, box.width)
+
+    def apply(self, pixels: Pixels) -> Pixels:
+        """Turn a part of the stored picture upright; a contiguous copy, unless there is nothing to turn."""
+        if self == UPRIGHT:
+            return pixels
+        pixels = pixels[:: -1 if self.upside_down else 1, :: -1 if self.mirrored else 1]
+        return np.ascontiguousarray(pixels.transpose(1, 0, 2) if self.transposed else pixels)
+
+
+UPRIGHT = Turn()
+
+_TURNS = {
+    2: Turn(mirrored=True),
+    3: Turn(upside_down=True, mirrored=True),
+    4: Turn(upside_down=True),
+    5: Turn(transposed=True),
+    6: Turn(upside_down=True, transposed=True),
+    7: Turn(upside_down=True, mirrored=True, transposed=True),
+    8: Turn(mirrored=True, transposed=True),
+}
+"""By the value of the tag; 1 is upright, and so is whatever Exif does not define."""
+
+
+def check_orientation(orientation: str) -> Orientation:
+    """Return ``orientation`` if it is a choice; raise ValueError otherwise."""
+    for choice in get_args(Orientation):
+        if orientation == choice:
+            return choice  # type: ignore[no-any-return]  # get_args is typed to return Any
+    raise ValueError(f"orientation must be 'ignore' or 'apply', got {orientation!r}")
+
+
+def read_turn(image: PIL.Image.Image) -> Turn:
+    """Return how an image that Pillow opened is to be turned."""
+    return _TURNS.get(image.getexif().get(_TAG, 1), UPRIGHT)
+
+
+def read_jpeg_turn(content: bytes) -> Turn:
+    """Return how the image in a JPEG is to be turned."""
+    with PIL.Image.open(io.BytesIO(content)) as image:
+        return read_turn(image)

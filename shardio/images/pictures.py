@@ -1,0 +1,137 @@
+"""Pictures: images of which parts can be read, whether they are decoded yet or not."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import PIL.Image
+import simplejpeg
+
+from shardio.images.jpeg.codec import decode_box
+from shardio.images.jpeg.markers import APP1, JpegHead, read_head, why_irregular
+from shardio.images.jpeg.regions import Box
+from shardio.images.orientation import UPRIGHT, Orientation, Turn, read_jpeg_turn, read_turn
+from shardio.images.pixels import Pixels
+
+DEFAULT_MAX_PIXELS = 178_956_970
+"""Pixels of an image; above it Pillow, too, takes a file for a decompression bomb."""
+
+_JPEG_START = b"\xff\xd8\xff"
+
+
+class Picture(Protocol):
+    """An image of which parts can be read."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+
+    @property
+    def can_scale(self) -> bool:
+        """Whether :meth:`read` can give the picture smaller than it is."""
+
+    def read(self, box: Box, scale: int = 1) -> Pixels:
+        """Return a part of the picture.
+
+        Args:
+            box: The part, in pixels of the picture at 1/scale of its size (rounded up).
+            scale: 1, 2, 4 or 8 where ``can_scale``, else 1.
+
+        Returns:
+            uint8 [box.height, box.width, 3], valid until this thread reads the next picture.
+
+        Raises:
+            ValueError: If the image is truncated or damaged.
+        """
+
+
+class DecodedPicture:
+    """A picture that lies in memory, uint8 [height, width, 3]."""
+
+    can_scale = False
+
+    def __init__(self, pixels: Pixels) -> None:
+        self.pixels = pixels
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.pixels.shape[0], self.pixels.shape[1]
+
+    def read(self, box: Box, scale: int = 1) -> Pixels:
+        assert scale == 1, "decoded pixels are not scaled"
+        return self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+class JpegPicture:
+    """A JPEG that is decoded where it is read."""
+
+    can_scale = True
+
+    def __init__(self, content: bytes, head: JpegHead, turn: Turn) -> None:
+        self._content, self._head, self._turn = content, head, turn
+        self._is_regular = why_irregular(head) is None
+        self.size = turn.size(head.height, head.width)
+
+    def read(self, box: Box, scale: int = 1) -> Pixels:
+        head, turn = self._head, self._turn
+        stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
+        return turn.apply(decode_box(self._content, head, stored, scale, is_regular=self._is_regular))
+
+
+def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
+    """Open an image of any common format.
+
+    JPEGs are read by libjpeg-turbo, which must find nothing wrong with them, and only where they are asked for;
+    CMYK ones and all other formats are decoded here, as Pillow's ``convert("RGB")`` does.
+
+    Args:
+        content: The bytes of an image file.
+        orientation: Whether to honour the EXIF orientation. TIFFs are always turned, by Pillow.
+        max_pixels: An image of more pixels is an error.
+
+    Raises:
+        ValueError: If the image is damaged, too large, or of a format that nobody here reads.
+    """
+    if content.startswith(_JPEG_START) and (picture := _open_jpeg(content, orientation, max_pixels)) is not None:
+        return picture
+    with _errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+        _check_size(image.height, image.width, max_pixels)
+        pixels = np.array(image.convert("RGB"))
+        return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels))
+
+
+def _open_jpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Picture | None:
+    """Open a JPEG; None if it is one for Pillow: with four components, or with a head that is not understood."""
+    try:
+        head = read_head(content)
+    except ValueError:
+        simplejpeg.decode_jpeg_header(content)  # Says what is wrong in libjpeg's words, if it thinks so, too.
+        return None
+    if len(head.components) not in (1, 3) or not head.height or not head.width:
+        return None
+    _check_size(head.height, head.width, max_pixels)
+    turn = UPRIGHT
+    if orientation == "apply" and any(segment.marker == APP1 for segment in head.segments):
+        with _errors_of_pillow():
+            turn = read_jpeg_turn(content)
+    return JpegPicture(content, head, turn)
+
+
+def _check_size(height: int, width: int, max_pixels: int) -> None:
+    if height * width > max_pixels:
+        raise ValueError(
+            f"the image has {width}×{height} pixels, more than max_pixels={max_pixels}: raise max_pixels if it may"
+        )
+
+
+@contextmanager
+def _errors_of_pillow() -> Iterator[None]:
+    """Raise ValueError for whatever Pillow's many readers raise for a damaged file."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(str(error) or repr(error)) from error
