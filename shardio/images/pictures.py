@@ -20,6 +20,9 @@ from shardio.images.pixels import Pixels
 DEFAULT_MAX_PIXELS = 178_956_970
 """Pixels of an image; above it Pillow, too, takes a file for a decompression bomb."""
 
+_USUAL_FACTORS = frozenset({(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)})
+"""Sampling factors of luma where those of chroma are one: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1."""
+
 _JPEG_START = b"\xff\xd8\xff"
 
 
@@ -111,7 +114,7 @@ def _open_jpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Pic
     except ValueError:
         simplejpeg.decode_jpeg_header(content)  # Says what is wrong in libjpeg's words, if it thinks so, too.
         return None
-    if len(head.components) not in (1, 3) or not head.height or not head.width:
+    if not _is_for_libjpeg(content, head):
         return None
     _check_size(head.height, head.width, max_pixels)
     turn = UPRIGHT
@@ -119,6 +122,20 @@ def _open_jpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Pic
         with _errors_of_pillow():
             turn = read_jpeg_turn(content)
     return JpegPicture(content, head, turn)
+
+
+def _is_for_libjpeg(content: bytes, head: JpegHead) -> bool:
+    """Say whether simplejpeg reads a JPEG: it knows the usual sampling factors, and and few others."""
+    if len(head.components) not in (1, 3) or not head.height or not head.width:
+        return False
+    factors = [(c.across, c.down) for c in head.components]
+    if len(factors) == 1 or (factors[0] in _USUAL_FACTORS and factors[1:] == [(1, 1), (1, 1)]):
+        return True
+    try:
+        simplejpeg.decode_jpeg_header(content)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:

@@ -15,7 +15,6 @@ from shardio.shards import (
     UNFINISHED_NAME,
     Manifest,
     Shard,
-    ShardEntry,
     index_path,
     write_manifest,
 )
@@ -84,13 +83,13 @@ def begin(dst: Path, plan: Plan) -> None:
         file.write(plan.digest.encode())
 
 
-def find_finished(dst: Path, plan: Plan) -> dict[str, tuple[ShardEntry, tuple[str, ...]]]:
-    """Return the shards that an earlier run finished, by name: entry and fields."""
-    finished = {}
+def find_finished(dst: Path, plan: Plan) -> set[str]:
+    """Return the names of the shards that an earlier run finished."""
+    finished = set()
     for shard in plan.shards:
         path = dst / shard.name
-        with suppress(FileNotFoundError, FormatError), Shard(path, index_path(path)) as found:
-            finished[shard.name] = found.entry, found.index.header.fields
+        with suppress(FileNotFoundError, FormatError), Shard(path, index_path(path)):
+            finished.add(shard.name)
     return finished
 
 

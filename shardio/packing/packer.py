@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import PackError
+from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.packing import destination
-from shardio.packing.plan import PackSettings, Plan, ShardPlan, make_plan
+from shardio.packing.jpegs import JpegRewriter, JpegTally, Rewrite, choose_rewrite, describe, sum_tallies
+from shardio.packing.plan import DEFAULT_QUALITY, JpegMode, PackSettings, ShardPlan, make_plan
 from shardio.packing.scan import Scan, SourceSample, scan_directory
 from shardio.sample import Sample
-from shardio.shards import LABEL_FIELD, Manifest, ShardEntry, write_shard
+from shardio.shards import LABEL_FIELD, Manifest, Shard, ShardEntry, index_path, write_shard
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """256 MiB."""
@@ -26,8 +28,13 @@ MAX_WORKERS = 4
 logger = logging.getLogger(__name__)
 
 
-Written = tuple[ShardEntry, tuple[str, ...]]
-"""A finished shard: its entry, and the names of its fields."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A finished shard: its entry, the names of its fields, and what became of its JPEGs."""
+
+    entry: ShardEntry
+    fields: tuple[str, ...]
+    jpegs: JpegTally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +43,13 @@ class PackResult:
 
     Attributes:
         num_kept: The samples of shards that an earlier run had finished.
+        jpegs: What became of the JPEGs; nothing is counted where they are copied.
     """
 
     manifest: Manifest
     scan: Scan
     num_kept: int
+    jpegs: JpegTally
 
 
 class PackProgress:
@@ -62,22 +71,35 @@ def pack(
     shuffle_seed: int | None = 0,
     rename_dots: bool = False,
     strict: bool = False,
+    jpeg: JpegMode = "copy",
+    max_side: int | None = None,
+    quality: int = DEFAULT_QUALITY,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
     num_workers: int | None = None,
 ) -> Manifest:
     """Pack a directory of images into tar shards.
 
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard; files
-    with the same stem become further fields of the sample. Image bytes are copied untouched. The same input and
-    settings give the same bytes. A pack that was killed is gone on with by the same call.
+    with the same stem become further fields of the sample. Image bytes are copied untouched, unless ``jpeg`` says
+    otherwise. The same input and settings give the same bytes. A pack that was killed is gone on with by the same
+    call.
 
     Args:
         src: The directory: class folders with images, or a flat directory of images.
         dst: A directory that is empty or not there yet.
-        max_shard_size: A shard's size in bytes that is not exceeded, unless by a single sample.
+        max_shard_size: A shard's size in bytes that is not exceeded, unless by a single sample: of the files that
+            go into it, where JPEGs are rewritten.
         max_shard_samples: A shard's number of samples at the most.
         shuffle_seed: Of the packing order, by which classes are mixed; None packs in the order of the keys.
         rename_dots: Whether to write an underscore for each dot in a file's stem.
-        strict: Whether a file that is not the image that its name says is an error.
+        strict: Whether a file that is not the image that its name says is an error, and a damaged JPEG that was
+            to be rewritten.
+        jpeg: ``copy`` leaves JPEGs as they are. ``tile`` rewrites them without any loss, so that crops decode
+            quicker; those that cannot be tiled are stored as they are. ``reencode`` decodes each, turns it upright,
+            makes it smaller, and stores it tiled. Both need numba: ``pip install 'shardio[tile]'``.
+        max_side: With ``reencode``, pixels of an image's longer side at the most.
+        quality: With ``reencode``, 1 to 100.
+        max_pixels: With ``reencode``, an image of more pixels is stored as it is.
         num_workers: How many shards are written at a time; never changes what is written.
 
     Returns:
@@ -89,7 +111,13 @@ def pack(
     if num_workers is not None and num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, got {num_workers}")
     settings = PackSettings(
-        max_shard_size=max_shard_size, max_shard_samples=max_shard_samples, shuffle_seed=shuffle_seed
+        max_shard_size=max_shard_size,
+        max_shard_samples=max_shard_samples,
+        shuffle_seed=shuffle_seed,
+        jpeg=jpeg,
+        max_side=max_side,
+        quality=quality,
+        max_pixels=max_pixels,
     )
     result = pack_directory(
         Path(src), Path(dst), settings, rename_dots=rename_dots, strict=strict, num_workers=num_workers
@@ -98,6 +126,8 @@ def pack(
         logger.warning("%s %s: packed as it is", problem.path, problem.what)
     for problem in result.scan.unreadable:
         logger.warning("%s %s: left out", problem.path, problem.what)
+    for problem in result.jpegs.damaged:
+        logger.warning("%s %s: packed as it is", problem.path, problem.what)
     return result.manifest
 
 
@@ -113,6 +143,7 @@ def pack_directory(
 ) -> PackResult:
     """Do what :func:`pack` does; tell ``progress`` on the way, and return also what was found in the source."""
     progress = progress or PackProgress()
+    rewrite = choose_rewrite(settings)
     destination.check_destination(src, dst)
     scan = scan_directory(src, rename_dots=rename_dots)
     problems = [*scan.unreadable, *scan.mislabelled]
@@ -125,63 +156,74 @@ def pack_directory(
         destination.begin(dst, plan)
         finished = destination.find_finished(dst, plan)
         progress.planned(len(scan.samples), plan.num_bytes)
-        workers = num_workers or min(MAX_WORKERS, os.cpu_count() or 1)
-        written = _write_shards(dst, plan, finished, workers, progress)
-        manifest = _make_manifest(written, scan, settings)
+        written = _ShardWriter(dst, finished, rewrite, strict, progress).write_all(plan.shards, num_workers)
+        jpegs = sum_tallies([shard.jpegs for shard in written])
+        manifest = _make_manifest(written, scan, settings, jpegs)
         destination.finish(dst, manifest)
-    num_kept = sum(entry.num_samples for entry, _ in finished.values())
-    return PackResult(manifest=manifest, scan=scan, num_kept=num_kept)
+    num_kept = sum(shard.entry.num_samples for shard in written if shard.entry.name in finished)
+    return PackResult(manifest=manifest, scan=scan, num_kept=num_kept, jpegs=jpegs)
 
 
-def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings) -> Manifest:
+def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings, jpegs: JpegTally) -> Manifest:
     return Manifest(
-        shards=tuple(entry for entry, _ in written),
-        fields=tuple(sorted({field for _, fields in written for field in fields})),
+        shards=tuple(shard.entry for shard in written),
+        fields=tuple(sorted({field for shard in written for field in shard.fields})),
         classes=scan.classes,
         pack={
             "max_shard_size": settings.max_shard_size,
             "max_shard_samples": settings.max_shard_samples,
             "shuffle_seed": settings.shuffle_seed,
-            "jpeg": "copy",
+            **describe(settings, jpegs),
         },
     )
 
 
-def _write_shards(
-    dst: Path, plan: Plan, finished: dict[str, Written], num_workers: int, progress: PackProgress
-) -> list[Written]:
-    """Write the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
-    stopped = threading.Event()
-    failures: list[Exception] = []
+class _ShardWriter:
+    """Writes the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
 
-    def write(shard: ShardPlan) -> Written:
-        if shard.name in finished:
-            progress.packed(len(shard.samples), finished[shard.name][0].num_bytes)
-            return finished[shard.name]
+    def __init__(
+        self, dst: Path, finished: Set[str], rewrite: Rewrite | None, strict: bool, progress: PackProgress
+    ) -> None:
+        self._dst, self._finished, self._rewrite = dst, finished, rewrite
+        self._strict, self._progress = strict, progress
+        self._stopped = threading.Event()
+        self._failures: list[Exception] = []
+
+    def write_all(self, shards: Sequence[ShardPlan], num_workers: int | None) -> list[Written]:
+        workers = num_workers or min(MAX_WORKERS, os.cpu_count() or 1)
+        with ThreadPoolExecutor(workers, thread_name_prefix="shardio-pack") as pool:
+            try:
+                return list(pool.map(self._write, shards))
+            except Exception as error:
+                raise self._failures[0] from error  # The first failure; the others stopped because of it.
+            finally:
+                self._stopped.set()
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def _write(self, plan: ShardPlan) -> Written:
         try:
-            return write_shard(dst / shard.name, _read_samples(shard, stopped, progress))
+            rewriter = JpegRewriter(self._rewrite, strict=self._strict)
+            path = self._dst / plan.name
+            if plan.name in self._finished:
+                with Shard(path, index_path(path)) as shard:
+                    rewriter.count_again(plan, shard)
+                    entry, fields = shard.entry, shard.index.header.fields
+                self._progress.packed(len(plan.samples), entry.num_bytes)
+            else:
+                entry, fields = write_shard(path, self._read_samples(plan, rewriter))
+            return Written(entry=entry, fields=fields, jpegs=rewriter.tally)
         except Exception as error:
-            failures.append(error)
-            stopped.set()
+            self._failures.append(error)
+            self._stopped.set()
             raise
 
-    with ThreadPoolExecutor(num_workers, thread_name_prefix="shardio-pack") as pool:
-        try:
-            return list(pool.map(write, plan.shards))
-        except Exception as error:
-            raise failures[0] from error  # The first failure; the others stopped because of it.
-        finally:
-            stopped.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _read_samples(shard: ShardPlan, stopped: threading.Event, progress: PackProgress) -> Iterator[Sample]:
-    for sample in shard.samples:
-        if stopped.is_set():
-            raise PackError(f"{shard.name} was left unfinished because another shard failed")
-        content = _read_files(sample)
-        yield content
-        progress.packed(1, sum(map(len, content.fields.values())))
+    def _read_samples(self, plan: ShardPlan, rewriter: JpegRewriter) -> Iterator[Sample]:
+        for source in plan.samples:
+            if self._stopped.is_set():
+                raise PackError(f"{plan.name} was left unfinished because another shard failed")
+            sample = _read_files(source)
+            yield rewriter.rewrite(source, sample)
+            self._progress.packed(1, sum(map(len, sample.fields.values())))
 
 
 def _read_files(sample: SourceSample) -> Sample:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import xxhash
 
+from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.order import make_key, permute
 from shardio.packing.scan import Scan, SourceSample
 from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
+
+JpegMode = Literal["copy", "tile", "reencode"]
+"""What is made of JPEGs."""
+
+DEFAULT_QUALITY = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +24,24 @@ class PackSettings:
     """How to pack.
 
     Attributes:
-        max_shard_size: A shard's size in bytes that is not exceeded, unless by a single sample.
+        max_shard_size: A shard's size in bytes that is not exceeded, unless by a single sample: of the files that
+            go into it, where JPEGs are rewritten.
         max_shard_samples: A shard's number of samples at the most, or None.
         shuffle_seed: Of the packing order; None packs in the order of the keys.
+        jpeg: ``copy`` leaves JPEGs as they are, ``tile`` rewrites them without loss so that crops of them decode
+            quicker, ``reencode`` makes them smaller, and tiles them.
+        max_side: With ``reencode``, pixels of an image's longer side at the most.
+        quality: With ``reencode``, 1 to 100.
+        max_pixels: With ``reencode``, an image of more pixels is stored as it is.
     """
 
     max_shard_size: int
-    max_shard_samples: int | None
-    shuffle_seed: int | None
+    max_shard_samples: int | None = None
+    shuffle_seed: int | None = 0
+    jpeg: JpegMode = "copy"
+    max_side: int | None = None
+    quality: int = DEFAULT_QUALITY
+    max_pixels: int = DEFAULT_MAX_PIXELS
 
     def __post_init__(self) -> None:
         if self.max_shard_size < 1:
@@ -33,6 +50,16 @@ class PackSettings:
             raise ValueError(f"max_shard_samples must be at least 1, got {self.max_shard_samples}")
         if self.shuffle_seed is not None and not 0 <= self.shuffle_seed < 2**63:
             raise ValueError(f"shuffle_seed must be at least 0 and below 2**63, got {self.shuffle_seed}")
+        if self.jpeg not in get_args(JpegMode):
+            raise ValueError(f"jpeg must be 'copy', 'tile' or 'reencode', got {self.jpeg!r}")
+        if self.max_side is not None and self.max_side < 1:
+            raise ValueError(f"max_side must be at least 1 pixel, got {self.max_side}")
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"quality must be 1 to 100, got {self.quality}")
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
+        if self.jpeg != "reencode" and (self.max_side is not None or self.quality != DEFAULT_QUALITY):
+            raise ValueError(f"max_side and quality are for jpeg='reencode', and jpeg is {self.jpeg!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def write(root: Path, *names: str) -> None:
         (root / name).write_bytes(IMAGE)
 
 
-def refuse(root: Path, *, names: str, **options: bool) -> None:
+def refuse(root: Path, *, names: str, **options: Any) -> None:
     """Assert that ``root/in`` is refused with an error that names a path, and nothing is written."""
     with pytest.raises(PackError, match=re.escape(str(root / names))):
         shardio.pack(root / "in", root / "out", **options)

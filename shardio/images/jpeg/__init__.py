@@ -1,1 +1,14 @@
 """JPEG files: their segments, their tiles, and decoding parts of their pictures."""
+
+from shardio.images.jpeg.markers import read_head
+from shardio.images.jpeg.tile_table import read_tiles
+
+__all__ = ["has_tiles"]
+
+
+def has_tiles(content: bytes) -> bool:
+    """Say whether a JPEG has a tile table that fits it."""
+    try:
+        return read_tiles(content, read_head(content)) is not None
+    except ValueError:
+        return False

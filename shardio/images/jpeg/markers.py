@@ -51,6 +51,9 @@ class JpegHead:
         height: In pixels; 0 where a DNL segment tells it later.
         width: In pixels.
         components: Of the frame.
+        sampling: The largest sampling factors, across and down; (1, 1) for one component, whose MCU is one block
+            (A.2.2).
+        is_subsampled: Whether some component has fewer samples than the picture has pixels, across and down.
         frame_start: Where the frame header's 0xFF lies.
         restart_interval: In MCUs; 0 where there are no restart markers.
         scan_start: Where the entropy-coded data begins.
@@ -63,27 +66,12 @@ class JpegHead:
     height: int
     width: int
     components: list[Component]
+    sampling: tuple[int, int]
+    is_subsampled: tuple[bool, bool]
     frame_start: int
     restart_interval: int
     scan_start: int
     is_single_scan: bool
-
-    @property
-    def sampling(self) -> tuple[int, int]:
-        """The largest sampling factors, across and down; (1, 1) for one component, whose MCU is one block (A.2.2)."""
-        if len(self.components) == 1:
-            return 1, 1
-        return max(c.across for c in self.components), max(c.down for c in self.components)
-
-    @property
-    def is_subsampled(self) -> tuple[bool, bool]:
-        """Whether some component has fewer samples than the picture has pixels, across and down."""
-        across, down = self.sampling
-        is_one = len(self.components) == 1
-        return (
-            not is_one and any(c.across < across for c in self.components),
-            not is_one and any(c.down < down for c in self.components),
-        )
 
     @property
     def mcu_size(self) -> tuple[int, int]:
@@ -175,6 +163,9 @@ def _parse(content: bytes) -> JpegHead:
         raise ValueError(f"the frame header at byte {at} does not have the length of {len(components)} components")
     if any(not (1 <= c.across <= 4 and 1 <= c.down <= 4) for c in components):
         raise ValueError(f"the frame header at byte {at} has sampling factors outside of 1 to 4")
+    across = down = 1
+    if len(components) > 1:
+        across, down = max([c.across for c in components]), max([c.down for c in components])
     scan = segments[-1]
     num_scanned = content[scan.start + 4]
     if scan.stop != scan.start + 8 + 2 * num_scanned:
@@ -188,6 +179,8 @@ def _parse(content: bytes) -> JpegHead:
         content[at + 5] << 8 | content[at + 6],
         content[at + 7] << 8 | content[at + 8],
         components,
+        (across, down),
+        (min([c.across for c in components]) < across, min([c.down for c in components]) < down),
         at,
         restart_interval,
         scan.stop,

@@ -46,35 +46,25 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
     """
     mcu_height, mcu_width = head.mcu_size
     rows, columns = tiles.starts.shape
-    first_row, stop_row = _cover(box.top, box.height, mcu_height, rows, _margin(head, scale)[1])
+    margin, margin_down = _margin(head, scale)
     tile_width = tiles.interval * mcu_width
-    margin = _margin(head, scale)[0]
+    first_row, stop_row = _cover(box.top, box.height, mcu_height, rows, margin_down)
     first, stop = _cover(box.left, box.width, tile_width, columns, margin)
     # Chroma of at most two samples a row is upsampled by another rule (jdsample.c: downsampled_width > 2).
     while margin and min(stop * tile_width, head.width) - first * tile_width <= 2 * margin and stop - first < columns:
         first, stop = (first - 1, stop) if first else (first, stop + 1)
 
-    shown = Box(
-        first_row * mcu_height,
-        first * tile_width,
-        min(stop_row * mcu_height, head.height) - first_row * mcu_height,
-        min(stop * tile_width, head.width) - first * tile_width,
-    )
+    top, left = first_row * mcu_height, first * tile_width
+    bottom, right = min(stop_row * mcu_height, head.height), min(stop * tile_width, head.width)
+    shown = Box(top, left, bottom - top, right - left)
+    starts, stops = tiles.starts[first_row:stop_row, first:stop], tiles.stops[first_row:stop_row, first:stop]
     parts = _write_head(content, head, shown.height, shown.width)
-    parts += [
-        content[start:end]
-        for start, end in zip(
-            tiles.starts[first_row:stop_row, first].tolist(),
-            tiles.stops[first_row:stop_row, stop - 1].tolist(),
-            strict=True,
-        )
-    ]
+    parts += [content[start:end] for start, end in zip(starts[:, 0].tolist(), stops[:, -1].tolist(), strict=True)]
     cut = bytearray().join(parts)
-    # Each interval is followed by its marker; they are numbered anew, and the last one becomes EOI.
-    lengths = (tiles.stops - tiles.starts)[first_row:stop_row, first:stop].ravel()
-    ends = np.cumsum(lengths)
-    ends += len(cut) - int(ends[-1])
-    np.frombuffer(cut, np.uint8)[ends - 1] = restart_codes(len(ends))
+    # Behind each interval stands its marker; they are numbered anew, and the last one becomes EOI.
+    ends = (stops - starts).cumsum()
+    ends += len(cut) - ends[-1] - 1
+    np.frombuffer(cut, np.uint8)[ends] = restart_codes(len(ends))
     cut[-1] = EOI
     return cut, shown
 

@@ -100,38 +100,51 @@ def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
     columns = row_mcus // interval
     if len(table) != _FIXED.size + rows * columns * num_bytes:
         return None
+    num_intervals = rows * columns
     lengths = np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size)
-    stops = np.cumsum(lengths, dtype=np.int64)
-    stops += np.arange(head.scan_start + 2, head.scan_start + 2 + 2 * len(stops), 2)
+    stops = lengths.cumsum(dtype=np.int64)
+    stops += _marker_bytes(num_intervals)
+    stops += head.scan_start
     if stops[-1] != head.scan_start + scan_length + 2 or stops[-1] > len(content):
         return None
     data = np.frombuffer(content, np.uint8)
-    if not ((data[stops - 2] == 0xFF).all() and (data[stops - 1] == _marker_codes(len(stops))).all()):
+    is_marked = data[stops - 2].tobytes().count(0xFF) == num_intervals
+    if not is_marked or data[stops - 1].tobytes() != _marker_codes(num_intervals):
         return None
-    return Tiles(interval, (stops - lengths - 2).reshape(rows, columns), stops.reshape(rows, columns))
+    starts = stops - lengths
+    starts -= 2
+    return Tiles(interval, starts.reshape(rows, columns), stops.reshape(rows, columns))
 
 
+@lru_cache(maxsize=256)
 def restart_codes(num_markers: int) -> NDArray[np.uint8]:
     """Return the second bytes of the first restart markers of a scan, uint8 [num_markers]: RST0 … RST7 in turn."""
     return (RST0 + np.arange(num_markers) % 8).astype(np.uint8)
 
 
 @lru_cache(maxsize=256)
-def _marker_codes(num_intervals: int) -> NDArray[np.uint8]:
+def _marker_codes(num_intervals: int) -> bytes:
     """Return the second bytes of the markers that stand behind the intervals of a whole scan."""
-    codes = restart_codes(num_intervals)
-    codes[-1] = EOI
-    return codes
+    return restart_codes(num_intervals - 1).tobytes() + bytes([EOI])
+
+
+@lru_cache(maxsize=256)
+def _marker_bytes(num_intervals: int) -> NDArray[np.int64]:
+    """Return how many bytes of markers there are up to the end of each interval, and of its own, int64."""
+    return 2 * np.arange(1, num_intervals + 1)
 
 
 def _join_parts(content: bytes, segments: list[Segment]) -> bytes | None:
     parts = list[bytes]()
     num_parts = 0
     for segment in segments:
-        if not is_tile_table(content, segment) or segment.stop < segment.payload_start + _PART.size:
+        if segment.marker != APP9 or not is_tile_table(content, segment):
             continue
-        _, version, number, num_parts = _PART.unpack_from(content, segment.payload_start)
+        start = segment.payload_start
+        if segment.stop < start + _PART.size:
+            return None
+        _, version, number, num_parts = _PART.unpack_from(content, start)
         if version != VERSION or number != len(parts):
             return None
-        parts.append(content[segment.payload_start + _PART.size : segment.stop])
+        parts.append(content[start + _PART.size : segment.stop])
     return b"".join(parts) if parts and len(parts) == num_parts else None

@@ -1,0 +1,6 @@
+"""Rewriting JPEGs so that parts of them can be decoded. Needs numba: ``pip install 'shardio[tile]'``."""
+
+from shardio.images.tiling.reencode import reencode_jpeg
+from shardio.images.tiling.transcode import NotTileable, tile_jpeg, untile_jpeg
+
+__all__ = ["NotTileable", "reencode_jpeg", "tile_jpeg", "untile_jpeg"]

@@ -1,0 +1,189 @@
+"""An animal of the zoo of JPEG files, and the encoders, contents and shapes that animals are made of."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from tests.images.jpeg_writer import JpegOptions, write_jpeg
+from tests.images.pictures import Array, make_picture
+
+Factors = tuple[tuple[int, int], ...]
+BOTH = ("simplejpeg", "pillow")
+
+GRAY: Factors = ((1, 1),)
+SAMPLINGS: dict[str, Factors] = {
+    "gray": GRAY,
+    "4:4:4": ((1, 1), (1, 1), (1, 1)),
+    "4:2:2": ((2, 1), (1, 1), (1, 1)),
+    "4:4:0": ((1, 2), (1, 1), (1, 1)),
+    "4:2:0": ((2, 2), (1, 1), (1, 1)),
+    "4:1:1": ((4, 1), (1, 1), (1, 1)),
+}
+CV2_SAMPLINGS = {
+    "4:4:4": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444,
+    "4:2:2": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_422,
+    "4:4:0": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440,
+    "4:2:0": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
+    "4:1:1": cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411,
+}
+PILLOW_SAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
+
+KNOWN_TO_TURBOJPEG = {
+    *(((h, v), (h, v)) for h, v in [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3)]),
+    *((luma, (1, 1)) for luma in [(2, 1), (1, 2), (2, 2), (4, 1), (1, 4)]),
+    ((2, 2), (1, 2)),
+    ((2, 2), (2, 1)),
+}
+"""Factors of luma and of both chromas that TurboJPEG's interface, and so simplejpeg, has a name for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Animal:
+    """A file of the zoo.
+
+    Args:
+        name: What is special about it; unique in a zoo.
+        content: The file.
+        tileable: Whether it is plain enough to be transcoded: SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
+            components, no DNL, and entropy-coded data that has every MCU and ends at EOI, the last bytes of the file.
+        readers: Which of simplejpeg and Pillow reads its sampling; said of tileable animals only.
+    """
+
+    name: str
+    content: bytes
+    tileable: bool = True
+    readers: tuple[str, ...] = BOTH
+
+
+def readers_of(factors: Factors) -> tuple[str, ...]:
+    """Return which readers take these sampling factors."""
+    if len(factors) == 1:
+        return BOTH
+    if any(max(column) % factor for column in zip(*factors, strict=True) for factor in column):
+        return ()  # libjpeg: "Fractional sampling not implemented yet"
+    known = factors[1] == factors[2] and factors[:2] in KNOWN_TO_TURBOJPEG
+    return BOTH if known else ("pillow",)
+
+
+def gray_or_colour(factors: Factors, picture: Array) -> Array:
+    """Return the picture with as many components as there are factors."""
+    return np.ascontiguousarray(picture[..., 0] if len(factors) == 1 else picture)
+
+
+def own(name: str, picture: Array, *, tileable: bool = True, **options: Any) -> Animal:
+    """Return a file of the writer of this folder."""
+    chosen = JpegOptions(**options)
+    content = write_jpeg(gray_or_colour(chosen.factors, picture), chosen)
+    return Animal(name=name, content=content, tileable=tileable, readers=readers_of(chosen.factors))
+
+
+def by_pillow(picture: Array, **options: Any) -> bytes:
+    """Encode with Pillow, and so with libjpeg-turbo."""
+    file = io.BytesIO()
+    mode = "CMYK" if picture.shape[2:] == (4,) else None
+    image = Image.fromarray(picture) if mode is None else Image.frombytes(mode, picture.shape[1::-1], picture.tobytes())
+    image.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def by_cv2(picture: Array, *options: int) -> bytes:
+    """Encode with OpenCV; the options are its names and values by turns."""
+    return cv2.imencode(".jpg", picture, list(options))[1].tobytes()
+
+
+def by_simplejpeg(picture: Array, sampling: str, quality: int = 85) -> bytes:
+    """Encode with simplejpeg."""
+    if sampling == "gray":
+        return bytes(simplejpeg.encode_jpeg(picture[..., :1].copy(), quality, "GRAY", "Gray"))
+    return bytes(simplejpeg.encode_jpeg(picture, quality, "RGB", sampling.replace(":", "")))
+
+
+def flat(height: int, width: int) -> Array:
+    """Return a picture of one colour: no coefficients but the first DC."""
+    return np.full((height, width, 3), (200, 90, 30), np.uint8)
+
+
+def noise(height: int, width: int) -> Array:
+    """Return a picture of noise: as many coefficients, as long as can be."""
+    return np.random.default_rng([height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def extremes(height: int, width: int) -> Array:
+    """Return black and white by chance: coefficients that reach the ends of their range."""
+    return np.where(noise(height, width) < 128, 0, 255).astype(np.uint8)
+
+
+def waves(height: int, width: int) -> Array:
+    """Return in each block the signs of a basis function of the DCT: the largest coefficients at any place."""
+    random = np.random.default_rng([2, height, width])
+    rows, columns = np.indices((height, width))
+    shape = (-(-height // 8), -(-width // 8))
+    # Half of the frequencies are 0, else few blocks would be even and few differences large.
+    v, u = random.integers(-7, 8, (2, *shape)).clip(0)
+    sign = random.choice([-1, 1], shape)
+    block = (rows // 8, columns // 8)
+    down = np.cos((2 * (rows % 8) + 1) * v[block] * np.pi / 16)
+    along = np.cos((2 * (columns % 8) + 1) * u[block] * np.pi / 16)
+    return np.repeat(np.where(down * along * sign[block] > 0, 255, 0).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def chessboard(height: int, width: int) -> Array:
+    """Return a picture of the highest frequency: long runs of zeros before the last coefficient."""
+    rows, columns = np.indices((height, width))
+    return np.repeat(((rows + columns) % 2 * 40 + 100).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def split_picture(height: int, width: int) -> Array:
+    """Return noise beside one colour, so that blocks of very unequal length follow each other."""
+    picture = flat(height, width)
+    picture[:, width // 2 :] = noise(height, width)[:, width // 2 :]
+    return picture
+
+
+CONTENTS = {
+    "photo": make_picture,
+    "flat": flat,
+    "noise": noise,
+    "extremes": extremes,
+    "waves": waves,
+    "chessboard": chessboard,
+    "split": split_picture,
+}
+
+
+def exif_with_thumbnail(thumbnail: bytes) -> bytes:
+    """Return the payload of an EXIF segment with an orientation and a thumbnail (EXIF 2.3, 4.5)."""
+    first = struct.pack("<HHHIII", 1, 274, 3, 1, 6, 26)
+    second = struct.pack("<HHHIIHHIII", 2, 0x201, 4, 1, 56, 0x202, 4, 1, len(thumbnail), 0)
+    return b"Exif\0\0II*\0" + struct.pack("<I", 8) + first + second + thumbnail
+
+
+def segments_of(content: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the marker's second byte, the start and the end of each segment up to the first scan's header."""
+    start = 2
+    while True:
+        end = start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")
+        yield content[start + 1], start, end
+        if content[start + 1] == 0xDA:
+            return
+        start = end
+
+
+def patch(content: bytes, marker: int, offset: int, value: int) -> bytes:
+    """Return the file with another byte at an offset in the payload of its first segment of this marker."""
+    place = next(start for kind, start, _ in segments_of(content) if kind == marker) + 4 + offset
+    return content[:place] + bytes([value]) + content[place + 1 :]
+
+
+def scan_start(content: bytes) -> int:
+    """Return where the entropy-coded data of the first scan begins."""
+    return list(segments_of(content))[-1][2]

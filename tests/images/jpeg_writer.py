@@ -1,0 +1,287 @@
+"""A JPEG encoder written straight from ITU-T T.81, for files that no real encoder writes: slow, but in full control."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from tests.images.jpeg_tables import CHROMA, DEEP, FLAT, LUMA, STANDARD, ZIGZAG, HuffmanTable
+
+Array = NDArray[np.uint8]
+TableKey = tuple[int, int]
+"""Class (0: DC, 1: AC) and identifier of a Huffman table."""
+Event = tuple[TableKey, int, int, int]
+"""Huffman table, symbol, value of the bits behind the symbol, number of these bits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JpegOptions:
+    """All that can be chosen about a file; as many components are written as there are factors.
+
+    Args:
+        factors: Horizontal and vertical sampling factor of each component.
+        component_ids: Identifier of each component.
+        rgb: Whether a picture of three components is stored as it is, not as luma and chroma.
+        quality: Scale of the quantisation tables, 1 to 100, as libjpeg understands it.
+        quantisation: Tables to write in place of the standard ones, 64 values row by row, by identifier.
+        wide_quantisation: Whether the tables are of 16 bits, unclipped; only SOF1 allows them.
+        quantisation_ids: Quantisation table of each component; that of the first is scaled from luma's.
+        huffman: Tables of Annex K, the best ones, those with the longest codes or those with codes of equal length.
+        dc_ids: Huffman table of the DC coefficients of each component; SOF0 allows 0 and 1, SOF1 0 to 3.
+        ac_ids: Huffman table of the AC coefficients of each component.
+        one_dht: Whether a single segment holds all Huffman tables.
+        one_dqt: Whether a single segment holds all quantisation tables.
+        restart_interval: Number of MCUs between restart markers; 0 writes a DRI that switches them off.
+        scans: Numbers of the components in each scan.
+        sof: Second byte of the frame's marker.
+        precision: The number of bits that the frame header claims; the samples are of 8 bits all the same.
+        dnl: Whether the height stands in a DNL segment after the first scan, not in the frame's header.
+        header: The application segment that tells the colour space.
+        parts: Order of the segments before the first scan; bytes are written as they are.
+        fill: Number of bytes FF before each marker up to the first scan.
+        fill_in_scan: Number of bytes FF before each marker after the first scan.
+        padding: The bit that fills the last byte of an interval.
+        eoi: Whether the file has an end marker.
+        tail: Bytes at the very end.
+    """
+
+    factors: tuple[tuple[int, int], ...] = ((1, 1), (1, 1), (1, 1))
+    component_ids: tuple[int, ...] = (1, 2, 3, 4)
+    rgb: bool = False
+    quality: int = 90
+    quantisation: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    wide_quantisation: bool = False
+    quantisation_ids: tuple[int, ...] = (0, 1, 1, 1)
+    huffman: Literal["standard", "best", "deep", "flat"] = "standard"
+    dc_ids: tuple[int, ...] = (0, 1, 1, 1)
+    ac_ids: tuple[int, ...] = (0, 1, 1, 1)
+    one_dht: bool = False
+    one_dqt: bool = False
+    restart_interval: int | None = None
+    scans: tuple[tuple[int, ...], ...] | None = None
+    sof: int = 0xC0
+    precision: int = 8
+    dnl: bool = False
+    header: Literal["jfif", "adobe", "none"] = "jfif"
+    parts: tuple[str | bytes, ...] = ("header", "dqt", "sof", "dht", "dri")
+    fill: int = 0
+    fill_in_scan: int = 0
+    padding: Literal[0, 1] = 1
+    eoi: bool = True
+    tail: bytes = b""
+
+
+def segment(marker: int, payload: bytes = b"") -> bytes:
+    """Return a marker, the length and the payload, at most 65,533 bytes."""
+    return bytes([0xFF, marker]) + (len(payload) + 2).to_bytes(2, "big") + payload
+
+
+def dht_segment(tables: Mapping[TableKey, HuffmanTable]) -> bytes:
+    """Return one segment that defines these Huffman tables."""
+    parts = [bytes([table[0] << 4 | table[1]]) + value.counts + value.symbols for table, value in tables.items()]
+    return segment(0xC4, b"".join(parts))
+
+
+def dqt_segment(tables: Mapping[int, Sequence[int]], *, wide: bool = False) -> bytes:
+    """Return one segment that defines these quantisation tables, given row by row."""
+    values = {number: np.array(table, dtype=">u2" if wide else np.uint8)[ZIGZAG] for number, table in tables.items()}
+    return segment(0xDB, b"".join(bytes([wide << 4 | number]) + table.tobytes() for number, table in values.items()))
+
+
+def write_jpeg(picture: Array, options: JpegOptions) -> bytes:
+    """Encode a picture, uint8 [height, width] or [height, width, component]."""
+    samples = picture.reshape(*picture.shape[:2], -1)
+    quantisation = _quantisation(options)
+    blocks = [
+        _blocks(plane, quantisation[number])
+        for plane, number in zip(_planes(samples, options), options.quantisation_ids, strict=False)
+    ]
+    scans = options.scans or (tuple(range(len(blocks))),)
+    events = [[list(_events(blocks, mcus, options)) for mcus in _intervals(samples, scan, options)] for scan in scans]
+    huffman = _huffman(events, options)
+    segments = _segments(samples, quantisation, huffman, options)
+    codes = {key: table.codes() for key, table in huffman.items()}
+    file = bytearray(b"\xff\xd8")
+    for content in segments:
+        file += b"\xff" * options.fill + content
+    fill = b"\xff" * options.fill
+    for number, (scan, intervals) in enumerate(zip(scans, events, strict=True)):
+        tables = b"".join(bytes([options.component_ids[c], options.dc_ids[c] << 4 | options.ac_ids[c]]) for c in scan)
+        file += fill + segment(0xDA, bytes([len(scan)]) + tables + bytes([0, 63, 0]))
+        fill = b"\xff" * options.fill_in_scan
+        for index, interval in enumerate(intervals):
+            file += (fill + bytes([0xFF, 0xD0 + (index - 1) % 8])) if index else b""
+            file += _entropy_coded(interval, codes, options.padding)
+        if options.dnl and number == 0:
+            file += fill + segment(0xDC, samples.shape[0].to_bytes(2, "big"))
+    return bytes(file) + (fill + b"\xff\xd9" if options.eoi else b"") + options.tail
+
+
+def _ceil(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+def _largest(options: JpegOptions) -> tuple[int, int]:
+    return max(h for h, _ in options.factors), max(v for _, v in options.factors)
+
+
+def _mcu_counts(samples: Array, options: JpegOptions) -> tuple[int, int]:
+    """Return the rows and columns of the MCUs of a scan with several components (A.2.4)."""
+    h_max, v_max = _largest(options)
+    return _ceil(samples.shape[0], 8 * v_max), _ceil(samples.shape[1], 8 * h_max)
+
+
+def _planes(samples: Array, options: JpegOptions) -> list[NDArray[np.float64]]:
+    """Return each component, centred and at its size with the padding of the last MCUs."""
+    values = samples.astype(np.float64) - 128
+    if samples.shape[2] == 3 and not options.rgb:  # JFIF 1.02
+        weights = [[0.299, -0.168736, 0.5], [0.587, -0.331264, -0.418688], [0.114, 0.5, -0.081312]]
+        values = np.rint(samples @ np.array(weights)) - [128, 0, 0]
+    rows, columns = _mcu_counts(samples, options)
+    h_max, v_max = _largest(options)
+    below, right = rows * v_max * 8 - samples.shape[0], columns * h_max * 8 - samples.shape[1]
+    padded = np.pad(values, ((0, below), (0, right), (0, 0)), mode="edge")
+    planes = []
+    for number, (h, v) in enumerate(options.factors):
+        # The mean over the area of each sample, also where the area is of one and a half pixels.
+        image = Image.fromarray(padded[..., number].astype(np.float32))
+        planes.append(np.asarray(image.resize((columns * h * 8, rows * v * 8), Image.Resampling.BOX), np.float64))
+    return planes
+
+
+def _quantisation(options: JpegOptions) -> dict[int, Sequence[int]]:
+    scale = 5000 // options.quality if options.quality < 50 else 200 - 2 * options.quality
+    tables: dict[int, Sequence[int]] = {}
+    for number in options.quantisation_ids[: len(options.factors)]:
+        base = np.array((LUMA if number == options.quantisation_ids[0] else CHROMA).split(), np.int64)
+        scaled = np.clip((base * scale + 50) // 100, 1, 32767 if options.wide_quantisation else 255)
+        tables[number] = options.quantisation.get(number, scaled.tolist())
+    return tables
+
+
+def _blocks(plane: NDArray[np.float64], quantisation: Sequence[int]) -> list[list[list[int]]]:
+    """Return quantised coefficients [row][column][zigzag]."""
+    frequency, place = np.mgrid[:8, :8]
+    cosines = np.cos((2 * place + 1) * frequency * np.pi / 16) * np.where(frequency == 0, np.sqrt(1 / 8), 0.5)
+    rows, columns = plane.shape[0] // 8, plane.shape[1] // 8
+    blocks = plane.reshape(rows, 8, columns, 8).swapaxes(1, 2)  # [row, column, y, x]
+    coefficients = (cosines @ blocks @ cosines.T).reshape(rows, columns, 64) / np.array(quantisation)
+    rounded = np.trunc(coefficients + np.copysign(0.5, coefficients))  # halves away from zero, as libjpeg does
+    # Baseline has no codes for larger ones (tables F.1 and F.2).
+    lowest = np.where(np.arange(64) == 0, -1024, -1023)
+    quantised: list[list[list[int]]] = np.clip(rounded, lowest, 1023).astype(int)[..., ZIGZAG].tolist()
+    return quantised
+
+
+def _intervals(
+    samples: Array, scan: tuple[int, ...], options: JpegOptions
+) -> Iterator[list[list[tuple[int, int, int]]]]:
+    """Yield the MCUs of each restart interval; an MCU lists component, row and column of its blocks."""
+    if len(scan) == 1:  # A.2.2: no padding to whole MCUs, and an MCU is a block.
+        (h, v), (h_max, v_max) = options.factors[scan[0]], _largest(options)
+        rows = _ceil(_ceil(samples.shape[0] * v, v_max), 8)
+        columns = _ceil(_ceil(samples.shape[1] * h, h_max), 8)
+        mcus = [[(scan[0], row, column)] for row in range(rows) for column in range(columns)]
+    else:
+        rows, columns = _mcu_counts(samples, options)
+        mcus = [
+            [
+                (c, row * options.factors[c][1] + v, column * options.factors[c][0] + h)
+                for c in scan
+                for v in range(options.factors[c][1])
+                for h in range(options.factors[c][0])
+            ]
+            for row in range(rows)
+            for column in range(columns)
+        ]
+    step = options.restart_interval or len(mcus)
+    for start in range(0, len(mcus), step):
+        yield mcus[start : start + step]
+
+
+def _events(
+    blocks: list[list[list[list[int]]]], mcus: list[list[tuple[int, int, int]]], options: JpegOptions
+) -> Iterator[Event]:
+    """Yield what a restart interval says (F.1.2)."""
+    last_dc = dict.fromkeys(range(len(blocks)), 0)
+    for component, row, column in (place for mcu in mcus for place in mcu):
+        block = blocks[component][row][column]
+        difference, last_dc[component] = block[0] - last_dc[component], block[0]
+        yield _event((0, options.dc_ids[component]), 0, difference)
+        table = (1, options.ac_ids[component])
+        last = 0
+        for place in range(1, 64):
+            if block[place]:
+                while place - last > 16:
+                    yield table, 0xF0, 0, 0
+                    last += 16
+                yield _event(table, place - last - 1, block[place])
+                last = place
+        if last < 63:
+            yield table, 0x00, 0, 0
+
+
+def _event(table: TableKey, run: int, value: int) -> Event:
+    size = abs(value).bit_length()
+    return table, run << 4 | size, value if value > 0 else value + (1 << size) - 1, size
+
+
+def _huffman(scans: list[list[list[Event]]], options: JpegOptions) -> dict[TableKey, HuffmanTable]:
+    counts: dict[TableKey, Counter[int]] = {}
+    for table, symbol, _, _ in (event for scan in scans for interval in scan for event in interval):
+        counts.setdefault(table, Counter())[symbol] += 1
+    order = sorted(counts, key=lambda key: key[::-1])
+    if options.huffman == "best":
+        return {key: HuffmanTable.from_counts(counts[key]) for key in order}
+    if options.huffman == "standard":
+        luma = (options.dc_ids[0], options.ac_ids[0])
+        return {key: STANDARD[key[0], key[1] != luma[key[0]]] for key in order}
+    return {key: (DEEP if options.huffman == "deep" else FLAT)[key[0]] for key in order}
+
+
+def _entropy_coded(events: list[Event], codes: Mapping[TableKey, Mapping[int, tuple[int, int]]], padding: int) -> bytes:
+    coded = [(codes[table][symbol], value, size) for table, symbol, value, size in events]
+    values = np.array([code << size | value for (code, _), value, size in coded])
+    lengths = np.array([num_bits + size for (_, num_bits), _, size in coded])
+    ends = np.cumsum(lengths)
+    shifts = np.repeat(ends, lengths) - 1 - np.arange(ends[-1])
+    bits = (np.repeat(values, lengths) >> shifts & 1).astype(np.uint8)
+    filled = np.append(bits, np.full(-len(bits) % 8, padding, np.uint8))
+    return np.packbits(filled).tobytes().replace(b"\xff", b"\xff\x00")
+
+
+def _segments(
+    samples: Array,
+    quantisation: Mapping[int, Sequence[int]],
+    huffman: Mapping[TableKey, HuffmanTable],
+    options: JpegOptions,
+) -> Iterator[bytes]:
+    """Yield the segments before the first scan."""
+    height, width = samples.shape[:2]
+    size = (0 if options.dnl else height).to_bytes(2, "big") + width.to_bytes(2, "big")
+    components = zip(options.component_ids, options.factors, options.quantisation_ids, strict=False)
+    frame = b"".join(bytes([number, h << 4 | v, table]) for number, (h, v), table in components)
+    quantisations = [quantisation] if options.one_dqt else [{key: table} for key, table in quantisation.items()]
+    huffmans = [huffman] if options.one_dht else [{key: table} for key, table in huffman.items()]
+    transform = len(options.factors) == 3 and not options.rgb
+    headers = {
+        "jfif": [segment(0xE0, b"JFIF\0\1\1\0\0\1\0\1\0\0")],
+        "adobe": [segment(0xEE, b"Adobe\0\x64\0\0\0\0" + bytes([transform]))],
+        "none": [],
+    }
+    interval = options.restart_interval
+    known = {
+        "header": headers[options.header],
+        "dqt": [dqt_segment(tables, wide=options.wide_quantisation) for tables in quantisations],
+        "sof": [segment(options.sof, bytes([options.precision]) + size + bytes([len(options.factors)]) + frame)],
+        "dht": [dht_segment(tables) for tables in huffmans],
+        "dri": [] if interval is None else [segment(0xDD, interval.to_bytes(2, "big"))],
+    }
+    for part in options.parts:
+        yield from [part] if isinstance(part, bytes) else known[part]

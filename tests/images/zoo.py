@@ -1,0 +1,282 @@
+"""JPEG files of every kind, for tests of what reads them in part or writes them anew without loss."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cv2
+import numpy as np
+
+from tests.images.animals import (
+    CONTENTS,
+    CV2_SAMPLINGS,
+    GRAY,
+    PILLOW_SAMPLINGS,
+    SAMPLINGS,
+    Animal,
+    Factors,
+    by_cv2,
+    by_pillow,
+    by_simplejpeg,
+    exif_with_thumbnail,
+    flat,
+    own,
+)
+from tests.images.jpeg_tables import DEEP, FLAT
+from tests.images.jpeg_writer import dht_segment, dqt_segment, segment
+from tests.images.pictures import Array, make_picture
+from tests.images.strays import no_jpegs, strays, truncations
+
+__all__ = ["Animal", "full_zoo", "small_zoo", "truncations"]
+
+Sizes = list[tuple[int, int]]
+
+ODD_FACTORS: dict[str, Factors] = {
+    "4:1:0": ((4, 2), (1, 1), (1, 1)),
+    "2x4": ((2, 4), (1, 1), (1, 1)),
+    "1x4": ((1, 4), (1, 1), (1, 1)),
+    "3x1": ((3, 1), (1, 1), (1, 1)),
+    "1x3": ((1, 3), (1, 1), (1, 1)),
+    "3x2": ((3, 2), (1, 1), (1, 1)),
+    "4:4:4 as 2x1": ((2, 1), (2, 1), (2, 1)),
+    "4:4:4 as 1x2": ((1, 2), (1, 2), (1, 2)),
+    "4:4:4 as 3x1": ((3, 1), (3, 1), (3, 1)),
+    "4:2:2 as 2x2, 1x2": ((2, 2), (1, 2), (1, 2)),
+    "4:4:0 as 2x2, 2x1": ((2, 2), (2, 1), (2, 1)),
+    "larger chroma": ((1, 1), (2, 2), (2, 2)),
+    "wider chroma": ((1, 1), (4, 1), (4, 1)),
+    "one larger chroma": ((1, 1), (2, 1), (1, 2)),
+    "unequal chromas": ((2, 2), (2, 1), (1, 2)),
+    "mixed": ((2, 1), (1, 2), (1, 1)),
+    "fractional 3x1, 2x1": ((3, 1), (2, 1), (1, 1)),
+    "fractional 2x3, 1x2": ((2, 3), (1, 2), (1, 1)),
+    "gray 2x2": ((2, 2),),
+    "gray 4x4": ((4, 4),),
+    "gray 3x1": ((3, 1),),
+}
+"""Sampling factors that few encoders write; a baseline MCU holds at most ten blocks (T.81 B.2.3)."""
+
+FLAT_TABLES = dht_segment({(table_class, number): FLAT[table_class] for table_class in (0, 1) for number in (0, 1)})
+UNUSED_TABLES = dqt_segment({3: [255] * 64}) + dht_segment({(0, 1): DEEP[0], (1, 1): DEEP[1]})
+ONE_TABLE = {"dc_ids": (0, 0, 0), "ac_ids": (0, 0, 0)}
+TABLES: dict[str, dict[str, Any]] = {
+    "standard": {},
+    "best": {"huffman": "best"},
+    "deep": {"huffman": "deep"},
+    "flat": {"huffman": "flat"},
+    "one dht, one dqt": {"one_dht": True, "one_dqt": True},
+    "one huffman table for all": {"huffman": "best", **ONE_TABLE},
+    "one quantisation table for all": {"quantisation_ids": (0, 0, 0)},
+    "shared ac tables": {"huffman": "best", "ac_ids": (1, 1, 1)},
+    "swapped ids": {"dc_ids": (1, 0, 0), "ac_ids": (1, 0, 0), "quantisation_ids": (3, 2, 2)},
+    "crossed ids": {"dc_ids": (0, 1, 0), "ac_ids": (1, 0, 1)},
+    "sof1": {"sof": 0xC1},
+    "sof1, ids 2 and 3": {"sof": 0xC1, "dc_ids": (2, 3, 3), "ac_ids": (3, 2, 2), "quantisation_ids": (2, 3, 3)},
+    "sof1, three tables": {"sof": 0xC1, "dc_ids": (0, 1, 2), "ac_ids": (1, 3, 0), "huffman": "best"},
+    "sof1, wide quantisation": {"sof": 0xC1, "quality": 2, "wide_quantisation": True},
+    "huffman tables redefined": {"parts": (FLAT_TABLES, "header", "dqt", "sof", "dht")},
+    "quantisation redefined": {"parts": ("header", dqt_segment({0: [9] * 64, 1: [7] * 64}), "dqt", "sof", "dht")},
+    "unused tables": {"parts": ("header", UNUSED_TABLES, "dqt", FLAT_TABLES, "sof", "dht"), **ONE_TABLE},
+    "empty segments": {"parts": ("header", segment(0xC4), segment(0xDB), "dqt", "sof", "dht")},
+    "tables first": {"parts": ("dht", "dqt", "dri", "header", "sof")},
+    "frame first": {"parts": ("sof", "header", "dri", "dht", "dqt"), "restart_interval": 2},
+}
+ODD_FRAMES: dict[str, dict[str, Any]] = {
+    "rgb by adobe": {"rgb": True, "header": "adobe"},
+    "rgb by ids": {"rgb": True, "header": "none", "component_ids": tuple(b"RGB")},
+    "rgb by adobe, 2x2": {"rgb": True, "header": "adobe", "factors": SAMPLINGS["4:2:0"]},
+    "ycc by adobe": {"header": "adobe"},
+    "no header": {"header": "none"},
+    "ids 0, 1, 2": {"component_ids": (0, 1, 2)},
+    "ids 255, 7, 0": {"component_ids": (255, 7, 0)},
+    "padding of zeros": {"padding": 0},
+    "padding of zeros, restarts": {"padding": 0, "restart_interval": 1},
+    "fill bytes before markers": {"fill": 3},
+    "fill bytes in the scan": {"fill_in_scan": 1, "restart_interval": 2},
+    "many fill bytes in the scan": {"fill_in_scan": 50, "restart_interval": 1},
+}
+INTERVALS = [0, 1, 2, 3, 5, 8, 1000, 65535]
+MARKERS_INSIDE = b"\xff\xd8\xff\xd9\xff\xda\xff\xc0\xff\x00\xff\xd0\xff"
+
+
+def real_encoders(sizes: Sizes, quality: int = 85) -> Iterator[Animal]:
+    """Yield what the encoders that people use write by default, of each sampling that they have."""
+    for height, width in sizes:
+        picture = make_picture(height, width)
+        gray = picture[..., 0].copy()
+        files = {f"simplejpeg {name}": by_simplejpeg(picture, name, quality) for name in SAMPLINGS}
+        quality_option = (cv2.IMWRITE_JPEG_QUALITY, quality)
+        for name, value in CV2_SAMPLINGS.items():
+            files[f"cv2 {name}"] = by_cv2(picture, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, value, *quality_option)
+        for name, number in PILLOW_SAMPLINGS.items():
+            files[f"pillow {name}"] = by_pillow(picture, subsampling=number, quality=quality)
+        files["pillow gray"] = by_pillow(gray, quality=quality)
+        files["pillow optimised"] = by_pillow(picture, quality=quality, optimize=True)
+        files["pillow gray optimised"] = by_pillow(gray, quality=quality, optimize=True)
+        files["pillow rgb"] = by_pillow(picture, quality=quality, keep_rgb=True)
+        files["pillow web preset"] = by_pillow(picture, quality="web_low")
+        files["pillow restart blocks"] = by_pillow(picture, quality=quality, restart_marker_blocks=3)
+        files["pillow restart rows"] = by_pillow(picture, quality=quality, restart_marker_rows=1)
+        files["cv2 optimised"] = by_cv2(picture, cv2.IMWRITE_JPEG_OPTIMIZE, 1, *quality_option)
+        files["cv2 restarts"] = by_cv2(picture, cv2.IMWRITE_JPEG_RST_INTERVAL, 2, *quality_option)
+        for name, content in files.items():
+            yield Animal(name=f"{name}, quality {quality}, {width}x{height}", content=content)
+
+
+def factors(sizes: Sizes, kinds: dict[str, Factors]) -> Iterator[Animal]:
+    """Yield files of these sampling factors."""
+    for (height, width), (name, values) in itertools.product(sizes, kinds.items()):
+        yield own(f"factors {name}, {width}x{height}", make_picture(height, width), factors=values)
+
+
+def options(sizes: Sizes, kinds: dict[str, dict[str, Any]], samplings: list[str]) -> Iterator[Animal]:
+    """Yield files of these options of the writer."""
+    for (height, width), sampling, (name, chosen) in itertools.product(sizes, samplings, kinds.items()):
+        values = {"factors": SAMPLINGS[sampling], **chosen}
+        yield own(f"{name}, {sampling}, {width}x{height}", make_picture(height, width), **values)
+
+
+def restarts(sizes: Sizes, intervals: list[int], samplings: list[str]) -> Iterator[Animal]:
+    """Yield files with restart intervals that divide the rows of MCUs or not, or that never come to an end."""
+    for (height, width), sampling, interval in itertools.product(sizes, samplings, intervals):
+        name = f"restart interval {interval}, {sampling}, {width}x{height}"
+        yield own(name, make_picture(height, width), factors=SAMPLINGS[sampling], restart_interval=interval)
+
+
+def contents(sizes: Sizes, qualities: list[int], samplings: list[str]) -> Iterator[Animal]:
+    """Yield pictures that need few codes, or all of them, or the longest."""
+    for (height, width), sampling, quality, content in itertools.product(sizes, samplings, qualities, CONTENTS):
+        picture = CONTENTS[content](height, width)
+        name = f"{content}, quality {quality}, {sampling}, {width}x{height}"
+        yield own(name, picture, factors=SAMPLINGS[sampling], quality=quality, huffman="best")
+
+
+def metadata(sizes: Sizes) -> Iterator[Animal]:
+    """Yield files with all that may stand beside the picture."""
+    for height, width in sizes:
+        picture = make_picture(height, width)
+        thumbnail = by_pillow(make_picture(40, 60))
+        icc = np.random.default_rng(1).bytes(150_000)
+        xmp = b"<x:xmpmeta>" + b" " * 2000 + b"</x:xmpmeta>"
+        files = {
+            "exif": by_pillow(picture, exif=exif_with_thumbnail(b"")),
+            "exif with thumbnail": by_pillow(picture, exif=exif_with_thumbnail(thumbnail)),
+            "icc in three segments": by_pillow(picture, icc_profile=icc),
+            "xmp": by_pillow(picture, xmp=xmp),
+            "comment": by_pillow(picture, comment="ein Bär"),
+            "all of it": by_pillow(
+                picture, exif=exif_with_thumbnail(thumbnail), icc_profile=icc, xmp=xmp, comment=MARKERS_INSIDE
+            ),
+        }
+        for name, content in files.items():
+            yield Animal(name=f"{name}, {width}x{height}", content=content)
+        comment, empty, full = segment(0xFE, MARKERS_INSIDE), segment(0xFE), segment(0xEF, bytes(65533))
+        everywhere = (comment, "header", empty, "dqt", comment, "sof", segment(0xE7, MARKERS_INSIDE), "dht", empty)
+        yield own(f"segments everywhere, {width}x{height}", picture, parts=everywhere)
+        yield own(f"segments and fill bytes everywhere, {width}x{height}", picture, parts=everywhere, fill=2)
+        yield own(f"longest segment, {width}x{height}", picture, parts=("header", full, "dqt", "sof", "dht"))
+        late = ("dqt", "sof", "dht", "header", segment(0xE1, exif_with_thumbnail(thumbnail)))
+        yield own(f"late exif with thumbnail, {width}x{height}", picture, parts=late)
+
+
+def large() -> Iterator[Animal]:
+    """Yield a photograph's size, the longest row and the longest column of libjpeg."""
+    yield Animal(name="photograph", content=by_pillow(make_picture(375, 500), quality=92))
+    yield Animal(name="longest row", content=by_pillow(flat(1, 65500)))
+    yield Animal(name="longest column", content=by_pillow(flat(65500, 1)))
+
+
+def every_size(numbers: range) -> Iterator[Animal]:
+    """Yield each width with each height once, by encoders and with options drawn by chance."""
+    encoders: dict[str, tuple[list[str], Callable[[Array, str, int], bytes]]] = {
+        "pillow": (["gray", *PILLOW_SAMPLINGS], _pillow_of),
+        "cv2": (list(CV2_SAMPLINGS), _cv2_of),
+        "simplejpeg": (list(SAMPLINGS), by_simplejpeg),
+    }
+    for height, width in itertools.product(numbers, numbers):
+        random = np.random.default_rng([height, width])
+        content, quality = str(random.choice(list(CONTENTS))), int(random.integers(1, 101))
+        picture = CONTENTS[content](height, width)
+        name = f"{content}, quality {quality}, any {width}x{height}"
+        if random.random() < 0.5:
+            encoder = str(random.choice(list(encoders)))
+            sampling = str(random.choice(encoders[encoder][0]))
+            yield Animal(name=f"{encoder} {sampling}, {name}", content=encoders[encoder][1](picture, sampling, quality))
+        else:
+            sampling = str(random.choice(list(SAMPLINGS)))
+            huffman = str(random.choice(["standard", "best", "deep", "flat"]))
+            interval = [None, 1, 2, 3, 7, 1000][random.integers(6)]
+            chosen: dict[str, Any] = {"factors": SAMPLINGS[sampling], "huffman": huffman, "restart_interval": interval}
+            yield own(f"{huffman}, interval {interval}, {sampling}, {name}", picture, quality=quality, **chosen)
+
+
+def product(sizes: Sizes) -> Iterator[Animal]:
+    """Yield the big product of options."""
+    axes: dict[str, list[Any]] = {
+        "factors": [*SAMPLINGS.values(), ODD_FACTORS["4:1:0"], ODD_FACTORS["larger chroma"]],
+        "huffman": ["standard", "best", "deep"],
+        "restart_interval": [None, 1, 3, 1000],
+        "quality": [10, 75, 100],
+        "sof": [0xC0, 0xC1],
+        "padding": [0, 1],
+        "one_dht": [False, True],
+        "header": ["jfif", "adobe", "none"],
+    }
+    for (height, width), values in itertools.product(sizes, itertools.product(*axes.values())):
+        chosen = dict(zip(axes, values, strict=True))
+        yield own(f"product {values}, {width}x{height}", make_picture(height, width), **chosen)
+
+
+def small_zoo() -> Iterator[Animal]:
+    """Yield some animals of every kind: a few hundred, in a few seconds."""
+    yield from real_encoders([(20, 35)])
+    yield from real_encoders([(1, 1)], quality=95)
+    yield from factors([(37, 29)], ODD_FACTORS)
+    yield from options([(19, 33)], TABLES, ["4:2:0"])
+    yield from options([(19, 33)], ODD_FRAMES, ["4:4:4"])
+    yield from restarts([(30, 50)], INTERVALS, ["gray", "4:2:0"])
+    yield from contents([(24, 32)], [1, 100], ["gray", "4:2:0"])
+    yield from contents([(80, 96)], [100], ["gray"])
+    yield from contents([(17, width) for width in (1, 2, 3, 4)], [90], ["4:1:1"])
+    yield from metadata([(16, 24)])
+    yield from large()
+    yield from strays([(20, 30)])
+    yield from no_jpegs()
+
+
+def full_zoo() -> Iterator[Animal]:
+    """Yield everything: the small zoo, all sizes up to 70x70, all qualities, all factors and the product of options."""
+    yield from small_zoo()
+    sizes = [(8, 8), (9, 15), (16, 16), (33, 65), (64, 1), (3, 100)]
+    for quality in range(1, 101):
+        if quality != 85:  # the small zoo has them
+            yield from real_encoders([(20, 35)], quality)
+    yield from every_size(range(1, 71))
+    single = [(h, v) for h in range(1, 5) for v in range(1, 5)]
+    legal = [three for three in itertools.product(single, repeat=3) if sum(h * v for h, v in three) <= 10]
+    kinds = {
+        "exactly " + " ".join(f"{h}x{v}" for h, v in values): values for values in [*((one,) for one in single), *legal]
+    }
+    yield from factors([(37, 29), (9, 70)], kinds)
+    everywhere = list(SAMPLINGS)
+    yield from options(sizes, TABLES, everywhere)
+    yield from options(sizes, ODD_FRAMES, [name for name in SAMPLINGS if SAMPLINGS[name] != GRAY])
+    yield from restarts(sizes, [*range(40), 65535], everywhere)
+    yield from contents(sizes, [1, 10, 50, 75, 95, 100], everywhere)
+    yield from metadata(sizes)
+    yield from product([(23, 41)])
+    yield from strays([(1, 1), (8, 8), (9, 15), (40, 100)])
+
+
+def _pillow_of(picture: Array, sampling: str, quality: int) -> bytes:
+    optimise = quality % 2 == 0
+    if sampling == "gray":
+        return by_pillow(picture[..., 0].copy(), quality=quality, optimize=optimise)
+    return by_pillow(picture, quality=quality, optimize=optimise, subsampling=PILLOW_SAMPLINGS[sampling])
+
+
+def _cv2_of(picture: Array, sampling: str, quality: int) -> bytes:
+    factor = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, CV2_SAMPLINGS[sampling])
+    return by_cv2(picture, *factor, cv2.IMWRITE_JPEG_QUALITY, quality)
