@@ -23,6 +23,7 @@ def info(
 
     manifest = open_table(source).manifest
     sizes = manifest.shard_sizes
+    tiled = manifest.pack.get("num_tiled")
     if as_json:
         values = {
             "samples": manifest.num_samples,
@@ -32,6 +33,7 @@ def info(
             "bytes": manifest.num_bytes,
             "samples_per_shard": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
             "digest": manifest.digest,
+            "tiled": tiled,
             "format": manifest.format,
             "pack": manifest.pack,
         }
@@ -39,13 +41,16 @@ def info(
         return
     mean_size = manifest.num_bytes / manifest.num_samples
     names = ", ".join(manifest.classes[:SHOWN]) + (", …" if len(manifest.classes) > SHOWN else "")
-    packed = ", ".join(f"{name} {value}" for name, value in manifest.pack.items() if value is not None)
+    packed = ", ".join(
+        f"{name} {value}" for name, value in manifest.pack.items() if value is not None and name != "num_tiled"
+    )
     rows = {
         "samples": f"{manifest.num_samples}",
         "shards": f"{len(manifest.shards)}, of {sizes.min()} to {count(int(sizes.max()), 'sample')}",
         "size": f"{format_bytes(manifest.num_bytes)}, {format_bytes(mean_size)} a sample",
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
+        "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
         "packed": packed or "unknown, there is no manifest",
         "digest": manifest.digest,
     }

@@ -11,6 +11,7 @@ from shardio.cli.check import check
 from shardio.cli.info import info
 from shardio.cli.order import order
 from shardio.cli.pack import pack
+from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
 from shardio.errors import ShardioError
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, train):
+for command in (pack, info, order, check, train, tile, untile):
     app.command()(command)
 
 

@@ -12,7 +12,19 @@ from typing import Annotated, Any
 import typer
 
 from shardio.cli.console import PackReporter, count, format_bytes, wrong_values_are_wrong_usage
-from shardio.packing import DEFAULT_SHARD_SIZE, PackProgress, PackResult, PackSettings, Problem, pack_directory
+from shardio.images import DEFAULT_MAX_PIXELS
+from shardio.packing import (
+    DEFAULT_QUALITY,
+    DEFAULT_SHARD_SIZE,
+    TILED,
+    JpegMode,
+    JpegTally,
+    PackProgress,
+    PackResult,
+    PackSettings,
+    Problem,
+    pack_directory,
+)
 
 SHOWN = 10
 """How many files of each kind the summary names."""
@@ -51,6 +63,21 @@ def pack(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a file does not begin as the image that its name says.")
     ] = False,
+    jpeg: Annotated[
+        JpegMode,
+        JpegTally,
+        typer.Option(
+            help="What to make of JPEGs: copy them; tile them, without any loss, so that crops decode quicker; or "
+            "reencode them smaller, upright and tiled."
+        ),
+    ] = "copy",
+    max_side: Annotated[
+        int | None, typer.Option(min=1, help="With reencode: pixels of an image's longer side at the most.")
+    ] = None,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="With reencode: JPEG quality.")] = DEFAULT_QUALITY,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, help="With reencode: an image of more pixels is stored as it is.")
+    ] = DEFAULT_MAX_PIXELS,
     num_workers: Annotated[
         int | None, typer.Option(min=1, help="Shards written at a time; never changes what is written.")
     ] = None,
@@ -63,6 +90,10 @@ def pack(
             max_shard_size=max_shard_size,
             max_shard_samples=max_shard_samples,
             shuffle_seed=None if no_shuffle else shuffle_seed,
+            jpeg=jpeg,
+            max_side=max_side,
+            quality=quality,
+            max_pixels=max_pixels,
         )
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
@@ -88,7 +119,7 @@ def pack(
 
 
 def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
-    manifest, scan = result.manifest, result.scan
+    manifest, scan, jpegs = result.manifest, result.scan, result.jpegs
     return {
         "out": str(out),
         "samples": manifest.num_samples,
@@ -99,6 +130,12 @@ def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
         "fields": list(manifest.fields),
         "digest": manifest.digest,
         "seconds": round(seconds, 3),
+        "jpegs": {
+            "outcomes": dict(sorted(jpegs.outcomes.items())),
+            "bytes_before": jpegs.num_bytes_before,
+            "bytes_after": jpegs.num_bytes_after,
+            "damaged": [_as_row(problem) for problem in jpegs.damaged],
+        },
         "mislabelled": [_as_row(problem) for problem in scan.mislabelled],
         "left_out": [_as_row(problem) for problem in scan.unreadable],
         "ignored": [str(path) for path in scan.ignored],
@@ -117,10 +154,25 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
         f"{count(summary['shards'], 'shard')}, {format_bytes(summary['bytes'])}{kept}, in {summary['seconds']:.1f} s "
         f"({rate:.0f} samples/s)"
     )
+    if result.manifest.pack["jpeg"] != "copy":
+        _print_jpegs(result.jpegs)
     scan = result.scan
     _print_files("packed untouched, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
     _print_files("left out", [f"{p.path} {p.what}" for p in scan.unreadable])
     _print_files("ignored, belonging to no image", [str(path) for path in scan.ignored])
+
+
+def _print_jpegs(jpegs: JpegTally) -> None:
+    before, after = jpegs.num_bytes_before, jpegs.num_bytes_after
+    change = f", {after / before - 1:+.1%}" if before else ""
+    typer.echo(
+        f"JPEGs: {jpegs.outcomes[TILED]} tiled; {format_bytes(before)} before, {format_bytes(after)} now{change}"
+    )
+    untouched = {reason: number for reason, number in jpegs.outcomes.most_common() if reason != TILED}
+    if untouched:
+        reasons = ", ".join(f"{number} {reason}" for reason, number in untouched.items())
+        typer.echo(f"JPEGs stored as they were: {sum(untouched.values())}: {reasons}")
+    _print_files("packed untouched, though damaged", [f"{p.path} {p.what}" for p in jpegs.damaged])
 
 
 def _print_files(what: str, files: list[str]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from shardio.cli.console import make_bar, wrong_values_are_wrong_usage
+from shardio.images import DEFAULT_MAX_PIXELS
 
 OptimizerName = Literal["adamw", "sgd"]
 Precision = Literal["bf16", "fp16", "fp32"]
@@ -33,6 +34,7 @@ def train(
     precision: Annotated[Precision, typer.Option(help="fp16 is for CUDA, with a GradScaler.")] = "bf16",
     val_share: Annotated[float, typer.Option(help="Share of the samples that is held out to validate on.")] = 0.2,
     num_workers: Annotated[int, typer.Option(min=0, help="Workers that decode.")] = 2,
+    max_pixels: Annotated[int, typer.Option(min=1, help="An image of more pixels is an error.")] = DEFAULT_MAX_PIXELS,
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Of the weights, the order, the crops and the split.")
     ] = 0,
@@ -58,7 +60,9 @@ def train(
             device=device,
         )
     torch.manual_seed(seed)
-    loader, val_loader, num_classes = _make_loaders(source, image_size, batch_size, num_workers, val_share, seed)
+    loader, val_loader, num_classes = _make_loaders(
+        source, image_size, batch_size, num_workers, val_share, seed, max_pixels
+    )
     with _EpochBar(len(loader), is_shown=sys.stderr.isatty() and not quiet) as bar:
         run(
             small_resnet(num_classes, image_size),
@@ -71,7 +75,7 @@ def train(
 
 
 def _make_loaders(
-    source: Path, image_size: int, batch_size: int, num_workers: int, val_share: float, seed: int
+    source: Path, image_size: int, batch_size: int, num_workers: int, val_share: float, seed: int, max_pixels: int
 ) -> tuple[DataLoader, DataLoader, int]:
     """Return the training loader, the validation loader and the number of classes."""
     from torch.utils.data import Subset
@@ -87,7 +91,8 @@ def _make_loaders(
     central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
     if not open_table(source).manifest.classes:
         raise FormatError(f"{source} has no classes: pack it from class folders (IMAGES/class/name.jpg)")
-    training, validation = ShardMapDataset(source, transform=augmented), ShardMapDataset(source, transform=central)
+    training = ShardMapDataset(source, transform=augmented, max_pixels=max_pixels)
+    validation = ShardMapDataset(source, transform=central, max_pixels=max_pixels)
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(f"{source} has {len(training)} samples, too few to hold out {val_share:.0%} for validation")

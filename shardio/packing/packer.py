@@ -43,7 +43,7 @@ class PackResult:
 
     Attributes:
         num_kept: The samples of shards that an earlier run had finished.
-        jpegs: What became of the JPEGs; nothing is counted where they are copied.
+        jpegs: What became of the JPEGs.
     """
 
     manifest: Manifest
@@ -181,9 +181,7 @@ def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings, j
 class _ShardWriter:
     """Writes the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
 
-    def __init__(
-        self, dst: Path, finished: Set[str], rewrite: Rewrite | None, strict: bool, progress: PackProgress
-    ) -> None:
+    def __init__(self, dst: Path, finished: Set[str], rewrite: Rewrite, strict: bool, progress: PackProgress) -> None:
         self._dst, self._finished, self._rewrite = dst, finished, rewrite
         self._strict, self._progress = strict, progress
         self._stopped = threading.Event()

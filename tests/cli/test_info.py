@@ -51,6 +51,7 @@ def test_json_says_it_in_full(packed: Path) -> None:
         "bytes": sum(path.stat().st_size for path in packed.glob("*.tar")),
         "samples_per_shard": {"min": 1, "mean": 4.2, "max": 5},
         "digest": open_table(packed).manifest.digest,
+        "tiled": 0,
         "format": 1,
         "pack": json.loads((packed / "shardio.json").read_bytes())["pack"],
     }

@@ -63,6 +63,7 @@ def test_json_is_the_whole_summary(tmp_path: Path) -> None:
     summary = json.loads(done.stdout)
     assert summary.pop("seconds") > 0
     manifest = shardio.ShardDataset(out).table.manifest
+    size = sum(path.stat().st_size for path in source.rglob("name-*.jpg"))
     assert summary == {
         "out": str(out),
         "samples": 7,
@@ -72,6 +73,7 @@ def test_json_is_the_whole_summary(tmp_path: Path) -> None:
         "bytes": sum(path.stat().st_size for path in out.glob("*.tar")),
         "fields": ["cls", "jpg"],
         "digest": manifest.digest,
+        "jpegs": {"outcomes": {"copied": 6}, "bytes_before": size, "bytes_after": size, "damaged": []},
         "mislabelled": [{"path": str(source / "class-0" / "odd.jpg"), "what": "is named .jpg and is a PNG"}],
         "left_out": [{"path": str(source / "class-0" / "broken.jpg"), "what": "is not an image"}],
         "ignored": [str(source / "notes.txt")],

@@ -1,0 +1,88 @@
+"""``shardio tile`` and ``shardio untile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardio.cli.console import format_bytes
+from shardio.errors import PackError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+Files = Annotated[list[Path], typer.Argument(help="JPEG files.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="A directory to write the files to, under their names; without it nothing is written."),
+]
+
+
+def tile(files: Files, out: Out = None) -> None:
+    """Say what tiling makes of JPEG files, without any loss; write them with --out."""
+    _rewrite_all(files, out, _tiling().tile_jpeg)
+
+
+def untile(files: Files, out: Out = None) -> None:
+    """Say what becomes of JPEG files without restart intervals and tile table; write them with --out."""
+    _rewrite_all(files, out, _tiling().untile_jpeg)
+
+
+def _tiling() -> ModuleType:
+    try:
+        from shardio.images import tiling
+    except ImportError as error:
+        raise PackError(
+            f"tiling needs numba, which cannot be imported ({error}): pip install 'shardio[tile]'"
+        ) from error
+    return tiling
+
+
+def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], bytes]) -> None:
+    names = [file.name for file in files]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if out is not None and twice is not None:
+        raise typer.BadParameter(f"two files are named {twice}: write them to two directories", param_hint="--out")
+    num_failed = sum(not _rewrite(file, out, rewrite) for file in files)
+    if out is None:
+        typer.echo("nothing was written: name a directory with --out", err=True)
+    if num_failed:
+        raise typer.Exit(1)
+
+
+def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
+    """Rewrite one file and say what came of it; return whether it could be rewritten."""
+    from shardio.storage import write_whole
+
+    before = file.read_bytes()
+    try:
+        after = rewrite(before)
+    except ValueError as error:
+        typer.echo(f"{file}: stays as it is: {error}", err=True)
+        return False
+    change = len(after) / len(before) - 1
+    typer.echo(
+        f"{file}: {_describe(before)} → {_describe(after)}, {format_bytes(len(before))} → {format_bytes(len(after))} "
+        f"({change:+.1%})"
+    )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        with write_whole(out / file.name) as target:
+            target.write(after)
+    return True
+
+
+def _describe(content: bytes) -> str:
+    """Return how a JPEG is divided: ``500×375, 192 tiles of 4 MCUs``."""
+    from shardio.images.jpeg.markers import read_head
+    from shardio.images.jpeg.tile_table import read_tiles
+
+    head = read_head(content)
+    tiles = read_tiles(content, head)
+    if tiles is not None:
+        return f"{head.width}×{head.height}, {tiles.starts.size} tiles of {tiles.interval} MCUs"
+    restarts = f"restart markers every {head.restart_interval} MCUs" if head.restart_interval else "no restart markers"
+    return f"{head.width}×{head.height}, {restarts}"

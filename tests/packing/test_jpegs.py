@@ -1,0 +1,204 @@
+"""What packing makes of JPEGs: copies, tiles, smaller ones; and what it says of it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import shardio
+from shardio.errors import PackError
+from shardio.images.jpeg import has_tiles
+from shardio.images.tiling import tile_jpeg
+from shardio.packing import TILED, PackResult, PackSettings, pack_directory
+from shardio.sample import Sample
+from shardio.shards import write_shard
+from tests.files import read_files
+from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
+from tests.tars import read_members
+
+PLAIN = save(make_picture(70, 90), "JPEG")
+FILES = {
+    "c/plain.jpg": PLAIN,
+    "c/gray.jpeg": save(Image.fromarray(make_picture(70, 90)).convert("L"), "JPEG"),
+    "c/tiled.jpg": tile_jpeg(PLAIN),
+    "c/progressive.jpg": save(make_picture(70, 90), "JPEG", progressive=True),
+    "c/cmyk.jpg": save(Image.fromarray(make_picture(70, 90)).convert("CMYK"), "JPEG"),
+    "c/long.jpg": PLAIN + b"trailing",
+    "d/broken.jpg": PLAIN[: len(PLAIN) // 2],
+    "d/hidden.png": save(make_picture(70, 90), "JPEG"),
+    "d/real.png": save(make_picture(70, 90), "PNG"),
+    "d/masked.jpg": save(make_picture(71, 91), "JPEG"),
+    "d/masked.json": b'{"mask": 1}',
+}
+BROKEN = "damaged: its data breaks off or holds an unknown code"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("jpegs")
+    for name, content in FILES.items():
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+def pack_it(source: Path, out: Path, *, num_workers: int = 1, **settings: object) -> PackResult:
+    values = {"max_shard_size": 10**9, "max_shard_samples": 3, **settings}
+    return pack_directory(source, out, PackSettings(**values), num_workers=num_workers)  # type: ignore[arg-type]
+
+
+def read_images(out: Path) -> dict[str, bytes]:
+    members: dict[str, bytes] = {}
+    for path in sorted(out.glob("*.tar")):
+        members |= {name: content for name, content in read_members(path) if not name.endswith(".cls")}
+    return members
+
+
+def test_tiling_rewrites_what_it_can_and_stores_the_rest_as_it_is(source: Path, tmp_path: Path) -> None:
+    result = pack_it(source, tmp_path / "out", jpeg="tile")
+    stored = read_images(tmp_path / "out")
+    assert stored.keys() == FILES.keys()
+    tiled = {"c/plain.jpg", "c/gray.jpeg", "c/tiled.jpg", "d/hidden.png", "d/masked.jpg"}
+    for name, content in FILES.items():
+        assert stored[name] == (tile_jpeg(content) if name in tiled else content), name
+        if name in tiled:
+            np.testing.assert_array_equal(read_by_pillow(stored[name]), read_by_pillow(content))
+    assert result.jpegs.outcomes == {
+        TILED: 5,
+        "progressive": 1,
+        "4 components": 1,
+        "bytes after the end of the image": 1,
+        BROKEN: 1,
+    }
+    jpegs = [name for name in FILES if name not in ("d/real.png", "d/masked.json")]
+    assert result.jpegs.num_bytes_before == sum(len(FILES[name]) for name in jpegs)
+    assert result.jpegs.num_bytes_after == sum(len(stored[name]) for name in jpegs)
+    assert [problem.path for problem in result.jpegs.damaged] == [source / "d/broken.jpg"]
+    assert "breaks off" in result.jpegs.damaged[0].what
+    assert result.manifest.pack["jpeg"] == "tile"
+    assert result.manifest.pack["num_tiled"] == 5
+
+
+def test_copying_leaves_every_byte_and_counts_what_is_tiled_already(source: Path, tmp_path: Path) -> None:
+    result = pack_it(source, tmp_path / "out")
+    assert read_images(tmp_path / "out") == FILES
+    assert result.jpegs.outcomes == {TILED: 1, "copied": 8}
+    assert result.manifest.pack["num_tiled"] == 1
+
+
+def test_reencoding_makes_smaller_upright_tiled_jpegs(tmp_path: Path) -> None:
+    picture = make_picture(300, 200)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(save(picture, "JPEG", quality=95, exif=exif_of(6)))
+    (tmp_path / "in" / "b.jpg").write_bytes(save(picture, "JPEG", quality=95))
+    (tmp_path / "in" / "c.png").write_bytes(save(picture, "PNG"))
+    result = pack_it(tmp_path / "in", tmp_path / "out", jpeg="reencode", max_side=150, quality=80)
+    stored = read_images(tmp_path / "out")
+    assert stored["c.png"] == (tmp_path / "in" / "c.png").read_bytes()
+    assert read_by_pillow(stored["a.jpg"]).shape == (100, 150, 3)
+    assert read_by_pillow(stored["b.jpg"]).shape == (150, 100, 3)
+    with Image.open(io.BytesIO(stored["a.jpg"])) as image:
+        assert image.getexif().get(274, 1) == 1
+    assert has_tiles(stored["a.jpg"])
+    assert has_tiles(stored["b.jpg"])
+    assert result.jpegs.outcomes == {TILED: 2}
+    assert result.jpegs.num_bytes_after < result.jpegs.num_bytes_before
+    expected = {"jpeg": "reencode", "max_side": 150, "quality": 80, "num_tiled": 2}
+    assert expected.items() <= result.manifest.pack.items()
+
+
+def test_reencoding_stores_what_is_damaged_or_too_large_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "broken.jpg").write_bytes(FILES["d/broken.jpg"])
+    (tmp_path / "in" / "large.jpg").write_bytes(PLAIN)
+    (tmp_path / "in" / "small.jpg").write_bytes(save(make_picture(20, 20), "JPEG"))
+    result = pack_it(tmp_path / "in", tmp_path / "out", jpeg="reencode", max_pixels=500)
+    stored = read_images(tmp_path / "out")
+    assert [name for name in stored if has_tiles(stored[name])] == ["small.jpg"]
+    assert stored["large.jpg"] == PLAIN
+    assert {problem.path.name for problem in result.jpegs.damaged} == {"broken.jpg", "large.jpg"}
+    assert any("max_pixels=500" in problem.what for problem in result.jpegs.damaged)
+
+
+@pytest.mark.parametrize("jpeg", ["tile", "reencode"])
+def test_what_is_written_does_not_depend_on_the_number_of_workers(source: Path, tmp_path: Path, jpeg: str) -> None:
+    results = [pack_it(source, tmp_path / str(n), jpeg=jpeg, num_workers=n) for n in (1, 3)]
+    assert read_files(tmp_path / "1") == read_files(tmp_path / "3")
+    assert results[0].jpegs == results[1].jpegs
+
+
+@pytest.mark.parametrize("jpeg", ["copy", "tile", "reencode"])
+def test_a_pack_that_goes_on_says_the_same_as_one_that_was_not_disturbed(
+    source: Path, tmp_path: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = pack_it(source, tmp_path / "whole", jpeg=jpeg)
+    written = list[str]()
+
+    def write_two(path: Path, samples: Iterable[Sample]) -> object:
+        if len(written) == 2:
+            raise OSError("the disk is full")
+        written.append(path.name)
+        return write_shard(path, samples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.packer.write_shard", write_two)
+        with pytest.raises(OSError, match="the disk is full"):
+            pack_it(source, tmp_path / "out", jpeg=jpeg)
+    resumed = pack_it(source, tmp_path / "out", jpeg=jpeg)
+    assert resumed.num_kept > 0
+    assert resumed.jpegs == whole.jpegs
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def test_an_unfinished_pack_is_not_gone_on_with_in_another_mode(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "broken.jpg").write_bytes(FILES["d/broken.jpg"])
+    with pytest.raises(PackError, match=r"broken\.jpg is damaged"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", jpeg="tile", strict=True)
+    with pytest.raises(PackError, match="other images or with other settings"):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+
+
+def test_strict_refuses_a_damaged_jpeg(tmp_path: Path) -> None:
+    (tmp_path / "in" / "d").mkdir(parents=True)
+    (tmp_path / "in" / "d" / "broken.jpg").write_bytes(FILES["d/broken.jpg"])
+    with pytest.raises(PackError, match=r"d/broken\.jpg is damaged: its data breaks off"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", jpeg="tile", strict=True)
+    shardio.pack(tmp_path / "in", tmp_path / "copied", strict=True)
+
+
+def test_a_damaged_jpeg_is_named_in_a_warning(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shardio.pack(source, tmp_path / "out", jpeg="tile")
+    assert any("broken.jpg is damaged" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("jpeg", ["tile", "reencode"])
+def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
+    source: Path, tmp_path: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "shardio.images.tiling", None)
+    with pytest.raises(PackError, match=r"needs numba.*pip install 'shardio\[tile\]'"):
+        pack_it(source, tmp_path / "out", jpeg=jpeg)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"jpeg": "shrink"}, "jpeg must be 'copy', 'tile' or 'reencode'"),
+        ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
+        ({"jpeg": "reencode", "quality": 101}, "quality must be 1 to 100"),
+        ({"jpeg": "tile", "max_side": 400}, "are for jpeg='reencode'"),
+        ({"quality": 80}, "are for jpeg='reencode'"),
+        ({"max_pixels": 0}, "max_pixels must be at least 1"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PackSettings(max_shard_size=1000, **settings)  # type: ignore[arg-type]
