@@ -7,7 +7,7 @@ from shardio.images.orientation import Orientation, check_orientation
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, DecodedPicture, JpegPicture, Picture, open_image
 from shardio.images.pixels import Pixels
 from shardio.images.plans import Boxes, CropPlans, Sizes
-from shardio.images.resize import resize, use_one_thread
+from shardio.images.resizing import resize, use_one_thread
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",

@@ -12,7 +12,7 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
-from shardio.images.resize import flip, resize
+from shardio.images.resizing import flip, resize
 from shardio.images.scratch import scratch_pixels
 
 SCALES = (8, 4, 2)

@@ -20,8 +20,8 @@ from shardio.images.pixels import Pixels
 DEFAULT_MAX_PIXELS = 178_956_970
 """Pixels of an image; above it Pillow, too, takes a file for a decompression bomb."""
 
-_USUAL_FACTORS = frozenset({(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)})
-"""Sampling factors of luma where those of chroma are one: 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1."""
+_USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)])
+"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
 
 _JPEG_START = b"\xff\xd8\xff"
 
@@ -125,11 +125,10 @@ def _open_jpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Pic
 
 
 def _is_for_libjpeg(content: bytes, head: JpegHead) -> bool:
-    """Say whether simplejpeg reads a JPEG: it knows the usual sampling factors, and and few others."""
-    if len(head.components) not in (1, 3) or not head.height or not head.width:
+    """Say whether simplejpeg reads a JPEG as RGB: one or three components, of not too odd sampling factors."""
+    if len(head.factors) not in (1, 3) or not head.height or not head.width:
         return False
-    factors = [(c.across, c.down) for c in head.components]
-    if len(factors) == 1 or (factors[0] in _USUAL_FACTORS and factors[1:] == [(1, 1), (1, 1)]):
+    if len(head.factors) == 1 or head.factors in _USUAL_FACTORS:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)

@@ -2,7 +2,7 @@
 
 Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly, by
 default without antialiasing, as OpenCV does; ``antialias=True`` gives Pillow's and torchvision's pixels, and
-takes its time: see :mod:`shardio.images.resize`.
+takes its time: see :mod:`shardio.images.resizing`.
 """
 
 from __future__ import annotations

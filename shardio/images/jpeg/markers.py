@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 SOI, EOI, SOS, DQT, DHT, DRI, DNL = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xDC
@@ -13,7 +14,8 @@ APP0, APP1, APP2, APP9, APP14, COM = 0xE0, 0xE1, 0xE2, 0xE9, 0xEE, 0xFE
 FRAME_MARKERS = frozenset({*range(0xC0, 0xD0)} - {DHT, 0xC8, 0xCC})
 """SOF0 … SOF15: C4 is DHT, C8 is reserved, CC is DAC (table B.1)."""
 
-_STANDALONE = frozenset({0x01, SOI, EOI, *range(RST0, RST0 + 8)})
+_STANDALONE = frozenset({0x00, 0x01, SOI, EOI, *range(RST0, RST0 + 8)})
+"""Markers without a segment; 0 is none at all."""
 
 MAX_BLOCKS_IN_MCU = 10
 """Of an interleaved scan (B.2.3)."""
@@ -32,12 +34,8 @@ class Segment(NamedTuple):
         return self.start + 4
 
 
-class Component(NamedTuple):
-    """A component of the frame: its number and its sampling factors."""
-
-    component_id: int
-    across: int
-    down: int
+Factors = tuple[tuple[int, int], ...]
+"""The sampling factors of each component of a frame, across and down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ class JpegHead:
         precision: Bits a sample.
         height: In pixels; 0 where a DNL segment tells it later.
         width: In pixels.
-        components: Of the frame.
+        factors: Of the components of the frame.
         sampling: The largest sampling factors, across and down; (1, 1) for one component, whose MCU is one block
             (A.2.2).
         is_subsampled: Whether some component has fewer samples than the picture has pixels, across and down.
@@ -65,7 +63,7 @@ class JpegHead:
     precision: int
     height: int
     width: int
-    components: list[Component]
+    factors: Factors
     sampling: tuple[int, int]
     is_subsampled: tuple[bool, bool]
     frame_start: int
@@ -108,27 +106,38 @@ def why_irregular(head: JpegHead) -> str | None:
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"
     if head.precision != 8:
         return f"{head.precision} bits a sample"
-    if len(head.components) not in (1, 3):
-        return f"{len(head.components)} components"
+    if len(head.factors) not in (1, 3):
+        return f"{len(head.factors)} components"
     if not head.is_single_scan:
         return "several scans"
     if head.height == 0:
         return "no height in the frame header"
-    across, down = head.sampling
-    if any(across % c.across or down % c.down for c in head.components) and len(head.components) > 1:
+    return _why_odd(head.factors)
+
+
+@lru_cache(maxsize=256)
+def _why_odd(factors: Factors) -> str | None:
+    if len(factors) == 1:
+        return None
+    across, down = _largest(factors)
+    if any(across % a or down % d for a, d in factors):
         return "fractional sampling factors"
-    if len(head.components) > 1 and sum(c.across * c.down for c in head.components) > MAX_BLOCKS_IN_MCU:
+    if sum(a * d for a, d in factors) > MAX_BLOCKS_IN_MCU:
         return f"more than {MAX_BLOCKS_IN_MCU} blocks in an MCU"
     return None
+
+
+@lru_cache(maxsize=256)
+def _largest(factors: Factors) -> tuple[int, int]:
+    return max(a for a, _ in factors), max(d for _, d in factors)
 
 
 def _parse(content: bytes) -> JpegHead:
     if content[0] != 0xFF or content[1] != SOI:
         raise ValueError("the file does not begin with a JPEG's SOI marker")
     segments: list[Segment] = []
-    frame: Segment | None = None
-    restart_interval = 0
-    position = 2
+    frame_start = restart_interval = 0
+    position, end = 2, len(content)
     while True:
         start = position
         if content[position] != 0xFF:
@@ -136,53 +145,63 @@ def _parse(content: bytes) -> JpegHead:
         while content[position + 1] == 0xFF:  # Fill bytes (B.1.1.2).
             position += 1
         marker = content[position + 1]
-        if marker in _STANDALONE or marker == 0:
+        if marker in _STANDALONE:
             raise ValueError(f"marker 0x{marker:02x} at byte {start} has no place before the image data")
         length = content[position + 2] << 8 | content[position + 3]
-        segment = Segment(marker, position, position + 2 + length)
-        if length < 2 or segment.stop > len(content):
+        stop = position + 2 + length
+        if length < 2 or stop > end:
             raise ValueError(f"the segment of marker 0x{marker:02x} at byte {start} is longer than the file")
-        segments.append(segment)
-        position = segment.stop
+        segments.append(Segment(marker, position, stop))
         if marker in FRAME_MARKERS:
-            if frame is not None:
+            if frame_start:
                 raise ValueError(f"there is a second frame header at byte {start}")
-            frame = segment
+            frame_start, frame_stop = position, stop
         elif marker == DRI:
-            restart_interval = content[segment.start + 4] << 8 | content[segment.start + 5]
+            restart_interval = content[position + 4] << 8 | content[position + 5]
         elif marker == SOS:
             break
-    if frame is None:
-        raise ValueError(f"there is no frame header before the image data at byte {position}")
-    at = frame.start
-    components = [
-        Component(content[i], content[i + 1] >> 4, content[i + 1] & 15)
-        for i in range(at + 10, at + 10 + 3 * content[at + 9], 3)
-    ]
-    if frame.stop != at + 10 + 3 * len(components) or not components:
-        raise ValueError(f"the frame header at byte {at} does not have the length of {len(components)} components")
-    if any(not (1 <= c.across <= 4 and 1 <= c.down <= 4) for c in components):
-        raise ValueError(f"the frame header at byte {at} has sampling factors outside of 1 to 4")
-    across = down = 1
-    if len(components) > 1:
-        across, down = max([c.across for c in components]), max([c.down for c in components])
-    scan = segments[-1]
-    num_scanned = content[scan.start + 4]
-    if scan.stop != scan.start + 8 + 2 * num_scanned:
-        raise ValueError(f"the scan header at byte {scan.start} does not have the length of {num_scanned} components")
-    scanned = [content[i] for i in range(scan.start + 5, scan.stop - 3, 2)]
-    is_whole = content[scan.stop - 3 : scan.stop] == b"\x00\x3f\x00"  # All coefficients, without approximation.
+        position = stop
+    if not frame_start:
+        raise ValueError(f"there is no frame header before the image data at byte {stop}")
+    ids, factors = _read_components(content, frame_start, frame_stop)
+    across, down = _largest(factors) if len(factors) > 1 else (1, 1)
     return JpegHead(
         segments,
-        content[frame.start + 1],
-        content[at + 4],
-        content[at + 5] << 8 | content[at + 6],
-        content[at + 7] << 8 | content[at + 8],
-        components,
+        content[frame_start + 1],
+        content[frame_start + 4],
+        content[frame_start + 5] << 8 | content[frame_start + 6],
+        content[frame_start + 7] << 8 | content[frame_start + 8],
+        factors,
         (across, down),
-        (min([c.across for c in components]) < across, min([c.down for c in components]) < down),
-        at,
+        _is_subsampled(factors),
+        frame_start,
         restart_interval,
-        scan.stop,
-        is_whole and scanned == [c.component_id for c in components],
+        stop,
+        _is_whole_scan(content, position, stop, ids),
     )
+
+
+def _read_components(content: bytes, start: int, stop: int) -> tuple[bytes, Factors]:
+    """Return the numbers and the sampling factors of the components of a frame header (B.2.2)."""
+    first, num_components = start + 10, content[start + 9]
+    if stop != first + 3 * num_components or not num_components:
+        raise ValueError(f"the frame header at byte {start} does not have the length of {num_components} components")
+    factors = tuple([(byte >> 4, byte & 15) for byte in content[first + 1 : stop : 3]])
+    for across, down in factors:
+        if not (1 <= across <= 4 and 1 <= down <= 4):
+            raise ValueError(f"the frame header at byte {start} has sampling factors outside of 1 to 4")
+    return content[first:stop:3], factors
+
+
+def _is_whole_scan(content: bytes, start: int, stop: int, ids: bytes) -> bool:
+    """Say whether a scan holds all components, and all coefficients without approximation (B.2.3)."""
+    num_components = content[start + 4]
+    if stop != start + 8 + 2 * num_components:
+        raise ValueError(f"the scan header at byte {start} does not have the length of {num_components} components")
+    return content[start + 5 : stop - 3 : 2] == ids and content[stop - 3 : stop] == b"\x00\x3f\x00"
+
+
+@lru_cache(maxsize=256)
+def _is_subsampled(factors: Factors) -> tuple[bool, bool]:
+    across, down = _largest(factors)
+    return any(a < across for a, _ in factors), any(d < down for _, d in factors)

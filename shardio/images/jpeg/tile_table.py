@@ -49,7 +49,7 @@ class Tiles:
     Attributes:
         interval: MCUs in each.
         starts: int64 [MCU rows, intervals in a row], the first byte of each.
-        stops: int64 [MCU rows, intervals in a row], the byte after the marker behind each.
+        stops: int64 [MCU rows, intervals in a row], the byte behind the marker that follows each.
     """
 
     interval: int
@@ -101,18 +101,20 @@ def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
     if len(table) != _FIXED.size + rows * columns * num_bytes:
         return None
     num_intervals = rows * columns
-    lengths = np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size)
-    stops = lengths.cumsum(dtype=np.int64)
-    stops += _marker_bytes(num_intervals)
-    stops += head.scan_start
+    num_intervals = rows * columns
+    bounds = np.zeros(num_intervals + 1, np.int64)
+    np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size).cumsum(out=bounds[1:])
+    bounds += _marker_bytes(num_intervals)
+    bounds += head.scan_start
+    starts, stops = bounds[:-1], bounds[1:]
     if stops[-1] != head.scan_start + scan_length + 2 or stops[-1] > len(content):
         return None
     data = np.frombuffer(content, np.uint8)
-    is_marked = data[stops - 2].tobytes().count(0xFF) == num_intervals
-    if not is_marked or data[stops - 1].tobytes() != _marker_codes(num_intervals):
+    last = stops - 1
+    if data.take(last).tobytes() != _marker_codes(num_intervals):
         return None
-    starts = stops - lengths
-    starts -= 2
+    if data.take(last - 1).tobytes().count(0xFF) != num_intervals:
+        return None
     return Tiles(interval, starts.reshape(rows, columns), stops.reshape(rows, columns))
 
 
@@ -130,8 +132,8 @@ def _marker_codes(num_intervals: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _marker_bytes(num_intervals: int) -> NDArray[np.int64]:
-    """Return how many bytes of markers there are up to the end of each interval, and of its own, int64."""
-    return 2 * np.arange(1, num_intervals + 1)
+    """Return how many bytes of markers there are before each interval, and at the end, int64 [intervals + 1]."""
+    return 2 * np.arange(num_intervals + 1)
 
 
 def _join_parts(content: bytes, segments: list[Segment]) -> bytes | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from shardio.images.jpeg.markers import DHT, JpegHead
+from shardio.images.tiling.compiled import compiled
 
 MAX_LENGTH = 16
 """Bits of a code at the most."""
@@ -87,7 +87,7 @@ def make_best_table(counts: Counts) -> tuple[bytes, bytes]:
     return lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes()
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba finds the types
     """Follow figures K.1 to K.4: code sizes, how many of each, none above 16 bits, symbols by size."""
     frequency = np.zeros(257, np.int64)

@@ -29,11 +29,11 @@ def reencode_jpeg(content: bytes, *, max_side: int | None, quality: int, max_pix
     """
     pixels = _shrink(decode_image(content, orientation="apply", max_pixels=max_pixels), max_side)
     head = read_head(content)
-    if len(head.components) == 1:
+    if len(head.factors) == 1:
         encoded = simplejpeg.encode_jpeg(pixels[..., :1].copy(), quality, "GRAY", "Gray")
     else:
         encoded = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
-    profile = _read_profile(content, head) if len(head.components) < 4 else b""  # CMYK became RGB.
+    profile = _read_profile(content, head) if len(head.factors) < 4 else b""  # CMYK became RGB.
     return tile_jpeg(_insert(encoded, profile))
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from shardio.images.tiling.compiled import compiled
 
 MAX_DC_SIZE = 11
 """Bits of a DC difference in a baseline image of 8 bits (table F.1)."""
@@ -133,7 +134,7 @@ def _recode(
     return size, stop
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _fill(data, at, bits, num_bits):  # type: ignore[no-untyped-def]  # numba finds the types
     """Take bytes from the stream until there are more than 48 bits, or a marker comes (F.2.2.5)."""
     while num_bits <= 48 and at < len(data):
@@ -148,7 +149,7 @@ def _fill(data, at, bits, num_bits):  # type: ignore[no-untyped-def]  # numba fi
     return at, bits, num_bits
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _put(out, at, held, num_held, value, length):  # type: ignore[no-untyped-def]
     """Append bits to the stream; a byte 0xFF is followed by a 0 (F.1.2.3)."""
     held = held << np.uint64(length) | np.uint64(value)
@@ -164,7 +165,7 @@ def _put(out, at, held, num_held, value, length):  # type: ignore[no-untyped-def
     return at, held, num_held
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _skip_marker(data, at, expected):  # type: ignore[no-untyped-def]
     """Return where the data goes on behind a marker, or -1 if it is another one; fill bytes may precede it."""
     if at >= len(data) or data[at] != 0xFF:
@@ -174,7 +175,7 @@ def _skip_marker(data, at, expected):  # type: ignore[no-untyped-def]
     return at + 1 if at < len(data) and data[at] == expected else -1
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _walk(  # type: ignore[no-untyped-def]
     data, num_mcus, component, dc_slot, ac_slot, old_interval, new_interval, lookups, codes, counts, out, lengths
 ):

@@ -99,8 +99,8 @@ def _recode(content: bytes, head: JpegHead, interval: int) -> bytes:
 def _lay_out(content: bytes, head: JpegHead, interval: int) -> ScanLayout:
     """Return the layout of a scan of all components; a lone component's MCU is one block (A.2.2)."""
     rows, row_mcus = head.num_mcus
-    num_components = len(head.components)
-    num_blocks = [1] if num_components == 1 else [c.across * c.down for c in head.components]
+    num_components = len(head.factors)
+    num_blocks = [1] if num_components == 1 else [across * down for across, down in head.factors]
     scan = head.segments[-1]
     slots = [content[scan.start + 6 + 2 * i] for i in range(num_components)]
     if any(slot >> 4 > 3 or slot & 15 > 3 for slot in slots):
