@@ -8,18 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg.regions import MIN_SCALED_SIDE, Box
 from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
-from shardio.images.resizing import flip, resize
+from shardio.images.resizing import flip, resize, sample
 from shardio.images.scratch import scratch_pixels
 
 SCALES = (8, 4, 2)
 """How many times smaller libjpeg can decode a JPEG, by a smaller inverse DCT of each block."""
-
-MIN_SCALED_SIDE = 8
-"""Pixels; boxes with a shorter side are decoded as they are: libjpeg knows a scale by the size that it leads to."""
 
 
 class DecodeError(ValueError):
@@ -39,7 +36,8 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Sequence[Pix
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
     that is cropped and then resized; but where a JPEG's box is at least twice, four or eight times as large as what
-    it is resized to, and there is no antialiasing, of a full decode at 1/2, 1/4 or 1/8 of the size.
+    it is resized to, and there is no antialiasing, of a full decode at 1/2, 1/4 or 1/8 of the size, sampled at the
+    same places.
 
     Args:
         images: n pictures.
@@ -90,29 +88,49 @@ class _Resized(NamedTuple):
             out[...] = 0
             top, left = visible.top - window.top, visible.left - window.left
             out = out[top : top + visible.height, left : left + visible.width]
-        if (self.box.height, self.box.width) == (self.height, self.width):
+        scale = self._choose_scale()
+        if scale > 1:
+            self._sample(visible, scale, out)
+        elif (self.box.height, self.box.width) == (self.height, self.width):
             np.copyto(out, self.image.read(_inside(self.box, visible)))
         elif visible == (0, 0, self.height, self.width):
-            scale, box = self._scaled_box()
-            resize(self.image.read(box, scale), self.height, self.width, antialias=self.antialias, out=out)
+            resize(self.image.read(self.box), self.height, self.width, antialias=self.antialias, out=out)
         else:
             whole = scratch_pixels("resized", self.height, self.width)
             resize(self._read_sources(visible), self.height, self.width, antialias=self.antialias, out=whole)
             np.copyto(out, _view(whole, visible))
+
+    def _choose_scale(self) -> int:
+        if not self.image.can_scale or self.antialias or min(self.box.height, self.box.width) < MIN_SCALED_SIDE:
+            return 1
+        fits = (s for s in SCALES if self.box.height >= s * self.height and self.box.width >= s * self.width)
+        return next(fits, 1)
+
+    def _sample(self, visible: Box, scale: int, out: Pixels) -> None:
+        """Write a part of it to ``out``, from the picture at 1/scale, in which the box need not begin at a pixel."""
+        (height, width), (origin_top, origin_left) = self.image.size, self.image.origin(scale)
+        rows = _Samples.lay(self.box.top, self.box.height, self.height, height, scale, origin_top)
+        columns = _Samples.lay(self.box.left, self.box.width, self.width, width, scale, origin_left)
+        (top, bottom), (left, right) = (
+            rows.sources(visible.top, visible.height),
+            columns.sources(visible.left, visible.width),
+        )
+        pixels = self.image.read(Box(top, left, bottom - top, right - left), scale)
+        corner = rows.position(visible.top) - top, columns.position(visible.left) - left
+        sample(pixels, corner, (rows.step, columns.step), out)
 
     def _read_sources(self, visible: Box) -> Pixels:
         """Return the box, in which all pixels are right that a part of the resized picture is made of.
 
         OpenCV and Pillow can only resize a whole picture: a part of it would be sampled at other places.
         """
-        scale, box = self._scaled_box()
-        top, height = self._sources(visible.top, visible.height, box.height, self.height)
-        left, width = self._sources(visible.left, visible.width, box.width, self.width)
+        top, height = self._sources(visible.top, visible.height, self.box.height, self.height)
+        left, width = self._sources(visible.left, visible.width, self.box.width, self.width)
         needed = Box(top, left, height, width)
-        if needed == (0, 0, box.height, box.width):
-            return self.image.read(box, scale)
-        canvas = scratch_pixels("canvas", box.height, box.width)
-        np.copyto(_view(canvas, needed), self.image.read(_inside(box, needed), scale))
+        if needed == (0, 0, self.box.height, self.box.width):
+            return self.image.read(self.box)
+        canvas = scratch_pixels("canvas", self.box.height, self.box.width)
+        np.copyto(_view(canvas, needed), self.image.read(_inside(self.box, needed)))
         return canvas
 
     def _sources(self, start: int, length: int, num_before: int, num_after: int) -> tuple[int, int]:
@@ -124,19 +142,29 @@ class _Resized(NamedTuple):
         first, stop = max(first, 0), min(stop, num_before)
         return first, stop - first
 
-    def _scaled_box(self) -> tuple[int, Box]:
-        """Return at which scale to decode, and the box in pixels of the picture at that scale."""
-        scale = self._choose_scale()
-        top, left = (self.box.top + scale // 2) // scale, (self.box.left + scale // 2) // scale
-        bottom = (self.box.top + self.box.height + scale // 2) // scale
-        right = (self.box.left + self.box.width + scale // 2) // scale
-        return scale, Box(top, left, bottom - top, right - left)
 
-    def _choose_scale(self) -> int:
-        if not self.image.can_scale or self.antialias or min(self.box.height, self.box.width) < MIN_SCALED_SIDE:
-            return 1
-        fits = (s for s in SCALES if self.box.height >= s * self.height and self.box.width >= s * self.width)
-        return next(fits, 1)
+class _Samples(NamedTuple):
+    """Where the pixels of a row lie among those of a row of a smaller picture, counted from the first one's centre."""
+
+    first: float
+    step: float
+    start: int
+    stop: int
+
+    @classmethod
+    def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
+        """Lay ``num_after`` pixels evenly over a stretch of a row of ``total`` pixels, seen at 1/scale."""
+        before, step = origin + start / scale, length / scale / num_after
+        stop = min(math.ceil(before + length / scale), -(-total // scale))
+        return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
+
+    def position(self, number: int) -> float:
+        return self.first + number * self.step
+
+    def sources(self, start: int, length: int) -> tuple[int, int]:
+        """Return the pixels of the smaller row, start and stop, that a stretch depends on; none beyond the box."""
+        first, last = math.floor(self.position(start)), math.floor(self.position(start + length - 1))
+        return max(first - 1, self.start), min(last + 3, self.stop)
 
 
 def _intersect(window: Box, height: int, width: int) -> Box:

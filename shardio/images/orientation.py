@@ -28,6 +28,11 @@ class Turn(NamedTuple):
         """Return the height and width of the upright picture."""
         return (width, height) if self.transposed else (height, width)
 
+    def corner(self, below: float, behind: float) -> tuple[float, float]:
+        """Return what lies above and before the upright picture, given what lies below and behind the stored one."""
+        above, before = below * self.upside_down, behind * self.mirrored
+        return (before, above) if self.transposed else (above, before)
+
     def stored_box(self, box: Box, height: int, width: int) -> Box:
         """Return where a part of the upright picture lies in the stored one, which has ``height`` and ``width``."""
         if self.transposed:

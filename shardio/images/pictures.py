@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +20,8 @@ from shardio.images.pixels import Pixels
 DEFAULT_MAX_PIXELS = 178_956_970
 """Pixels of an image; above it Pillow, too, takes a file for a decompression bomb."""
 
-_USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)])
-"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
+_USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4)])
+"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
 
 _JPEG_START = b"\xff\xd8\xff"
 
@@ -36,6 +36,12 @@ class Picture(Protocol):
     @property
     def can_scale(self) -> bool:
         """Whether :meth:`read` can give the picture smaller than it is."""
+
+    def origin(self, scale: int) -> tuple[float, float]:
+        """Return where the picture's top left corner lies in the picture at 1/scale of its size, in its pixels.
+
+        A picture whose size is no multiple of the scale has too large a last pixel; turned, that is the first.
+        """
 
     def read(self, box: Box, scale: int = 1) -> Pixels:
         """Return a part of the picture.
@@ -64,6 +70,9 @@ class DecodedPicture:
     def size(self) -> tuple[int, int]:
         return self.pixels.shape[0], self.pixels.shape[1]
 
+    def origin(self, scale: int) -> tuple[float, float]:
+        return 0.0, 0.0
+
     def read(self, box: Box, scale: int = 1) -> Pixels:
         assert scale == 1, "decoded pixels are not scaled"
         return self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
@@ -78,6 +87,10 @@ class JpegPicture:
         self._content, self._head, self._turn = content, head, turn
         self._is_regular = why_irregular(head) is None
         self.size = turn.size(head.height, head.width)
+
+    def origin(self, scale: int) -> tuple[float, float]:
+        head = self._head
+        return self._turn.corner(-head.height % scale / scale, -head.width % scale / scale)
 
     def read(self, box: Box, scale: int = 1) -> Pixels:
         head, turn = self._head, self._turn
@@ -112,7 +125,8 @@ def _open_jpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Pic
     try:
         head = read_head(content)
     except ValueError:
-        simplejpeg.decode_jpeg_header(content)  # Says what is wrong in libjpeg's words, if it thinks so, too.
+        with suppress(KeyError):
+            simplejpeg.decode_jpeg_header(content)  # Says what is wrong in libjpeg's words, if it thinks so, too.
         return None
     if not _is_for_libjpeg(content, head):
         return None
@@ -125,14 +139,14 @@ def _open_jpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Pic
 
 
 def _is_for_libjpeg(content: bytes, head: JpegHead) -> bool:
-    """Say whether simplejpeg reads a JPEG as RGB: one or three components, of not too odd sampling factors."""
+    """Say whether simplejpeg reads a JPEG as RGB: one or three components, with usual sampling factors."""
     if len(head.factors) not in (1, 3) or not head.height or not head.width:
         return False
     if len(head.factors) == 1 or head.factors in _USUAL_FACTORS:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)
-    except ValueError:
+    except (ValueError, KeyError):  # KeyError: for factors that libjpeg knows and simplejpeg has no name for.
         return False
     return True
 

@@ -41,6 +41,23 @@ def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, o
     return out
 
 
+def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], out: Pixels) -> None:
+    """Sample an image bilinearly on a grid that need not begin at a pixel, or end at one.
+
+    Args:
+        image: uint8 [rows, columns, 3]; what lies beyond its border is like the border.
+        corner: Where the first sample lies, down and across, in pixels from the centre of the first pixel.
+        step: From one sample to the next, likewise.
+        out: uint8 [height, width, 3], for the samples.
+    """
+    to_source = np.array([[step[1], 0, corner[1]], [0, step[0], corner[0]]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    size = out.shape[1], out.shape[0]
+    sampled = cv2.warpAffine(image, to_source, size, dst=out, flags=flags, borderMode=cv2.BORDER_REPLICATE)
+    if sampled is not out:
+        np.copyto(out, sampled)
+
+
 def flip(image: Pixels, out: Pixels) -> None:
     """Mirror an image left to right into ``out``, both uint8 [height, width, 3]."""
     if cv2.flip(image, 1, dst=out) is not out:

@@ -50,10 +50,9 @@ def decode_whole(content: bytes | bytearray, height: int, width: int, scale: int
         ValueError: If libjpeg-turbo finds anything wrong with it; the pixels are in the scratch memory nonetheless.
     """
     pixels = _destination(height, width, scale)
-    if scale == 1:
-        simplejpeg.decode_jpeg(content, buffer=pixels)
-    else:
-        simplejpeg.decode_jpeg(content, min_height=pixels.shape[0], min_width=pixels.shape[1], buffer=pixels)
+    smallest = {} if scale == 1 else {"min_height": pixels.shape[0], "min_width": pixels.shape[1]}
+    decoded = simplejpeg.decode_jpeg(content, buffer=pixels, **smallest)
+    assert decoded.shape == pixels.shape, "the head was read as libjpeg reads it"
     return pixels
 
 

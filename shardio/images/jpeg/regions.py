@@ -21,6 +21,9 @@ from shardio.images.jpeg.tile_table import Tiles, restart_codes
 _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
 """Beside the frame header: APP0 (JFIF) and APP14 (Adobe) decide the colour space, all other metadata is left out."""
 
+MIN_SCALED_SIDE = 8
+"""Pixels. libjpeg is told a scale by the size that it leads to, which is clear if one side is at least this long."""
+
 _SOI = bytes([0xFF, SOI])
 _SIZE = struct.Struct(">HH")
 
@@ -45,15 +48,13 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
         scale: The picture will be decoded at 1/scale of its size: 1, 2, 4 or 8.
     """
     mcu_height, mcu_width = head.mcu_size
-    rows, columns = tiles.starts.shape
     margin, margin_down = _margin(head, scale)
     tile_width = tiles.interval * mcu_width
-    first_row, stop_row = _cover(box.top, box.height, mcu_height, rows, margin_down)
-    first, stop = _cover(box.left, box.width, tile_width, columns, margin)
     # Chroma of at most two samples a row is upsampled by another rule (jdsample.c: downsampled_width > 2).
-    while margin and min(stop * tile_width, head.width) - first * tile_width <= 2 * margin and stop - first < columns:
-        first, stop = (first - 1, stop) if first else (first, stop + 1)
-
+    narrowest = 2 * margin + 1 if scale == 1 else max(2 * margin + 1, MIN_SCALED_SIDE)
+    lowest = 1 if scale == 1 else MIN_SCALED_SIDE
+    first_row, stop_row = _cover(box.top, box.height, mcu_height, head.height, margin_down, lowest)
+    first, stop = _cover(box.left, box.width, tile_width, head.width, margin, narrowest)
     top, left = first_row * mcu_height, first * tile_width
     bottom, right = min(stop_row * mcu_height, head.height), min(stop * tile_width, head.width)
     shown = Box(top, left, bottom - top, right - left)
@@ -75,7 +76,7 @@ def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[byte
     The scan stays whole: what follows the last row's data is left over.
     """
     mcu_height, _ = head.mcu_size
-    _, stop_row = _cover(box.top, box.height, mcu_height, head.num_mcus[0], _margin(head, scale)[1])
+    _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head, scale)[1], 1)
     height = min(stop_row * mcu_height, head.height)
     head_parts = _write_head(content, head, height, head.width)
     return b"".join([*head_parts, memoryview(content)[head.scan_start :]]), Box(0, 0, height, head.width)
@@ -87,9 +88,25 @@ def _margin(head: JpegHead, scale: int) -> tuple[int, int]:
     return scale * across * is_across, scale * down * is_down
 
 
-def _cover(start: int, length: int, unit: int, num_units: int, margin: int) -> tuple[int, int]:
-    """Return the first unit, and the one after the last, of those that cover a stretch and a margin around it."""
-    return max(start - margin, 0) // unit, min(-(-(start + length + margin) // unit), num_units)
+def _cover(start: int, length: int, unit: int, total: int, margin: int, least: int) -> tuple[int, int]:
+    """Return which units of a row cover a stretch.
+
+    Args:
+        start: Where the stretch begins.
+        length: Its length.
+        unit: The length of a unit; the last one ends where the row does.
+        total: The length of the row.
+        margin: What is to be covered on both sides of the stretch, too, as far as the row goes.
+        least: The units are to be this long together, as far as the row goes.
+
+    Returns:
+        The first unit, and the one after the last.
+    """
+    first = max(start - margin, 0) // unit
+    stop = min(-(-(start + length + margin) // unit), -(-total // unit))
+    while min(stop * unit, total) - first * unit < least and (first or stop * unit < total):
+        first, stop = (first - 1, stop) if first else (first, stop + 1)
+    return first, stop
 
 
 def _write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[bytes]:

@@ -101,7 +101,6 @@ def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
     if len(table) != _FIXED.size + rows * columns * num_bytes:
         return None
     num_intervals = rows * columns
-    num_intervals = rows * columns
     bounds = np.zeros(num_intervals + 1, np.int64)
     np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size).cumsum(out=bounds[1:])
     bounds += _marker_bytes(num_intervals)
