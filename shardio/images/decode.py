@@ -20,7 +20,7 @@ def decode_image(
         uint8 [height, width, 3], contiguous and writable.
     """
     picture = open_image(content, orientation=orientation, max_pixels=max_pixels)
-    return np.array(picture.read(Box(0, 0, *picture.size)))
+    return np.array(picture.part(Box(0, 0, *picture.size))())
 
 
 def decode_pil(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Protocol
 
 import numpy as np
 import PIL.Image
 import simplejpeg
 
-from shardio.images.jpeg.codec import decode_box
+from shardio.images.jpeg.codec import prepare_part
 from shardio.images.jpeg.markers import APP1, JpegHead, read_head, why_irregular
 from shardio.images.jpeg.regions import Box
 from shardio.images.orientation import UPRIGHT, Orientation, Turn, read_jpeg_turn, read_turn
@@ -26,59 +26,61 @@ _USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (
 _JPEG_START = b"\xff\xd8\xff"
 
 
-class Picture(Protocol):
-    """An image of which parts can be read."""
+Part = Callable[[], Pixels]
+"""Reads a part of a picture: returns uint8 [height, width, 3], valid until its thread reads the next one.
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
+It raises ValueError if the image is truncated or damaged.
+"""
 
-    @property
-    def can_scale(self) -> bool:
-        """Whether :meth:`read` can give the picture smaller than it is."""
+
+class Picture(ABC):
+    """An image of which parts can be read.
+
+    Attributes:
+        size: Height and width in pixels.
+        can_scale: Whether :meth:`part` can give the picture smaller than it is.
+    """
+
+    size: tuple[int, int]
+    can_scale: bool
+
+    @abstractmethod
+    def part(self, box: Box, scale: int = 1) -> Part:
+        """Return what reads a part of the picture.
+
+        Args:
+            box: The part, in pixels of the picture at 1/scale of its size (rounded up).
+            scale: 1, 2, 4 or 8 where ``can_scale``, else 1.
+        """
+
+    def read(self, box: Box, scale: int = 1) -> Pixels:
+        """Read a part of the picture: :meth:`part`, at once."""
+        return self.part(box, scale)()
 
     def origin(self, scale: int) -> tuple[float, float]:
         """Return where the picture's top left corner lies in the picture at 1/scale of its size, in its pixels.
 
         A picture whose size is no multiple of the scale has too large a last pixel; turned, that is the first.
         """
-
-    def read(self, box: Box, scale: int = 1) -> Pixels:
-        """Return a part of the picture.
-
-        Args:
-            box: The part, in pixels of the picture at 1/scale of its size (rounded up).
-            scale: 1, 2, 4 or 8 where ``can_scale``, else 1.
-
-        Returns:
-            uint8 [box.height, box.width, 3], valid until this thread reads the next picture.
-
-        Raises:
-            ValueError: If the image is truncated or damaged.
-        """
+        return 0.0, 0.0
 
 
-class DecodedPicture:
+class DecodedPicture(Picture):
     """A picture that lies in memory, uint8 [height, width, 3]."""
 
     can_scale = False
 
     def __init__(self, pixels: Pixels) -> None:
         self.pixels = pixels
+        self.size = pixels.shape[0], pixels.shape[1]
 
-    @property
-    def size(self) -> tuple[int, int]:
-        return self.pixels.shape[0], self.pixels.shape[1]
-
-    def origin(self, scale: int) -> tuple[float, float]:
-        return 0.0, 0.0
-
-    def read(self, box: Box, scale: int = 1) -> Pixels:
+    def part(self, box: Box, scale: int = 1) -> Part:
         assert scale == 1, "decoded pixels are not scaled"
-        return self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        pixels = self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+        return lambda: pixels
 
 
-class JpegPicture:
+class JpegPicture(Picture):
     """A JPEG that is decoded where it is read."""
 
     can_scale = True
@@ -92,10 +94,11 @@ class JpegPicture:
         head = self._head
         return self._turn.corner(-head.height % scale / scale, -head.width % scale / scale)
 
-    def read(self, box: Box, scale: int = 1) -> Pixels:
+    def part(self, box: Box, scale: int = 1) -> Part:
         head, turn = self._head, self._turn
         stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
-        return turn.apply(decode_box(self._content, head, stored, scale, is_regular=self._is_regular))
+        decode = prepare_part(self._content, head, stored, scale, is_regular=self._is_regular)
+        return decode if turn == UPRIGHT else lambda: turn.apply(decode())
 
 
 def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:

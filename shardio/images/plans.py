@@ -45,6 +45,14 @@ class CropPlans:
         """The sizes of what comes out."""
         return self.window[:, 2:]
 
+    def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
+        """Return whether cropping by ``boxes`` would add black around a mere part of an image, bool [n].
+
+        Such images must be drawn before they are cropped.
+        """
+        is_part = _any((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
+        return is_part & _reach_beyond(boxes, self.output_size)
+
     def crop(self, boxes: Boxes) -> CropPlans:
         """Return plans that go on to crop what these would give."""
         mirrored_left = self.window[:, 3] - boxes[:, 1] - boxes[:, 3]
@@ -52,16 +60,39 @@ class CropPlans:
         corner = self.window[:, :2] + np.stack([boxes[:, 0], left], axis=1)
         return replace(self, window=np.concatenate([corner, boxes[:, 2:]], axis=1))
 
-    def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlans | None:
-        """Return plans that go on to resize; None if pixels are needed first: they are resized already, or padded."""
-        is_resized = (self.size != self.box[:, 2:]).any()
-        is_padded = (self.window[:, :2] < 0).any() or (self.window[:, :2] + self.window[:, 2:] > self.size).any()
-        if is_resized or is_padded:
-            return None
+    @property
+    def is_final(self) -> NDArray[np.bool_]:
+        """Whether each image must be drawn before it can be resized, bool [n]: it is resized already, or padded."""
+        return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
+
+    def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlans:
+        """Return plans that go on to resize; none of these may be final."""
+        assert not self.is_final.any(), "what is final is drawn first"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         return replace(self, box=box, size=sizes, window=whole, antialias=antialias)
 
+    def take(self, rows: NDArray[np.int64]) -> CropPlans:
+        """Return the plans of some of the images."""
+        return replace(self, box=self.box[rows], size=self.size[rows], window=self.window[rows], flip=self.flip[rows])
+
+    def begin_again(self, rows: NDArray[np.int64]) -> CropPlans:
+        """Return plans in which some of the images have been drawn."""
+        box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
+        whole = CropPlans.whole(self.output_size[rows])
+        box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
+        return replace(self, box=box, size=size, window=window, flip=flip)
+
     def mirror(self, flips: NDArray[np.bool_]) -> CropPlans:
         """Return plans that go on to mirror those images for which ``flips`` says so."""
         return replace(self, flip=self.flip ^ flips)
+
+
+def _reach_beyond(boxes: Boxes, sizes: Sizes) -> NDArray[np.bool_]:
+    """Return whether boxes reach beyond pictures of these sizes, bool [n]."""
+    return _any((boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > sizes))
+
+
+def _any(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return whether anything is true in each row of bool [n, m]."""
+    return np.asarray(mask.any(axis=1))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import CropPlans, DecodedPicture, JpegPicture, Picture, Pixels, Sizes, decode_all
+from shardio.images import CropPlans, DecodedPicture, DecodeError, Picture, Pixels, Sizes, decode_all
 from shardio.order import Words, derive_key
 
 
@@ -46,18 +46,16 @@ class Geometry(Transform):
     """A transform that says what it does by crop plans: of encoded images only what is needed is decoded."""
 
     @abstractmethod
-    def extend(self, plans: CropPlans, parameters: NDArray[Any]) -> CropPlans | None:
-        """Return the plans with this transform behind them, or None if they must be carried out first.
+    def must_draw(self, plans: CropPlans, parameters: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which of n images must be drawn before this transform can extend their plans, bool [n]."""
 
-        Args:
-            plans: For n images.
-            parameters: n rows.
-        """
+    @abstractmethod
+    def extend(self, plans: CropPlans, parameters: NDArray[Any]) -> CropPlans:
+        """Return the plans of n images with this transform behind them; none of them must be drawn before."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
-        plans = self.extend(_whole([DecodedPicture(image)]), np.asarray(parameters)[None])
-        assert plans is not None, "an image as it is can be planned for"
-        return decode_all([DecodedPicture(image)], plans)[0]
+        picture = DecodedPicture(image)
+        return decode_all([picture], self.extend(_whole([picture]), np.asarray(parameters)[None]))[0]
 
 
 class Compose:
@@ -98,11 +96,8 @@ def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], keys
                 images = [_as_picture(step, image) for image in images]
                 plans = _whole(images)
             parameters = step.draw(plans.output_size, step_keys)
-            extended = step.extend(plans, parameters)
-            if extended is None:
-                images = [DecodedPicture(pixels) for pixels in decode_all(images, plans)]
-                extended = step.extend(_whole(images), parameters)
-            plans = extended
+            images, plans = _draw(images, plans, np.flatnonzero(step.must_draw(plans, parameters)))
+            plans = step.extend(plans, parameters)
             continue
         images, plans = _finish(images, plans), None
         if isinstance(step, Transform):
@@ -138,11 +133,25 @@ def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Cal
         yield from _flatten(step, derive_key(keys, np.array([place], dtype=np.uint64)))
 
 
+def _draw(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlans]:
+    """Draw some of the images, and only those: what becomes of the others does not depend on them."""
+    if not rows.size:
+        return images, plans
+    try:
+        drawn = decode_all([images[row] for row in rows], plans.take(rows))
+    except DecodeError as error:
+        raise DecodeError(int(rows[error.number]), str(error)) from error
+    images = list(images)
+    for row, pixels in zip(rows.tolist(), drawn, strict=True):
+        images[row] = DecodedPicture(pixels)
+    return images, plans.begin_again(rows)
+
+
 def _finish(images: list[Any], plans: CropPlans | None) -> list[Any]:
     """Carry out the plans, if there are any; decode pictures that nothing has touched."""
     if plans is not None:
         return decode_all(images, plans)
-    if images and isinstance(images[0], DecodedPicture | JpegPicture):
+    if images and isinstance(images[0], Picture):
         return decode_pictures(images)
     return images
 
@@ -156,7 +165,7 @@ def _sizes(images: Sequence[Picture]) -> Sizes:
 
 
 def _as_picture(transform: Transform, image: Any) -> Picture:
-    if isinstance(image, DecodedPicture | JpegPicture):
+    if isinstance(image, Picture):
         return image
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
         return DecodedPicture(image)

@@ -61,7 +61,10 @@ class RandomResizedCrop(Geometry):
         central = self._central_crop(sizes)
         return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
 
-    def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans | None:
+    def must_draw(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
+        return plans.is_final
+
+    def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans:
         sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
         return plans.crop(parameters).resize(sizes, antialias=self.antialias)
 
@@ -99,7 +102,10 @@ class Resize(Geometry):
         shorter = sizes.min(axis=1, keepdims=True)
         return np.where(sizes == shorter, self.size, self.size * sizes // shorter)
 
-    def extend(self, plans: CropPlans, parameters: Sizes) -> CropPlans | None:
+    def must_draw(self, plans: CropPlans, parameters: Sizes) -> NDArray[np.bool_]:
+        return plans.is_final
+
+    def extend(self, plans: CropPlans, parameters: Sizes) -> CropPlans:
         return plans.resize(parameters, antialias=self.antialias)
 
     def __repr__(self) -> str:
@@ -124,6 +130,9 @@ class CenterCrop(Geometry):
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
         return np.concatenate([corner, np.broadcast_to(size, sizes.shape)], axis=1)
 
+    def must_draw(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
+        return plans.pads(parameters)
+
     def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans:
         return plans.crop(parameters)
 
@@ -143,6 +152,9 @@ class RandomHorizontalFlip(Geometry):
         """Return whether each image is mirrored, bool [n]."""
         flips: NDArray[np.bool_] = to_unit(random_words(keys, np.zeros(1, dtype=np.uint64))) < self.p
         return flips
+
+    def must_draw(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.zeros_like(parameters)
 
     def extend(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> CropPlans:
         return plans.mirror(parameters)

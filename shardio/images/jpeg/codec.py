@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.jpeg.markers import JpegHead
+from shardio.images.jpeg.markers import EOI, JpegHead
 from shardio.images.jpeg.regions import Box, cut_rows, cut_tiles
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.scratch import scratch_pixels
+
+_EOI = bytes([0xFF, EOI])
 
 _LEFT_OVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0xd[0-9]")
 """What libjpeg says when the frame ends before the scan does; the pixels are there."""
 
 
-def decode_box(content: bytes, head: JpegHead, box: Box, scale: int, *, is_regular: bool) -> NDArray[np.uint8]:
-    """Decode a part of a JPEG's picture.
+class _Cut(NamedTuple):
+    """A smaller JPEG, which part of the picture it shows, and whether data is left over behind it."""
+
+    content: bytes | bytearray
+    shown: Box
+    has_left_over: bool
+
+
+def prepare_part(
+    content: bytes, head: JpegHead, box: Box, scale: int, *, is_regular: bool
+) -> Callable[[], NDArray[np.uint8]]:
+    """Cut a smaller JPEG out of one, with a part of its picture; return what decodes it.
 
     Args:
         content: The file.
@@ -28,19 +42,24 @@ def decode_box(content: bytes, head: JpegHead, box: Box, scale: int, *, is_regul
         is_regular: Whether the image can be decoded in parts.
 
     Returns:
-        uint8 [box.height, box.width, 3], RGB, the pixels of a full decode; valid until this thread decodes again.
-
-    Raises:
-        ValueError: If the image is truncated or damaged where it was looked at.
+        A function that returns uint8 [box.height, box.width, 3], RGB, the pixels of a full decode; valid until its
+        thread decodes again. It raises ValueError if the image is truncated or damaged where it was looked at.
     """
     # In pixels of the whole picture.
     asked = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
-    if is_regular and (pixels := _decode_tiles(content, head, asked, scale)) is not None:
-        return pixels
-    if is_regular and (pixels := _decode_rows(content, head, asked, scale)) is not None:
-        return pixels
-    pixels = decode_whole(content, head.height, head.width, scale)
-    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    cut = _cut(content, head, asked, scale) if is_regular else None
+
+    def decode() -> NDArray[np.uint8]:
+        pixels = None if cut is None else _decode_cut(cut, scale)
+        shown = Box(0, 0, head.height, head.width)
+        if cut is not None and pixels is not None:
+            shown = cut.shown
+        else:
+            pixels = decode_whole(content, head.height, head.width, scale)
+        top, left = (asked.top - shown.top) // scale, (asked.left - shown.left) // scale
+        return pixels[top : top + box.height, left : left + box.width]
+
+    return decode
 
 
 def decode_whole(content: bytes | bytearray, height: int, width: int, scale: int = 1) -> NDArray[np.uint8]:
@@ -60,35 +79,22 @@ def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
     return scratch_pixels("decoded", -(-height // scale), -(-width // scale))
 
 
-def _decode_tiles(content: bytes, head: JpegHead, asked: Box, scale: int) -> NDArray[np.uint8] | None:
-    """Decode the restart intervals around a box; None where there are none, or they are not what they should be."""
+def _cut(content: bytes, head: JpegHead, asked: Box, scale: int) -> _Cut | None:
+    """Cut the intervals around a box, or the rows down to its last; None if that would spare nothing."""
     tiles = read_tiles(content, head)
-    if tiles is None:
-        return None
-    cut, shown = cut_tiles(content, head, tiles, asked, scale)
-    try:
-        pixels = decode_whole(cut, shown.height, shown.width, scale)
-    except ValueError:
-        return None  # Decoding all of it will say what is wrong.
-    return _part(pixels, shown, asked, scale)
-
-
-def _decode_rows(content: bytes, head: JpegHead, asked: Box, scale: int) -> NDArray[np.uint8] | None:
-    """Decode the rows down to a box's last; None if that spares nothing, or if the data is not what it should be."""
-    if not content.endswith(b"\xff\xd9"):
+    if tiles is not None:
+        return _Cut(*cut_tiles(content, head, tiles, asked, scale), has_left_over=False)
+    if not content.endswith(_EOI):
         return None  # Truncated, maybe below the box: decoding all of it will say so.
-    cut, shown = cut_rows(content, head, asked, scale)
-    if shown.height == head.height:
-        return None
+    rows, shown = cut_rows(content, head, asked, scale)
+    return None if shown.height == head.height else _Cut(rows, shown, has_left_over=True)
+
+
+def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
+    """Decode a cut; None if anything is wrong with it: decoding all of the image will say what."""
+    _, _, height, width = cut.shown
     try:
-        pixels = decode_whole(cut, shown.height, shown.width, scale)
+        return decode_whole(cut.content, height, width, scale)
     except ValueError as error:
-        if not _LEFT_OVER.fullmatch(str(error)):
-            return None
-        pixels = _destination(shown.height, shown.width, scale)
-    return _part(pixels, shown, asked, scale)
-
-
-def _part(pixels: NDArray[np.uint8], shown: Box, asked: Box, scale: int) -> NDArray[np.uint8]:
-    top, left = (asked.top - shown.top) // scale, (asked.left - shown.left) // scale
-    return pixels[top : top + asked.height // scale, left : left + asked.width // scale]
+        is_expected = cut.has_left_over and _LEFT_OVER.fullmatch(str(error))
+        return _destination(height, width, scale) if is_expected else None

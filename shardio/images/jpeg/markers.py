@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-SOI, EOI, SOS, DQT, DHT, DRI, DNL = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xDC
+SOI, EOI, SOS, DQT, DHT, DRI = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
 SOF0, SOF1, SOF2 = 0xC0, 0xC1, 0xC2
 RST0 = 0xD0
 APP0, APP1, APP2, APP9, APP14, COM = 0xE0, 0xE1, 0xE2, 0xE9, 0xEE, 0xFE
@@ -14,8 +14,9 @@ APP0, APP1, APP2, APP9, APP14, COM = 0xE0, 0xE1, 0xE2, 0xE9, 0xEE, 0xFE
 FRAME_MARKERS = frozenset({*range(0xC0, 0xD0)} - {DHT, 0xC8, 0xCC})
 """SOF0 … SOF15: C4 is DHT, C8 is reserved, CC is DAC (table B.1)."""
 
-_STANDALONE = frozenset({0x00, 0x01, SOI, EOI, *range(RST0, RST0 + 8)})
-"""Markers without a segment; 0 is none at all."""
+_KNOWN = FRAME_MARKERS | {DHT, DQT, DRI, SOS, COM, *range(APP0, APP0 + 16)}
+"""What may stand before the image data (table B.1); files with anything else, such as arithmetic coding, are left to
+libjpeg, which knows or refuses them."""
 
 MAX_BLOCKS_IN_MCU = 10
 """Of an interleaved scan (B.2.3)."""
@@ -112,6 +113,8 @@ def why_irregular(head: JpegHead) -> str | None:
         return "several scans"
     if head.height == 0:
         return "no height in the frame header"
+    if head.width == 0:
+        return "no width in the frame header"
     return _why_odd(head.factors)
 
 
@@ -145,8 +148,10 @@ def _parse(content: bytes) -> JpegHead:
         while content[position + 1] == 0xFF:  # Fill bytes (B.1.1.2).
             position += 1
         marker = content[position + 1]
-        if marker in _STANDALONE:
-            raise ValueError(f"marker 0x{marker:02x} at byte {start} has no place before the image data")
+        if marker not in _KNOWN:
+            raise ValueError(
+                f"marker 0x{marker:02x} at byte {start} is not one that is known to stand before image data"
+            )
         length = content[position + 2] << 8 | content[position + 3]
         stop = position + 2 + length
         if length < 2 or stop > end:
@@ -157,6 +162,8 @@ def _parse(content: bytes) -> JpegHead:
                 raise ValueError(f"there is a second frame header at byte {start}")
             frame_start, frame_stop = position, stop
         elif marker == DRI:
+            if length != 4:
+                raise ValueError(f"the segment with the restart interval at byte {start} has {length} bytes, not 4")
             restart_interval = content[position + 4] << 8 | content[position + 5]
         elif marker == SOS:
             break

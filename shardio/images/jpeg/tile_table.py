@@ -98,9 +98,9 @@ def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
     if not interval or row_mcus % interval or num_bytes not in (2, 4):
         return None
     columns = row_mcus // interval
-    if len(table) != _FIXED.size + rows * columns * num_bytes:
-        return None
     num_intervals = rows * columns
+    if not num_intervals or len(table) != _FIXED.size + num_intervals * num_bytes:
+        return None
     bounds = np.zeros(num_intervals + 1, np.int64)
     np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size).cumsum(out=bounds[1:])
     bounds += _marker_bytes(num_intervals)

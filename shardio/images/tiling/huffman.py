@@ -82,7 +82,11 @@ def make_codes(lengths: bytes, symbols: bytes) -> NDArray[np.uint32]:
 
 
 def make_best_table(counts: Counts) -> tuple[bytes, bytes]:
-    """Return the table that spends the fewest bits, as lengths and symbols (K.2)."""
+    """Return a table for symbols that come so often, as lengths and symbols.
+
+    It is that of K.2, which libjpeg makes, too: the fewest bits, but for the code that is kept free and, where codes
+    would be longer than 16 bits, for how they are shortened.
+    """
     lengths, symbols = _make_best_table(counts)
     return lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes()
 

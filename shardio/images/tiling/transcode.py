@@ -1,6 +1,6 @@
 """Tiling a JPEG, and undoing it: the same coefficients and metadata, with and without restart intervals.
 
-Read and written with restart intervals of a few MCUs, whose places a table in the file tells
+Read with restart intervals of a few MCUs, whose places a table in the file tells
 (:mod:`shardio.images.jpeg.tile_table`), a crop can be decoded without the rest of the picture.
 """
 
@@ -20,7 +20,7 @@ from shardio.images.tiling.huffman import (
 )
 from shardio.images.tiling.scan import ScanError, ScanLayout, count_symbols, write_scan
 
-INTERVALS = (4, 3, 5, 2, 6, 7, 8)
+INTERVALS = (4, 3, 5, 2, 7)
 """MCUs in a restart interval, the best first; the first that divides the MCU row is taken, and 1 if none does."""
 
 
@@ -83,10 +83,12 @@ def _recode(content: bytes, head: JpegHead, interval: int) -> bytes:
         for slot in used:
             lookups[slot] = make_lookup(*tables[slot])
         counts, stop = count_symbols(data, layout, lookups)
+    except NotTileable:
+        raise
     except ScanError as error:
         raise NotTileable(str(error)) from error
     except ValueError as error:
-        raise error if isinstance(error, NotTileable) else NotTileable(f"damaged head ({error})") from error
+        raise NotTileable(f"damaged head ({error})") from error
     _check_end(content, head.scan_start + stop)
     best = {slot: make_best_table(counts[slot]) for slot in used}
     codes = np.zeros((NUM_SLOTS, 256), np.uint32)

@@ -1,0 +1,148 @@
+"""From a crop plan of one image to a function that draws it: which part to read, at which scale, and what then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from shardio.images.jpeg.regions import MIN_SCALED_SIDE, Box
+from shardio.images.pictures import Picture
+from shardio.images.pixels import Pixels
+from shardio.images.resizing import resize, sample
+from shardio.images.scratch import scratch_pixels
+
+SCALES = (8, 4, 2)
+"""How many times smaller libjpeg can decode a JPEG, by a smaller inverse DCT of each block."""
+
+Draw = Callable[[Pixels], object]
+"""Writes pixels to an array, uint8 [height, width, 3]; raises ValueError if the image is damaged."""
+
+
+def prepare(image: Picture, box: Box, height: int, width: int, window: Box, antialias: bool) -> Draw:
+    """Return what draws a window of a resized box, with black where the window reaches beyond it.
+
+    Args:
+        image: The picture.
+        box: A part of it.
+        height: What the box is resized to.
+        width: Likewise.
+        window: A part of the resized box.
+        antialias: How it is resized.
+    """
+    visible = _intersect(window, height, width)
+    if visible.height <= 0 or visible.width <= 0:
+        return lambda out: out.fill(0)
+    draw = _prepare_visible(image, box, height, width, visible, antialias)
+    if visible == window:
+        return draw
+
+    def draw_padded(out: Pixels) -> None:
+        out[...] = 0
+        draw(_view(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
+
+    return draw_padded
+
+
+def _prepare_visible(image: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Draw:
+    if image.can_scale and not antialias and (scale := _choose_scale(box, height, width)) > 1:
+        return _prepare_scaled(image, box, height, width, visible, scale)
+    if (box.height, box.width) == (height, width):
+        part = image.part(_inside(box, visible))
+        return lambda out: np.copyto(out, part())
+    if visible == (0, 0, height, width):
+        whole = image.part(box)
+        return lambda out: resize(whole(), height, width, antialias=antialias, out=out)
+    return _prepare_window(image, box, height, width, visible, antialias)
+
+
+def _prepare_window(image: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Draw:
+    """Return what draws a part of the resized box.
+
+    OpenCV and Pillow can only resize a whole picture: a part of it would be sampled at other places. So they get
+    the whole box, of which only the pixels that the part depends on have been decoded.
+    """
+    rows = _sources(visible.top, visible.height, box.height, height, antialias)
+    columns = _sources(visible.left, visible.width, box.width, width, antialias)
+    needed = Box(rows.start, columns.start, len(rows), len(columns))
+    part = image.part(_inside(box, needed))
+
+    def draw(out: Pixels) -> None:
+        before = scratch_pixels("before resizing", box.height, box.width)
+        np.copyto(_view(before, needed), part())
+        after = scratch_pixels("after resizing", height, width)
+        resize(before, height, width, antialias=antialias, out=after)
+        np.copyto(out, _view(after, visible))
+
+    return draw
+
+
+def _prepare_scaled(image: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Draw:
+    """Return what draws a part of the resized box from the picture at 1/scale, where no pixel need begin with it."""
+    (image_height, image_width), (origin_top, origin_left) = image.size, image.origin(scale)
+    rows = _Samples.lay(box.top, box.height, height, image_height, scale, origin_top)
+    columns = _Samples.lay(box.left, box.width, width, image_width, scale, origin_left)
+    needed_rows = rows.sources(visible.top, visible.height)
+    needed_columns = columns.sources(visible.left, visible.width)
+    needed = Box(needed_rows.start, needed_columns.start, len(needed_rows), len(needed_columns))
+    part = image.part(needed, scale)
+    corner = rows.position(visible.top) - needed.top, columns.position(visible.left) - needed.left
+    return lambda out: sample(part(), corner, (rows.step, columns.step), out)
+
+
+class _Samples(NamedTuple):
+    """Where the pixels of a row lie among those of a row of a smaller picture, counted from the first one's centre."""
+
+    first: float
+    step: float
+    start: int
+    stop: int
+
+    @classmethod
+    def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
+        """Lay ``num_after`` pixels evenly over a stretch of a row of ``total`` pixels, seen at 1/scale."""
+        before, step = origin + start / scale, length / scale / num_after
+        stop = min(math.ceil(before + length / scale), -(-total // scale))
+        return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
+
+    def position(self, number: int) -> float:
+        return self.first + number * self.step
+
+    def sources(self, start: int, length: int) -> range:
+        """Return the pixels of the smaller row that a stretch depends on, none beyond the box."""
+        first, last = math.floor(self.position(start)), math.floor(self.position(start + length - 1))
+        return range(max(first - 1, self.start), min(last + 3, self.stop))
+
+
+def _choose_scale(box: Box, height: int, width: int) -> int:
+    """Return the largest scale at which a box is still as large as what it is resized to."""
+    if min(box.height, box.width) < MIN_SCALED_SIDE:
+        return 1
+    return next((scale for scale in SCALES if box.height >= scale * height and box.width >= scale * width), 1)
+
+
+def _sources(start: int, length: int, num_before: int, num_after: int, antialias: bool) -> range:
+    """Return which of the pixels of a row before resizing a stretch of those after it depends on."""
+    ratio = num_before / num_after
+    reach = max(ratio, 1.0) if antialias else 1.0
+    first = math.floor((start + 0.5) * ratio - 0.5 - reach)
+    stop = math.ceil((start + length - 0.5) * ratio + 0.5 + reach)
+    return range(max(first, 0), min(stop, num_before))
+
+
+def _intersect(window: Box, height: int, width: int) -> Box:
+    """Return the part of a window that lies in a picture of a size."""
+    top, left = max(window.top, 0), max(window.left, 0)
+    bottom, right = min(window.top + window.height, height), min(window.left + window.width, width)
+    return Box(top, left, bottom - top, right - left)
+
+
+def _inside(outer: Box, inner: Box) -> Box:
+    """Return where a part of a part lies in the whole."""
+    return Box(outer.top + inner.top, outer.left + inner.left, inner.height, inner.width)
+
+
+def _view(pixels: Pixels, box: Box) -> Pixels:
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]

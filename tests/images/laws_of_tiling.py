@@ -1,0 +1,216 @@
+"""The laws of tiling, checked for one file by decoders and by a walk of the file that shares no code with shardio.
+
+``test_tiling.py`` checks them on the small zoo, and ``tools/tile_campaign.py`` on all of it and on photographs.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from shardio.images import decode_image
+from shardio.images.jpeg import has_tiles
+from shardio.images.tiling import NotTileable, tile_jpeg, untile_jpeg
+from tests.images.animals import Animal
+from tests.images.pictures import Array, read_by_pillow
+
+TILED = "tiled"
+"""What comes of a file that can be tiled; of another one, the reason why not."""
+
+LONGEST_REASON = 60
+"""Characters of a reason that can be counted and shown in a table."""
+
+_RST = re.compile(rb"\xff[\xd0-\xd7]")
+_SIZES = struct.Struct(">HHHBI")
+
+
+def read_by_simplejpeg(content: bytes) -> Array:
+    """Return what TurboJPEG makes of a file, uint8 [height, width, 3]; any warning is an error."""
+    return np.asarray(simplejpeg.decode_jpeg(content, strict=True))
+
+
+def read_by_cv2(content: bytes) -> Array:
+    """Return what OpenCV makes of a file, uint8 [height, width, 3], its orientation ignored."""
+    pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    if pixels is None:
+        raise ValueError("OpenCV cannot read the file")
+    return np.asarray(pixels, np.uint8)
+
+
+READERS: dict[str, Callable[[bytes], Array]] = {
+    "simplejpeg": read_by_simplejpeg,
+    "OpenCV": read_by_cv2,
+    "Pillow": read_by_pillow,
+    "shardio": decode_image,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A JPEG file taken apart.
+
+    Attributes:
+        tables: DHT and DRI segments, and those of tile tables.
+        others: All other segments before the scan's data, and its header at the end.
+        scan: The scan's data, up to the EOI marker.
+    """
+
+    tables: list[bytes]
+    others: list[bytes]
+    scan: bytes
+
+    def all_of(self, *markers: int) -> list[bytes]:
+        """Return the segments of these markers."""
+        return [segment for segment in self.tables + self.others if segment[1] in markers]
+
+    @property
+    def tile_table(self) -> list[bytes]:
+        """The segments of a tile table."""
+        return [segment for segment in self.tables if segment[1] == 0xE9]
+
+    @property
+    def intervals(self) -> list[bytes]:
+        """What stands between the restart markers."""
+        return _RST.split(self.scan)
+
+    @property
+    def restarts(self) -> list[bytes]:
+        """The restart markers."""
+        return _RST.findall(self.scan)
+
+
+def take_apart(content: bytes) -> Parts:
+    """Take a file apart that has one scan, and ends with it; fill bytes before markers are left out."""
+    tables, others = list[bytes](), list[bytes]()
+    place = 2
+    while not others or others[-1][1] != 0xDA:
+        while content[place + 1] == 0xFF:
+            place += 1
+        assert content[place] == 0xFF, f"there is no marker at byte {place}"
+        end = place + 2 + int.from_bytes(content[place + 2 : place + 4], "big")
+        segment = content[place:end]
+        is_table = segment[1] in (0xC4, 0xDD) or (segment[1] == 0xE9 and segment[4:12] == b"shardio\0")
+        (tables if is_table else others).append(segment)
+        place = end
+    return Parts(tables=tables, others=others, scan=content[place : content.rindex(b"\xff\xd9")])
+
+
+def check_animal(animal: Animal) -> str:
+    """Check the laws for an animal, and that it is tiled if it can be.
+
+    Raises:
+        AssertionError: If a law is broken; the message names the animal and the law.
+    """
+    _hold(not has_tiles(animal.content), animal.name, "a file that nobody tiled has no tiles")
+    outcome = check_file(animal.name, animal.content)
+    # No decoder reads fractional factors, so they are left alone.
+    is_tileable = animal.tileable and animal.readers != ()
+    _hold((outcome == TILED) == is_tileable, animal.name, f"it is tiled if it can be, and not: {outcome}")
+    return outcome
+
+
+def check_file(name: str, content: bytes) -> str:
+    """Check the laws for any file; return what came of it.
+
+    Raises:
+        AssertionError: If a law is broken; the message names the file and the law.
+    """
+    try:
+        tiled = tile_jpeg(content)
+    except NotTileable as error:
+        _check_refusal(name, content, error)
+        return error.reason
+    plain = untile_jpeg(content)
+    _check_segments(name, content, tiled, plain)
+    _check_tiles(name, tiled)
+    _check_ways_back(name, content, tiled, plain)
+    for reader in READERS:
+        _check_pixels(name, reader, content, {"tiled": tiled, "untiled": plain})
+    return TILED
+
+
+def _hold(is_so: bool, name: str, law: str) -> None:
+    if not is_so:
+        raise AssertionError(f"{name}: broken is the law that {law}")
+
+
+def _check_refusal(name: str, content: bytes, error: NotTileable) -> None:
+    short = 0 < len(error.reason) <= LONGEST_REASON and "(" not in error.reason
+    _hold(short, name, f"a reason is short, not {error.reason!r}")
+    _hold(str(error).startswith(error.reason), name, f"a message begins with its reason, not {error}")
+    try:
+        untile_jpeg(content)
+    except NotTileable as other:
+        _hold(other.reason == error.reason, name, "what is not tiled is not untiled for the same reason")
+    else:
+        _hold(False, name, "what is not tiled is not untiled")
+
+
+def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> None:
+    before, after, back = take_apart(content), take_apart(tiled), take_apart(plain)
+    for marker, segment_name in {0xC0: "SOF0", 0xC1: "SOF1", 0xDB: "DQT"}.items():
+        _hold(before.all_of(marker) == after.all_of(marker), name, f"{segment_name} segments stay as they are")
+    _hold(before.others == after.others, name, "all but DHT, DRI and tile table is kept, in order")
+    _hold(before.others == back.others, name, "all but DHT, DRI and tile table is kept by untiling, in order")
+    _hold(not back.tile_table and not back.all_of(0xDD) and not back.restarts, name, "untiled is without restarts")
+    for parts, file in ((after, tiled), (back, plain)):
+        rest = b"".join([b"\xff\xd8", *sorted(parts.tables + parts.others), parts.scan, b"\xff\xd9"])
+        _hold(len(rest) == len(file), name, "nothing stands between the segments, nor behind EOI")
+
+
+def _check_tiles(name: str, tiled: bytes) -> None:
+    parts = take_apart(tiled)
+    frame, scan_header = parts.all_of(0xC0, 0xC1)[0], parts.others[-1]
+    height, width, num_components = struct.unpack_from(">HHB", frame, 5)
+    factors = [frame[11 + 3 * i] for i in range(num_components)] if num_components > 1 else [0x11]
+    rows = -(-height // (8 * max(factor & 15 for factor in factors)))
+    row_mcus = -(-width // (8 * max(factor >> 4 for factor in factors)))
+    _hold(scan_header[4] == num_components, name, "one scan holds all components")
+
+    numbers = [segment[12:15] for segment in parts.tile_table]
+    _hold(numbers == [bytes([1, i, len(numbers)]) for i in range(len(numbers))], name, "a table's parts are numbered")
+    table = b"".join(segment[15:] for segment in parts.tile_table)
+    table_height, table_width, interval, num_bytes, scan_length = _SIZES.unpack_from(table)
+    lengths = np.frombuffer(table, f">u{num_bytes}", offset=_SIZES.size).tolist()
+
+    _hold((table_height, table_width) == (height, width), name, "a table has the size of the picture")
+    _hold(parts.all_of(0xDD) == [struct.pack(">HHH", 0xFFDD, 4, interval)], name, "a table has the interval of DRI")
+    choices = [i for i in range(2, 9) if row_mcus % i == 0] or [1]
+    _hold(interval in choices, name, f"an interval of {interval} is one of {choices}")
+    _hold(len(parts.intervals) * interval == rows * row_mcus, name, "there is a marker behind each interval")
+    _hold(len(lengths) == len(parts.restarts) + 1, name, "a table has as many lengths as there are intervals")
+    _hold(lengths == [len(data) for data in parts.intervals], name, "a table's lengths are those of the intervals")
+    _hold(scan_length == len(parts.scan), name, "a table has the length of the scan")
+    codes = [bytes([0xFF, 0xD0 + i % 8]) for i in range(len(parts.restarts))]
+    _hold(parts.restarts == codes, name, "restart markers take turns")
+    others = re.search(rb"\xff([^\x00]|$)", _RST.sub(b"", parts.scan))
+    _hold(others is None, name, "a scan holds restart markers and no others")
+
+
+def _check_ways_back(name: str, content: bytes, tiled: bytes, plain: bytes) -> None:
+    _hold(has_tiles(tiled), name, "a tiled file has tiles")
+    _hold(not has_tiles(plain), name, "an untiled file has no tiles")
+    _hold(tile_jpeg(tiled) == tiled, name, "tiling twice is tiling once")
+    _hold(tile_jpeg(plain) == tiled, name, "tiling undoes untiling")
+    _hold(untile_jpeg(tiled) == plain, name, "untiling undoes tiling")
+    _hold(untile_jpeg(plain) == plain, name, "untiling twice is untiling once")
+
+
+def _check_pixels(name: str, reader: str, content: bytes, rewritten: dict[str, bytes]) -> None:
+    """Check that a reader finds the same pixels in all of the files, if it reads the first."""
+    try:
+        expected = READERS[reader](content)
+    except (ValueError, OSError):
+        return
+    for kind, file in rewritten.items():
+        try:
+            found = READERS[reader](file)
+        except (ValueError, OSError) as error:
+            raise AssertionError(f"{name}: {reader} reads the file, but not the {kind} one: {error}") from error
+        _hold(np.array_equal(found, expected), name, f"{reader} finds the same pixels in the {kind} file")

@@ -1,0 +1,260 @@
+"""Tiling is without loss, is refused where it cannot be, and never takes a damaged file for a good one."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shardio.images.tiling import NotTileable, tile_jpeg, untile_jpeg
+from tests.images.animals import SAMPLINGS, Animal, flat, patch, scan_start
+from tests.images.jpeg_tables import HuffmanTable
+from tests.images.jpeg_writer import JpegOptions, dht_segment, segment, write_jpeg
+from tests.images.laws_of_tiling import LONGEST_REASON, TILED, check_animal, check_file, take_apart
+from tests.images.pictures import make_picture
+from tests.images.strays import no_jpegs, strays
+from tests.images.zoo import small_zoo, truncations
+
+NO_END = "damaged: no end of the image"
+TOO_MUCH = "damaged: there is more data than the picture needs"
+BREAKS_OFF = "damaged: its data breaks off or holds an unknown code"
+WRONG_MARKER = "damaged: a restart marker is missing or wrong"
+
+REASONS = {
+    "progressive": ["progressive by pillow", "progressive gray by pillow", "progressive 4:4:4 by cv2", "sof2"],
+    "coded by process SOF3": ["sof3"],
+    "coded by process SOF9": ["sof9"],
+    "coded by process SOF13": ["sofd"],
+    "2 components": ["two components"],
+    "4 components": ["cmyk by pillow", "four components", "four components of two sizes"],
+    "12 bits a sample": ["12 bits"],
+    "no height in the frame header": ["height in dnl", "height in dnl, gray", "height 0"],
+    "several scans": [
+        *(f"{sampling}, one scan a component" for sampling in SAMPLINGS if sampling != "gray"),
+        *(f"{sampling}, luma and chroma in two scans" for sampling in SAMPLINGS if sampling != "gray"),
+        "2x2 for all, one scan a component",
+        "height in dnl, one scan a component",
+    ],
+    "more than 10 blocks in an MCU": ["eleven blocks in an mcu"],
+    "a missing Huffman table": ["no tables, by pillow", "unknown huffman table"],
+    "bytes after the end of the image": [
+        "a line feed after eoi",
+        "zeros after eoi",
+        "ones after eoi",
+        "two eois",
+        "two files in one",
+        "a video after eoi",
+    ],
+    "more after the scan": ["a restart marker before eoi", "a comment before eoi", "the scan twice"],
+    "damaged head": [
+        "no frame",
+        "two frames",
+        "tables only, by pillow",
+        "sampling factor 0",
+        "sampling factor 5",
+        "huffman table 15",
+        "more codes than bits allow",
+        "segment of length 0",
+        "segment of length 1",
+        "segment beyond the end",
+        "stray byte between segments",
+        *(f"cut at {place}" for place in (1, 2, 3, 4, 20, 50, 160)),
+    ],
+    NO_END: ["no eoi", "no eoi, restarts", "half an eoi"],
+    TOO_MUCH: [
+        "zeros before eoi",
+        "ones before eoi",
+        "a restart marker is missing",
+        "restart interval that the data does not keep",
+    ],
+    WRONG_MARKER: ["a restart marker out of turn", "the last interval is missing"],
+    BREAKS_OFF: [
+        "no data",
+        "no data and no eoi",
+        "half the data",
+        "half the data and no eoi",
+        "codes of ones only",
+        "coefficients beyond the last",
+        "a marker amid the data",
+        "a restart marker too much",
+        "cut after a restart marker",
+    ],
+}
+"""The reason for each kind of stray."""
+
+
+def _refusal(content: bytes) -> NotTileable:
+    with pytest.raises(NotTileable) as refused:
+        tile_jpeg(content)
+    return refused.value
+
+
+@pytest.fixture(scope="module")
+def animals() -> list[Animal]:
+    return list(small_zoo())
+
+
+@pytest.fixture(scope="module")
+def small_files() -> dict[str, bytes]:
+    """Files of 400 to 2,500 bytes: of one and of three components, without restarts, with them, and tiled."""
+    picture = make_picture(40, 48)
+    subsampled = SAMPLINGS["4:2:0"]
+    colour = write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, huffman="best"))
+    return {
+        "gray": write_jpeg(picture[..., 0].copy(), JpegOptions(factors=SAMPLINGS["gray"], quality=60)),
+        "colour": colour,
+        "colour with restarts": write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, restart_interval=2)),
+        "one block": write_jpeg(flat(8, 8)[..., 0].copy(), JpegOptions(factors=SAMPLINGS["gray"], huffman="best")),
+        "tiled": tile_jpeg(colour),
+    }
+
+
+def test_what_can_be_tiled_is_tiled_without_loss(animals: list[Animal]) -> None:
+    outcomes = [check_animal(animal) for animal in animals if animal.tileable and animal.readers]
+    assert len(outcomes) > 150
+    assert set(outcomes) == {TILED}
+
+
+def test_what_cannot_be_tiled_is_refused(animals: list[Animal]) -> None:
+    outcomes = [check_animal(animal) for animal in animals if not animal.tileable]
+    assert len(outcomes) > 80
+    assert TILED not in outcomes
+
+
+def test_images_that_no_decoder_reads_are_left_alone(animals: list[Animal]) -> None:
+    reasons = {check_animal(animal) for animal in animals if not animal.readers}
+    assert reasons == {"fractional sampling factors"}
+
+
+def test_all_images_of_a_kind_are_refused_for_the_same_reason() -> None:
+    found = defaultdict[str, set[str]](set)
+    for height, width in ((20, 30), (9, 15), (40, 100)):
+        for animal in strays([(height, width)]):
+            found[animal.name.removesuffix(f" {width}x{height}")].add(_refusal(animal.content).reason)
+    for reason, names in REASONS.items():
+        assert len(reason) <= LONGEST_REASON
+        assert {name: found[name] for name in names} == {name: {reason} for name in names}
+
+
+@pytest.mark.parametrize("animal", list(no_jpegs()), ids=lambda animal: animal.name)
+def test_what_is_no_jpeg_has_a_damaged_head(animal: Animal) -> None:
+    assert _refusal(animal.content).reason == "damaged head"
+
+
+@pytest.mark.parametrize("reason", [reason for reason in REASONS if reason.startswith("damaged")])
+def test_the_message_about_damage_says_more_than_the_reason(reason: str) -> None:
+    contents = {animal.name.removesuffix(" 30x20"): animal.content for animal in strays([(20, 30)])}
+    for name in REASONS[reason]:
+        error = _refusal(contents[name])
+        if reason == NO_END:
+            assert str(error) == reason
+        else:
+            assert str(error).startswith(f"{reason} (")
+
+
+def test_a_refusal_has_another_error_or_none_as_its_cause(animals: list[Animal]) -> None:
+    for animal in animals:
+        if not animal.tileable:
+            error = _refusal(animal.content)
+            assert error.__cause__ is not error, f"{animal.name}: {error}"
+
+
+@pytest.mark.parametrize("name", ["gray", "colour", "colour with restarts", "one block", "tiled"])
+def test_a_file_that_is_cut_anywhere_is_damaged(name: str, small_files: dict[str, bytes]) -> None:
+    content = small_files[name]
+    assert tile_jpeg(content)
+    for cut in truncations(content):
+        assert _refusal(cut).reason.startswith("damaged"), f"cut at {len(cut)} of {len(content)}"
+
+
+@pytest.mark.parametrize("name", ["gray", "colour", "colour with restarts", "tiled"])
+def test_a_file_that_is_cut_anywhere_in_its_data_is_damaged_even_if_it_has_an_end(
+    name: str, small_files: dict[str, bytes]
+) -> None:
+    content = small_files[name]
+    for stop in range(scan_start(content), len(content) - 2):
+        cut = content[:stop].rstrip(b"\xff") + b"\xff\xd9"
+        assert _refusal(cut).reason in (BREAKS_OFF, WRONG_MARKER), f"cut at {stop} of {len(content)}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_file_with_wrong_bytes_is_refused_or_stays_what_readers_take_it_for(
+    seed: int, small_files: dict[str, bytes]
+) -> None:
+    draw = random.Random(seed)
+    contents = [content for name, content in small_files.items() if name != "tiled"]
+    outcomes = set()
+    for _ in range(300):
+        content = bytearray(draw.choice(contents))
+        for _ in range(draw.choice((1, 1, 3))):
+            content[draw.randrange(len(content))] = draw.choice((0, 0xFF, 0xD9, draw.randrange(256)))
+        outcomes.add(check_file(f"seed {seed}, {content.hex()}", bytes(content)))
+    assert {TILED, "damaged head", BREAKS_OFF} <= outcomes
+
+
+@pytest.mark.parametrize("rewrite", [tile_jpeg, untile_jpeg], ids=["tile", "untile"])
+def test_a_picture_without_width_is_refused_also_if_it_has_no_data(rewrite: Callable[[bytes], bytes]) -> None:
+    content = write_jpeg(flat(8, 8), JpegOptions())
+    narrow = patch(patch(content, 0xC0, 3, 0), 0xC0, 4, 0)
+    with pytest.raises(NotTileable):
+        rewrite(narrow[: scan_start(narrow)] + b"\xff\xd9")
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\1\0", b"\0\1\0\0"], ids=len)
+def test_a_restart_interval_of_another_length_is_damage(payload: bytes) -> None:
+    content = write_jpeg(make_picture(8, 8), JpegOptions(parts=(segment(0xDD, payload), "header", "dqt", "sof", "dht")))
+    assert _refusal(content).reason == "damaged head"
+
+
+@pytest.mark.parametrize(("width", "interval"), [(8, 1), (16, 2), (24, 3), (32, 4), (40, 5), (56, 7), (88, 1), (96, 4)])
+def test_an_interval_is_of_four_mcus_or_of_the_next_best_number_that_divides_the_row(width: int, interval: int) -> None:
+    tiled = tile_jpeg(write_jpeg(flat(8, width), JpegOptions()))
+    assert segment(0xDD, interval.to_bytes(2, "big")) in tiled
+
+
+def test_intervals_are_filled_up_with_ones() -> None:
+    # A block of the middle gray is a DC difference and an end of block, each the only symbol of its table: code 0.
+    gray = np.full((8, 40), 128, np.uint8)
+    options = JpegOptions(factors=SAMPLINGS["gray"], padding=0)
+    assert take_apart(tile_jpeg(write_jpeg(gray, options))).scan == b"\x00\x3f"
+    assert take_apart(tile_jpeg(write_jpeg(gray[:, :24], options))).scan == b"\x03"
+    assert take_apart(tile_jpeg(write_jpeg(gray[:, :8], options))).intervals == [b"\x3f"]
+    wide = write_jpeg(np.full((8, 88), 128, np.uint8), options)
+    assert take_apart(tile_jpeg(wide)).intervals == [b"\x3f"] * 11
+    assert take_apart(untile_jpeg(tile_jpeg(wide))).intervals == [b"\x00\x00\x03"]
+
+
+def test_a_huffman_table_with_a_code_of_ones_only_is_damage() -> None:
+    content = write_jpeg(np.full((8, 8), 128, np.uint8), JpegOptions(factors=SAMPLINGS["gray"]))
+    two_codes = HuffmanTable(counts=bytes([2, *[0] * 15]), symbols=b"\x00\x01")
+    two_lengths = HuffmanTable(counts=bytes([1, 1, *[0] * 14]), symbols=b"\x00\x01")
+    for table, is_damaged in ((two_codes, True), (two_lengths, False)):
+        dht = dht_segment({(0, 0): table, (1, 0): table})
+        start = scan_start(content)
+        file = content[: start - 10] + dht + content[start - 10 : start] + b"\x3f\xff\xd9"
+        if is_damaged:
+            assert _refusal(file).reason == "damaged head"
+        else:
+            assert check_file("a table of two codes", file) == TILED
+
+
+def test_metadata_that_pillow_reads_is_kept() -> None:
+    file = io.BytesIO()
+    exif = Image.Exif()
+    exif[271] = "a maker"
+    options = {"exif": exif, "icc_profile": bytes(100_000), "comment": b"a comment", "dpi": (300, 300), "xmp": b"<x/>"}
+    Image.fromarray(make_picture(40, 50)).save(file, "JPEG", **options)
+    with Image.open(file) as before, Image.open(io.BytesIO(tile_jpeg(file.getvalue()))) as after:
+        assert after.info == before.info
+        assert after.getexif() == before.getexif()
+        assert after.quantization == before.quantization  # type: ignore[attr-defined]  # of JPEG images only
+
+
+def test_a_smooth_photograph_becomes_no_larger() -> None:
+    content = write_jpeg(make_picture(64, 96), JpegOptions(factors=SAMPLINGS["4:2:0"], quality=95))
+    assert len(untile_jpeg(content)) < len(content)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.images.animals import by_pillow, noise
+from tests.images.laws_of_tiling import check_file
+
+# Not an import statement: tools/ is no package, and mypy knows its files by another name.
+tile_campaign = import_module("tools.tile_campaign")
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "tile_campaign.py"
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Two baseline JPEGs and a progressive one, in two folders, beside a file that is no JPEG."""
+    (tmp_path / "more").mkdir()
+    (tmp_path / "a.jpg").write_bytes(by_pillow(noise(40, 60)))
+    (tmp_path / "more" / "B.JPEG").write_bytes(by_pillow(noise(50, 30)))
+    (tmp_path / "more" / "c.jpeg").write_bytes(by_pillow(noise(50, 30), progressive=True))
+    (tmp_path / "notes.txt").write_text("no picture")
+    return tmp_path
+
+
+def test_a_campaign_says_what_came_of_the_files(photos: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "--limit", "20", "--photos", str(photos)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=SCRIPT.parent)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith("the laws hold for all 23 files in ")
+    assert line.endswith(" s: 22 tiled, 1 progressive")
+
+
+def test_a_file_that_breaks_a_law_is_named_and_written(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(name: str, content: bytes) -> str:
+        if name.endswith("B.JPEG"):
+            raise AssertionError(f"{name}: broken is the law that pigs fly")
+        return check_file(name, content)
+
+    monkeypatch.setattr(tile_campaign, "check_file", check)
+    broken = tmp_path / "found.bin"
+    with pytest.raises(typer.Exit) as exit_info:
+        tile_campaign.main(photos=photos, zoo=False, broken=broken)
+    assert exit_info.value.exit_code == 1
+    assert "B.JPEG: broken is the law that pigs fly" in capsys.readouterr().out
+    assert broken.read_bytes() == (photos / "more" / "B.JPEG").read_bytes()
+
+
+def test_a_crash_is_a_broken_law(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(name: str, content: bytes) -> str:
+        raise IndexError(f"{len(content)} bytes of {name} are out of bounds")
+
+    monkeypatch.setattr(tile_campaign, "check_file", check)
+    with pytest.raises(typer.Exit) as exit_info:
+        tile_campaign.main(photos=photos, zoo=False, broken=tmp_path / "found.bin")
+    assert exit_info.value.exit_code == 1
+    said = capsys.readouterr().out
+    assert "a.jpg" in said
+    assert "IndexError" in said
+
+
+def test_a_campaign_without_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as exit_info:
+        tile_campaign.main(photos=tmp_path, zoo=False)
+    assert exit_info.value.exit_code == 2
+    assert "no files" in capsys.readouterr().out
+
+
+def _install_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """Put a program before all others that answers as jpegtran might."""
+    program = folder / "jpegtran"
+    program.write_text(f"#!{sys.executable}\nimport sys\ncontent = sys.stdin.buffer.read()\n{answer}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        ("sys.stdout.buffer.write(content)", "2 other scan, same pixels"),
+        ("sys.exit(1)", "2 not read"),
+        (f"sys.path.insert(0, {str(SCRIPT.parents[1])!r})\n"
+         "from shardio.images.tiling import tile_jpeg\nsys.stdout.buffer.write(tile_jpeg(content))", "2 same scan"),
+    ],
+    ids=["other scan", "not read", "same scan"],
+)  # fmt: skip
+def test_files_are_compared_with_those_of_jpegtran(
+    answer: str,
+    outcome: str,
+    photos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _install_jpegtran(tmp_path, monkeypatch, answer)
+    tile_campaign.main(photos=photos, zoo=False, jpegtran=True)
+    assert f"jpegtran: {outcome}; " in capsys.readouterr().out
+
+
+def test_other_pixels_of_jpegtran_break_a_law(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").write_bytes(by_pillow(noise(8, 8)))
+    answer = f"sys.stdout.buffer.write(open({str(tmp_path / 'other')!r}, 'rb').read())"
+    _install_jpegtran(tmp_path, monkeypatch, answer)
+    with pytest.raises(typer.Exit) as exit_info:
+        tile_campaign.main(photos=photos, zoo=False, jpegtran=True, broken=tmp_path / "found.bin")
+    assert exit_info.value.exit_code == 1
+    assert "jpegtran's file has other pixels" in capsys.readouterr().out
+
+
+def test_a_comparison_without_the_program_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(typer.Exit) as exit_info:
+        tile_campaign.main(jpegtran=True)
+    assert exit_info.value.exit_code == 2
+    assert "libjpeg-turbo-progs" in capsys.readouterr().out
