@@ -10,23 +10,23 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.jpeg.markers import EOI, JpegHead
+from shardio.images.jpeg.markers import EOI, RST0, JpegHead
 from shardio.images.jpeg.regions import Box, cut_rows, cut_tiles
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.scratch import scratch_pixels
 
 _EOI = bytes([0xFF, EOI])
 
-_LEFT_OVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0xd[0-9]")
+_LEFT_OVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0x(d[0-9])")
 """What libjpeg says when the frame ends before the scan does; the pixels are there."""
 
 
 class _Cut(NamedTuple):
-    """A smaller JPEG, which part of the picture it shows, and whether data is left over behind it."""
+    """A smaller JPEG, which part of the picture it shows, and which marker ends what is left over."""
 
     content: bytes | bytearray
     shown: Box
-    has_left_over: bool
+    next_marker: int | None
 
 
 def prepare_part(
@@ -83,11 +83,21 @@ def _cut(content: bytes, head: JpegHead, asked: Box, scale: int) -> _Cut | None:
     """Cut the intervals around a box, or the rows down to its last; None if that would spare nothing."""
     tiles = read_tiles(content, head)
     if tiles is not None:
-        return _Cut(*cut_tiles(content, head, tiles, asked, scale), has_left_over=False)
+        return _Cut(*cut_tiles(content, head, tiles, asked, scale), next_marker=None)
     if not content.endswith(_EOI):
         return None  # Truncated, maybe below the box: decoding all of it will say so.
     rows, shown = cut_rows(content, head, asked, scale)
-    return None if shown.height == head.height else _Cut(rows, shown, has_left_over=True)
+    return None if shown.height == head.height else _Cut(rows, shown, _marker_behind(head, shown.height))
+
+
+def _marker_behind(head: JpegHead, height: int) -> int:
+    """Return the marker at the end of the interval in which the scan goes on below a frame of another height."""
+    rows, row_mcus = head.num_mcus
+    if not head.restart_interval:
+        return EOI
+    interval = height // head.mcu_size[0] * row_mcus // head.restart_interval
+    is_last = interval >= (rows * row_mcus - 1) // head.restart_interval
+    return EOI if is_last else RST0 + interval % 8
 
 
 def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
@@ -96,5 +106,6 @@ def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
     try:
         return decode_whole(cut.content, height, width, scale)
     except ValueError as error:
-        is_expected = cut.has_left_over and _LEFT_OVER.fullmatch(str(error))
+        said = _LEFT_OVER.fullmatch(str(error))
+        is_expected = said is not None and int(said[1], 16) == cut.next_marker
         return _destination(height, width, scale) if is_expected else None

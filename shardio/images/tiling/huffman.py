@@ -11,6 +11,9 @@ from shardio.images.tiling.compiled import compiled
 MAX_LENGTH = 16
 """Bits of a code at the most."""
 
+MAX_DC_SYMBOL = 15
+"""libjpeg refuses tables with larger ones (jdhuff.c), used or not."""
+
 NUM_SLOTS = 8
 """Tables that a scan can name: DC 0 to 3, then AC 0 to 3."""
 
@@ -33,9 +36,11 @@ def read_tables(content: bytes, head: JpegHead) -> dict[int, tuple[bytes, bytes]
             kind, number = content[position] >> 4, content[position] & 15
             lengths = content[position + 1 : position + 1 + MAX_LENGTH]
             stop = position + 1 + MAX_LENGTH + sum(lengths)
-            if kind > 1 or number > 3 or stop > segment.stop or sum(lengths) > 256:
+            symbols = content[position + 1 + MAX_LENGTH : stop]
+            is_too_long = stop > segment.stop or len(symbols) > 256
+            if kind > 1 or number > 3 or is_too_long or (kind == 0 and max(symbols, default=0) > MAX_DC_SYMBOL):
                 raise ValueError(f"the Huffman table at byte {position} is damaged")
-            tables[4 * kind + number] = lengths, content[position + 1 + MAX_LENGTH : stop]
+            tables[4 * kind + number] = lengths, symbols
             position = stop
     return tables
 

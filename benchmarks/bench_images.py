@@ -1,0 +1,168 @@
+"""What does it cost to make crops of JPEGs, and where does the time go?
+
+``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
+in a batch's row, by shardio and by others, for random crops (RandomResizedCrop's defaults, the same boxes for
+everybody) and for the evaluation crop (shorter side to 256, the centre of that). All outputs are compared first.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+from benchmarks.peers import find_peers
+from benchmarks.photographs import (
+    CHUNK_SIZE,
+    Chunk,
+    Load,
+    evaluation_crop,
+    load_with_shardio,
+    make_chunks,
+    make_rows,
+    random_crops,
+    read_photographs,
+)
+from benchmarks.stages import box_share, decoded_share, profile
+from benchmarks.timing import Rounds, alternate, ratios, summarise
+from shardio.images import DEFAULT_MAX_PIXELS, use_one_thread
+from shardio.images.tiling import reencode_jpeg, tile_jpeg
+from shardio.transforms import Geometry
+
+REFERENCE, UNTOUCHED, TILED, SMALLER = "OpenCV", "shardio, untouched", "shardio, tiled", "shardio, 400 px at quality 90"
+PILLOW, ANTIALIASED = "Pillow, antialiased", "shardio, tiled, antialiased"
+
+CASES: dict[str, Callable[..., list[Geometry]]] = {"Random crops": random_crops, "Evaluation crop": evaluation_crop}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Somebody who makes crops, and the chunks to make them of."""
+
+    load: Load
+    chunks: list[Chunk]
+
+    def run(self, rows: list[NDArray[np.uint8]], number: int) -> None:
+        chunk = self.chunks[number]
+        self.load(chunk, rows[: len(chunk.contents)])
+
+
+def make_candidates(photographs: list[bytes], transforms: Callable[..., list[Geometry]]) -> dict[str, Candidate]:
+    """Return all who can be run here, by name."""
+    tiled = [tile_jpeg(content) for content in photographs]
+    smaller = [
+        reencode_jpeg(content, max_side=400, quality=90, max_pixels=DEFAULT_MAX_PIXELS) for content in photographs
+    ]
+    plain, antialiased = load_with_shardio(transforms()), load_with_shardio(transforms(antialias=True))
+    untouched_chunks = make_chunks(photographs, transforms())
+    tiled_chunks = make_chunks(tiled, transforms())
+    peers, _ = find_peers()
+    return {
+        **{name: Candidate(load=load, chunks=untouched_chunks) for name, load in peers.items()},
+        UNTOUCHED: Candidate(load=plain, chunks=untouched_chunks),
+        TILED: Candidate(load=plain, chunks=tiled_chunks),
+        SMALLER: Candidate(load=plain, chunks=make_chunks(smaller, transforms())),
+        ANTIALIASED: Candidate(load=antialiased, chunks=tiled_chunks),
+    }
+
+
+def make_all(candidate: Candidate) -> NDArray[np.uint8]:
+    """Return what a candidate makes of all images, uint8 [images, 224, 224, 3]."""
+    batches = []
+    for number, chunk in enumerate(candidate.chunks):
+        rows = make_rows(len(chunk.contents))
+        candidate.run(rows, number)
+        batches.append(np.stack(rows))
+    return np.concatenate(batches)
+
+
+def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
+    """Say how far each candidate's pixels are from OpenCV's, and stop if shardio's are not what they must be."""
+    is_scaled = np.array([task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks])
+    made = {name: make_all(candidate) for name, candidate in candidates.items()}
+    if not np.array_equal(made[TILED], made[UNTOUCHED]):
+        raise SystemExit("tiled images give other pixels than untouched ones")
+    if not np.array_equal(made[TILED][~is_scaled], made[REFERENCE][~is_scaled]):
+        raise SystemExit("shardio gives other pixels than OpenCV")
+    if not np.array_equal(made[ANTIALIASED][~is_scaled], made[PILLOW][~is_scaled]):
+        raise SystemExit("shardio gives other pixels than Pillow")
+    said = {}
+    for name, pixels in made.items():
+        distance = np.abs(pixels.astype(np.int16) - made[REFERENCE]).mean(axis=(1, 2, 3))
+        num_equal = int((distance == 0).sum())
+        others = f"; off by {distance[distance > 0].mean():.2f} in the rest" if num_equal < len(distance) else ""
+        said[name] = f"equal in {num_equal} of {len(distance)}{others}"
+    return said
+
+
+def tell_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, Any]:
+    """Print the table of a case; return its figures."""
+    print("| | µs an image | of OpenCV's | images/s | pixels against OpenCV's |\n|---|---|---|---|---|")
+    figures = {}
+    for name, rounds in times.items():
+        shares = ratios(rounds, times[REFERENCE])
+        print(
+            f"| {name} | {summarise(rounds)} | {summarise(shares, 2)} | {1e6 / statistics.median(rounds):,.0f} | "
+            f"{pixels[name]} |"
+        )
+        figures[name] = {"us_per_image": rounds, "of_opencv": shares}
+    price = ratios(times[ANTIALIASED], times[TILED])
+    against = ratios(times[ANTIALIASED], times[PILLOW])
+    print(f"\nAntialiasing: {summarise(price, 2)} of tiled without it, {summarise(against, 2)} of Pillow's.")
+    return figures
+
+
+def tell_stages(candidates: dict[str, Candidate], rounds: int) -> dict[str, Any]:
+    """Print where the time of shardio and OpenCV goes; return the figures."""
+    names = (TILED, UNTOUCHED, REFERENCE)
+    profiles = profile({name: (candidates[name].load, candidates[name].chunks) for name in names}, rounds)
+    print(f"\n| µs an image | {' | '.join(names)} |\n|---|---|---|---|")
+    for stage in next(iter(profiles.values())):
+        cells = (summarise(profiles[name][stage], 1) if any(profiles[name][stage]) else "" for name in names)
+        print(f"| {stage} | {' | '.join(cells)} |")
+    shares = {name: decoded_share(candidates[name].load, candidates[name].chunks) for name in (TILED, UNTOUCHED)}
+    for label, which in (("bytes given to libjpeg, of the files'", 0), ("pixels decoded, of the pictures'", 1)):
+        print(f"| {label} | {' | '.join(f'{shares[name][which]:.0%}' for name in shares)} | 100% |")
+    print(
+        f"| pixels in the boxes, of the pictures' | {' | '.join([f'{box_share(candidates[TILED].chunks):.0%}'] * 3)} |"
+    )
+    return {"us_per_image": profiles, "decoded_share": shares}
+
+
+def main(
+    photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
+    images: Annotated[int | None, typer.Option(min=1, help="How many; default all.")] = None,
+    rounds: Annotated[int, typer.Option(min=1)] = 7,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write all figures.")] = None,
+) -> None:
+    """Print the tables."""
+    use_one_thread()
+    photographs = read_photographs(photos, images)
+    num_bytes = sum(map(len, photographs)) / len(photographs)
+    print(f"{len(photographs)} photographs of {num_bytes / 1000:.1f} kB, chunks of {CHUNK_SIZE}, {rounds} rounds:")
+    print("median of the rounds (minimum to maximum), shares taken round by round")
+    print("".join(f"{name}: not installed\n" for name in find_peers()[1]), end="")
+    figures: dict[str, Any] = {}
+    for case, transforms in CASES.items():
+        candidates = make_candidates(photographs, transforms)
+        pixels = compare(candidates)
+        scaled = [task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks]
+        print(f"\n**{case}** ({sum(scaled)} of {len(scaled)} at half the size or less)\n")
+        runs = {name: partial(candidate.run, make_rows()) for name, candidate in candidates.items()}
+        lengths = [len(chunk.contents) for chunk in candidates[REFERENCE].chunks]
+        times = alternate(runs, chunks=lengths, rounds=rounds)
+        figures[case] = {"speed": tell_speed(times, pixels), "stages": tell_stages(candidates, rounds)}
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    typer.run(main)

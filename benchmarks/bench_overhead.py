@@ -1,0 +1,123 @@
+"""What does the Python around the decoder cost, and how many images/s does it allow in one process?
+
+``python -m benchmarks.bench_overhead PHOTOS``: random crops and flips of photographs, as they are and tiled, while
+libjpeg, the resize and the flip do nothing. What is left holds the GIL most of the time, so it bounds what one
+process can do on any number of threads. The goal is 60 µs an image. A decoder that does nothing still raises what
+the real one raised for the same bytes, since catching that is a part of the cost.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import cv2
+import simplejpeg
+import typer
+
+from benchmarks.photographs import (
+    Chunk,
+    Load,
+    load_with_shardio,
+    make_chunks,
+    make_rows,
+    random_crops,
+    read_photographs,
+)
+from benchmarks.timing import Rounds, alternate, summarise
+from shardio.images import Pixels, use_one_thread
+from shardio.images.tiling import tile_jpeg
+from shardio.transforms import RandomHorizontalFlip
+
+GOAL_US = 60
+NUM_THREADS = 2
+
+
+@contextmanager
+def nothing_done(load: Load, chunks: list[Chunk]) -> Iterator[None]:
+    """Let simplejpeg and OpenCV do nothing, but fail as they did for these chunks."""
+    decode, errors = simplejpeg.decode_jpeg, dict[tuple[int, ...], str]()
+
+    def listen(content: bytes, *, buffer: Pixels, **options: int) -> Any:
+        try:
+            return decode(content, buffer=buffer, **options)
+        except ValueError as error:
+            errors[(len(content), *buffer.shape)] = str(error)
+            raise
+
+    def pretend(content: bytes, *, buffer: Pixels, **options: int) -> Any:
+        if (error := errors.get((len(content), *buffer.shape))) is not None:
+            raise ValueError(error)
+        return buffer
+
+    with patch.object(simplejpeg, "decode_jpeg", listen):
+        _load_all(load, chunks)
+    with (
+        patch.object(simplejpeg, "decode_jpeg", pretend),
+        patch.object(cv2, "resize", lambda image, size, *, dst, interpolation: dst),
+        patch.object(cv2, "warpAffine", lambda image, matrix, size, *, dst, **_: dst),
+        patch.object(cv2, "flip", lambda image, code, *, dst: dst),
+    ):
+        yield
+
+
+def _load_one(load: Load, chunks: list[Chunk], rows: list[Pixels], number: int) -> None:
+    load(chunks[number], rows[: len(chunks[number].contents)])
+
+
+def _load_all(load: Load, chunks: list[Chunk]) -> None:
+    rows = make_rows()
+    for number in range(len(chunks)):
+        _load_one(load, chunks, rows, number)
+
+
+def time_threads(load: Load, chunks: list[Chunk], rounds: int) -> Rounds:
+    """Return the time by the clock, in µs an image, of some threads that do all chunks each."""
+    times = []
+    for _ in range(rounds):
+        threads = [threading.Thread(target=_load_all, args=(load, chunks)) for _ in range(NUM_THREADS)]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        num_images = NUM_THREADS * sum(len(chunk.contents) for chunk in chunks)
+        times.append(1e6 * (time.perf_counter() - start) / num_images)
+    return times
+
+
+def tell(name: str, times: Rounds) -> None:
+    """Print a row of the table."""
+    median = statistics.median(times)
+    print(f"| {name} | {summarise(times, 1)} | {1e6 / median:,.0f} | {median / GOAL_US:.2f} |", flush=True)
+
+
+def main(
+    photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
+    rounds: Annotated[int, typer.Option(min=1)] = 15,
+) -> None:
+    """Print the table."""
+    use_one_thread()
+    photographs = read_photographs(photos)
+    kinds = {"untouched": photographs, "tiled": [tile_jpeg(content) for content in photographs]}
+    load = load_with_shardio([*random_crops(), RandomHorizontalFlip()])
+    print(f"{len(photographs)} photographs, {rounds} rounds, the goal is {GOAL_US} µs an image\n")
+    print("| | µs an image | images/s | of the goal |\n|---|---|---|---|")
+    for kind, contents in kinds.items():
+        chunks = make_chunks(contents, random_crops())
+        with nothing_done(load, chunks):
+            run = {kind: partial(_load_one, load, chunks, make_rows())}
+            lengths = [len(chunk.contents) for chunk in chunks]
+            tell(f"{kind}, CPU time of one thread", alternate(run, chunks=lengths, rounds=rounds)[kind])
+            tell(f"{kind}, {NUM_THREADS} threads, time by the clock", time_threads(load, chunks, rounds))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,136 @@
+"""What does tiling do to the size of JPEGs, and which restart interval is the best?
+
+``python -m benchmarks.bench_tiling PHOTOS``. The sizes: of photographs as they are, encoded again at several
+qualities, and made smaller. The intervals: the size of the files and the CPU time of the crops for several intervals
+in MCUs, apart for photographs whose MCU rows have such divisors and for those whose rows have none from 2 to 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+from unittest.mock import patch
+
+import cv2
+import simplejpeg
+import typer
+
+from benchmarks.peers import load_with_opencv
+from benchmarks.photographs import (
+    Chunk,
+    Load,
+    evaluation_crop,
+    load_with_shardio,
+    make_chunks,
+    make_rows,
+    random_crops,
+    read_photographs,
+)
+from benchmarks.stages import decoded_share
+from benchmarks.timing import alternate, ratios, summarise
+from shardio.cli.console import count
+from shardio.images import DEFAULT_MAX_PIXELS, Pixels, decode_image, use_one_thread
+from shardio.images.jpeg.markers import read_head
+from shardio.images.tiling import reencode_jpeg, tile_jpeg, transcode, untile_jpeg
+
+ROW = 0
+"""Stands for an interval as long as the MCU row."""
+
+GROUPS = {(24, 32, 40): (1, 2, 4, 8, ROW), (21,): (1, 3, 7, ROW), (31,): (1, ROW)}
+"""By the number of MCUs in a row, the intervals to try."""
+
+
+def tile_by(content: bytes, interval: int) -> bytes:
+    """Tile a JPEG with an interval that divides its MCU row."""
+    row_mcus = read_head(content).num_mcus[1]
+    assert row_mcus % (interval or row_mcus) == 0, "the interval does not divide the row"
+    with patch.object(transcode, "INTERVALS", (interval or row_mcus,)):
+        return tile_jpeg(content)
+
+
+def encode(content: bytes, *, quality: int, max_side: int | None = None) -> bytes:
+    """Encode a photograph again as most programs do: 4:2:0, with the standard's Huffman tables."""
+    pixels = decode_image(content)
+    height, width = pixels.shape[:2]
+    if max_side is not None:
+        ratio = max_side / max(height, width)
+        size = round(width * ratio), round(height * ratio)
+        pixels = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[assignment]  # uint8 stays uint8
+    encoded: bytes = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
+    return encoded
+
+
+def tell_sizes(photographs: list[bytes]) -> None:
+    """Print how large files are before and after."""
+    kinds: dict[str, Callable[[bytes], bytes]] = {
+        "as they are": bytes,
+        **{f"quality {quality}": partial(encode, quality=quality) for quality in (95, 90, 75, 50)},
+        **{f"longer side {side}, quality 90": partial(encode, quality=90, max_side=side) for side in (250, 125)},
+    }
+    print("| | kB an image | tiled | tiled, against best tables alone |\n|---|---|---|---|")
+    for name, make in kinds.items():
+        before = [make(content) for content in photographs]
+        tiled, untiled = map(tile_jpeg, before), map(untile_jpeg, before)
+        before_kb, tiled_kb, untiled_kb = (mean_kb(contents) for contents in (before, tiled, untiled))
+        print(f"| {name} | {before_kb:.1f} | {tiled_kb / before_kb - 1:+.1%} | {tiled_kb / untiled_kb - 1:+.1%} |")
+    smaller = [reencode_jpeg(c, max_side=400, quality=90, max_pixels=DEFAULT_MAX_PIXELS) for c in photographs]
+    print(f"\nEncoded again at 400 px and quality 90, tiled: {mean_kb(smaller):.1f} kB an image.\n")
+
+
+def mean_kb(contents: Iterable[bytes]) -> float:
+    """Return the mean size of some files."""
+    sizes = [len(content) for content in contents]
+    return sum(sizes) / len(sizes) / 1000
+
+
+def tell_intervals(photographs: list[bytes], intervals: tuple[int, ...], rounds: int) -> None:
+    """Print the sizes and the CPU times for some intervals."""
+    untiled_kb = mean_kb(map(untile_jpeg, photographs))
+    files = {interval: [tile_by(content, interval) for content in photographs] for interval in intervals}
+    print("| interval | bytes | pixels decoded | random crops, of OpenCV's time | evaluation crop |")
+    print("|---|---|---|---|---|")
+    cells: dict[int, list[str]] = {
+        interval: [count(interval, "MCU") if interval else "the row", f"{mean_kb(tiled) / untiled_kb - 1:+.1%}"]
+        for interval, tiled in files.items()
+    }
+    for transforms in (random_crops(), evaluation_crop()):
+        load = load_with_shardio(transforms)
+        chunks = {interval: make_chunks(tiled, transforms) for interval, tiled in files.items()}
+        plain = make_chunks(photographs, transforms)
+        runs = {str(interval): partial(_run, load, chunks[interval], make_rows()) for interval in intervals}
+        runs["OpenCV"] = partial(_run, load_with_opencv, plain, make_rows())
+        times = alternate(runs, chunks=[len(chunk.contents) for chunk in plain], rounds=rounds)
+        for interval in intervals:
+            if len(cells[interval]) == 2:
+                cells[interval].append(f"{decoded_share(load, chunks[interval])[1]:.0%}")
+            cells[interval].append(summarise(ratios(times[str(interval)], times["OpenCV"]), 3))
+    for row in cells.values():
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+def _run(load: Load, chunks: list[Chunk], rows: list[Pixels], number: int) -> None:
+    load(chunks[number], rows[: len(chunks[number].contents)])
+
+
+def main(
+    photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
+    images: Annotated[int | None, typer.Option(min=1, help="How many; default all.")] = None,
+    rounds: Annotated[int, typer.Option(min=1)] = 7,
+) -> None:
+    """Print the tables."""
+    use_one_thread()
+    photographs = read_photographs(photos, images)
+    print(f"{len(photographs)} photographs, {rounds} rounds\n")
+    tell_sizes(photographs)
+    for row_mcus, intervals in GROUPS.items():
+        group = [content for content in photographs if read_head(content).num_mcus[1] in row_mcus]
+        print(f"**{len(group)} photographs with {' or '.join(map(str, row_mcus))} MCUs in a row**\n")
+        if group:
+            tell_intervals(group, intervals, rounds)
+        print()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,128 @@
+"""How other libraries make the same crops, in the ways that their users take."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+from typing import Any
+
+import cv2
+import numpy as np
+import PIL.Image
+import simplejpeg
+
+from benchmarks.photographs import TARGET, Chunk, Load, Task
+from shardio.images import Pixels
+
+
+def load_with_opencv(chunk: Chunk, rows: list[Pixels]) -> None:
+    """Decode all of an image, and resize a part of it."""
+    for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
+        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+        _resize_with_opencv(pixels, task, row)  # type: ignore[arg-type]  # uint8, as the flag says
+
+
+def load_with_simplejpeg(chunk: Chunk, rows: list[Pixels]) -> None:
+    """Decode all of an image with simplejpeg, and resize a part of it with OpenCV."""
+    for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
+        _resize_with_opencv(simplejpeg.decode_jpeg(content), task, row)
+
+
+def load_with_pillow(chunk: Chunk, rows: list[Pixels]) -> None:
+    """Do what torchvision does with Pillow images, antialiased; and let libjpeg scale where ``draft`` allows it."""
+    for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
+        (top, left, height, width), (new_height, new_width), window = task
+        with PIL.Image.open(io.BytesIO(content)) as file:
+            before = file.width, file.height
+            file.draft("RGB", (-(-before[0] * new_width // width), -(-before[1] * new_height // height)))
+            across, down = file.width / before[0], file.height / before[1]
+            image = file.convert("RGB")
+        corners = round(left * across), round(top * down), round((left + width) * across), round((top + height) * down)
+        image = image.crop(corners).resize((new_width, new_height), PIL.Image.Resampling.BILINEAR)
+        if task.is_windowed:
+            image = image.crop((window[1], window[0], window[1] + window[3], window[0] + window[2]))
+        row[...] = np.asarray(image)
+
+
+def _resize_with_opencv(pixels: Pixels, task: Task, row: Pixels) -> None:
+    (top, left, height, width), (new_height, new_width), window = task
+    part = pixels[top : top + height, left : left + width]
+    if not task.is_windowed:
+        cv2.resize(part, (new_width, new_height), dst=row, interpolation=cv2.INTER_LINEAR)
+        return
+    resized = cv2.resize(part, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    row[...] = resized[window[0] : window[0] + window[2], window[1] : window[1] + window[3]]
+
+
+def make_torchvision() -> Load:
+    """Return torchvision's own decoder and its resize of tensors, which antialiases by default."""
+    import torch
+
+    torch.set_num_threads(1)
+    decode_jpeg: Any = importlib.import_module("torchvision.io").decode_jpeg
+    functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
+
+    def load(chunk: Chunk, rows: list[Pixels]) -> None:
+        for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
+            (top, left, height, width), size, window = task
+            image = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+            image = functional.resized_crop(image, top, left, height, width, list(size), antialias=True)
+            image = functional.crop(image, *window)
+            row[...] = image.permute(1, 2, 0).numpy()
+
+    return load
+
+
+def make_dali() -> Load:
+    """Return DALI's decoder of regions on one thread of the CPU, with linear interpolation and no antialiasing."""
+    dali: Any = importlib.import_module("nvidia.dali")
+    pipelines: dict[int, Any] = {}
+
+    def build(batch_size: int) -> Any:
+        pipeline = dali.Pipeline(
+            batch_size, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_async=False, exec_pipelined=False
+        )
+        with pipeline:
+            names = ("content", "corner", "shape", "size", "window")
+            content, corner, shape, size, window = (dali.fn.external_source(name=name) for name in names)
+            image = dali.fn.decoders.image_slice(content, corner, shape, axes=[0, 1])
+            image = dali.fn.resize(image, size=size, interp_type=dali.types.INTERP_LINEAR, antialias=False)
+            pipeline.set_outputs(dali.fn.slice(image, window, [TARGET, TARGET], axes=[0, 1]))
+        pipeline.build()
+        return pipeline
+
+    def load(chunk: Chunk, rows: list[Pixels]) -> None:
+        if (pipeline := pipelines.get(len(rows))) is None:
+            pipeline = pipelines[len(rows)] = build(len(rows))
+        boxes = np.array([task.box for task in chunk.tasks], np.int32)
+        pipeline.feed_input("content", [np.frombuffer(content, np.uint8) for content in chunk.contents])
+        pipeline.feed_input("corner", list(boxes[:, :2]))
+        pipeline.feed_input("shape", list(boxes[:, 2:]))
+        pipeline.feed_input("size", list(np.array([task.size for task in chunk.tasks], np.float32)))
+        pipeline.feed_input("window", list(np.array([task.window[:2] for task in chunk.tasks], np.int32)))
+        (images,) = pipeline.run()
+        for number, row in enumerate(rows):
+            row[...] = images.at(number)
+
+    return load
+
+
+OPTIONAL = {"torchvision": ("torchvision", make_torchvision), "DALI, CPU": ("nvidia.dali", make_dali)}
+"""Peers that may be missing: by name, the module they need, and what makes them."""
+
+
+def find_peers() -> tuple[dict[str, Load], list[str]]:
+    """Return the peers that can be run, and the names of those that are not installed."""
+    peers: dict[str, Load] = {
+        "OpenCV": load_with_opencv,
+        "Pillow, antialiased": load_with_pillow,
+        "simplejpeg": load_with_simplejpeg,
+    }
+    missing = []
+    for name, (module, make) in OPTIONAL.items():
+        if importlib.util.find_spec(module.split(".")[0]) is None or importlib.util.find_spec(module) is None:
+            missing.append(name)
+        else:
+            peers[name] = make()
+    return peers, missing

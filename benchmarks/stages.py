@@ -1,0 +1,118 @@
+"""Where the time of a candidate goes: CPU time of the functions that it calls, by stages."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import cv2
+import simplejpeg
+
+import benchmarks.photographs
+import shardio.images.jpeg.codec
+import shardio.images.pictures
+from benchmarks.photographs import Chunk, Load, make_rows
+from benchmarks.timing import Rounds
+from shardio.images import Pixels, open_image
+
+STAGES: dict[str, Sequence[tuple[Any, str]]] = {
+    "drawing crops": [(benchmarks.photographs, "draw_plans")],
+    "read_head": [(shardio.images.pictures, "read_head")],
+    "read_tiles": [(shardio.images.jpeg.codec, "read_tiles")],
+    "cut_tiles, cut_rows": [(shardio.images.jpeg.codec, "cut_tiles"), (shardio.images.jpeg.codec, "cut_rows")],
+    "libjpeg-turbo": [(simplejpeg, "decode_jpeg"), (cv2, "imdecode")],
+    "cv2.resize": [(cv2, "resize")],
+}
+"""By name, the functions that a stage is made of."""
+
+REST = "the rest"
+
+Profile = dict[str, Rounds]
+"""µs an image in each stage, a figure for each round."""
+
+
+class _Stopwatch:
+    """Adds up the CPU time of functions, in seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for stage, functions in STAGES.items():
+                for owner, name in functions:
+                    stack.enter_context(patch.object(owner, name, self._timed(stage, getattr(owner, name))))
+            yield
+
+    def _timed(self, stage: str, function: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds[stage] += time.thread_time() - start
+
+        return timed
+
+
+def profile(candidates: dict[str, tuple[Load, Sequence[Chunk]]], rounds: int) -> dict[str, Profile]:
+    """Return where each candidate's time goes, all of them taking turns; one round before the first is not counted.
+
+    The watch itself costs less than 1 µs a stage.
+    """
+    profiles: dict[str, Profile] = {name: {stage: [] for stage in (*STAGES, REST)} for name in candidates}
+    num_chunks = len(next(iter(candidates.values()))[1])
+    rows = make_rows()
+    for round_number in range(rounds + 1):
+        watches = {name: _Stopwatch() for name in candidates}
+        totals = dict.fromkeys(candidates, 0.0)
+        for number in range(num_chunks):
+            for name, (load, chunks) in candidates.items():
+                chunk = chunks[number]
+                with watches[name].installed():
+                    start = time.thread_time()
+                    load(chunk, rows[: len(chunk.contents)])
+                    totals[name] += time.thread_time() - start
+        if round_number:
+            for name, (_, chunks) in candidates.items():
+                num_images = sum(len(chunk.contents) for chunk in chunks)
+                seconds = watches[name].seconds
+                for stage in STAGES:
+                    profiles[name][stage].append(1e6 * seconds[stage] / num_images)
+                profiles[name][REST].append(1e6 * (totals[name] - sum(seconds.values())) / num_images)
+    return profiles
+
+
+def decoded_share(load: Load, chunks: Sequence[Chunk]) -> tuple[float, float]:
+    """Return how many bytes simplejpeg gets, of those of the files, and how many pixels it gives, of the pictures'."""
+    num_bytes = num_pixels = 0
+    decode = simplejpeg.decode_jpeg
+
+    def count(content: bytes, *, buffer: Pixels, **options: int) -> Any:
+        nonlocal num_bytes, num_pixels
+        num_bytes += len(content)
+        num_pixels += buffer.shape[0] * buffer.shape[1]
+        return decode(content, buffer=buffer, **options)
+
+    rows = make_rows()
+    with patch.object(simplejpeg, "decode_jpeg", count):
+        for chunk in chunks:
+            load(chunk, rows[: len(chunk.contents)])
+    return num_bytes / sum(len(content) for chunk in chunks for content in chunk.contents), num_pixels / _pixels(chunks)
+
+
+def box_share(chunks: Sequence[Chunk]) -> float:
+    """Return how much of the pictures is needed: the part of each box that its window shows."""
+    needed = 0.0
+    for task in (task for chunk in chunks for task in chunk.tasks):
+        needed += task.box[2] * task.box[3] * (task.window[2] * task.window[3]) / (task.size[0] * task.size[1])
+    return needed / _pixels(chunks)
+
+
+def _pixels(chunks: Sequence[Chunk]) -> int:
+    return sum(math.prod(open_image(content).size) for chunk in chunks for content in chunk.contents)

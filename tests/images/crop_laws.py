@@ -1,0 +1,115 @@
+"""The law of crops, a part is that part of the full decode, and independent full decodes to hold it against."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable
+
+import numpy as np
+import simplejpeg
+
+from shardio.images import open_image
+from shardio.images.jpeg.regions import Box
+from shardio.images.orientation import Orientation
+from tests.images.animals import segments_of
+from tests.images.jpeg_writer import segment
+from tests.images.pictures import Array
+
+SCALES = (1, 2, 4, 8)
+
+
+def scaled_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
+    """Return the height and width of a picture at 1/scale of its size."""
+    return -(-size[0] // scale), -(-size[1] // scale)
+
+
+def full_decode(content: bytes, size: tuple[int, int], scale: int = 1, *, strict: bool = True) -> Array:
+    """Return what libjpeg-turbo makes of a whole JPEG of a size, at 1/scale of it."""
+    height, width = scaled_size(size, scale)
+    least = {"min_height": height, "min_width": width} if scale > 1 else {}
+    pixels = np.asarray(simplejpeg.decode_jpeg(content, strict=strict, **least))
+    assert pixels.shape == (height, width, 3)
+    return pixels
+
+
+def part(pixels: Array, box: Box) -> Array:
+    """Return a part of the pixels."""
+    return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+
+
+def all_boxes(height: int, width: int) -> list[Box]:
+    """Return every part of a picture."""
+    tall = [(top, bottom - top) for top in range(height) for bottom in range(top + 1, height + 1)]
+    wide = [(left, right - left) for left in range(width) for right in range(left + 1, width + 1)]
+    return [Box(top, left, rows, columns) for top, rows in tall for left, columns in wide]
+
+
+def random_boxes(height: int, width: int, number: int, random: np.random.Generator) -> list[Box]:
+    """Return parts of a picture, small and large ones, and such as touch its borders."""
+    boxes = []
+    for _ in range(number):
+        (top, rows), (left, columns) = _stretch(height, random), _stretch(width, random)
+        boxes.append(Box(top, left, rows, columns))
+    return boxes
+
+
+def _stretch(length: int, random: np.random.Generator) -> tuple[int, int]:
+    """Return the start and the length of a part of a row, whose ends often are the row's."""
+    longest = min(4, length) if random.random() < 0.5 else length
+    part_length = int(random.integers(1, longest + 1))
+    start = [0, length - part_length, int(random.integers(0, length - part_length + 1))][random.integers(3)]
+    return start, part_length
+
+
+def edge_boxes(height: int, width: int, unit: int = 8) -> list[Box]:
+    """Return parts whose borders lie on, before and behind those of units, and at the picture's own."""
+    rows, columns = _edges(height, unit), _edges(width, unit)
+    return [
+        Box(top, left, bottom - top, right - left)
+        for top in rows
+        for bottom in rows
+        if top < bottom
+        for left in columns
+        for right in columns
+        if left < right
+    ]
+
+
+def _edges(length: int, unit: int) -> list[int]:
+    near = {place + by for place in range(0, length + 1, unit) for by in (-1, 0, 1)} | {length - 1, length}
+    return sorted(place for place in near if 0 <= place <= length)
+
+
+def assert_parts(
+    content: bytes,
+    expected: Array,
+    boxes: Iterable[Box],
+    *,
+    scale: int = 1,
+    orientation: Orientation = "ignore",
+    name: str = "",
+) -> None:
+    """Check that all these parts of a file are the parts of what is expected of the whole."""
+    picture = open_image(content, orientation=orientation)
+    assert scaled_size(picture.size, scale) == expected.shape[:2], name
+    for box in boxes:
+        if not np.array_equal(picture.read(box, scale), part(expected, box)):
+            raise AssertionError(f"{name}: {box} at scale {scale} of {picture.size} has other pixels")
+
+
+def tile_by_hand(content: bytes) -> bytes:
+    """Return a JPEG that has restart intervals with a tile table, found by looking for the markers."""
+    spans = list(segments_of(content))
+    frame = next(start for marker, start, _ in spans if marker in (0xC0, 0xC1))
+    interval = next(content[start + 4 : end] for marker, start, end in spans if marker == 0xDD)
+    scan = content[spans[-1][2] : -2]
+    lengths = [len(data) for data in re.split(rb"\xff[\xd0-\xd7]", scan)]
+    table = content[frame + 5 : frame + 9] + interval + b"\2" + struct.pack(f">I{len(lengths)}H", len(scan), *lengths)
+    start = spans[-1][1]
+    return content[:start] + table_segment(table) + content[start:]
+
+
+def table_segment(part: bytes, number: int = 0, num_parts: int = 1) -> bytes:
+    """Return a segment with a part of a tile table."""
+    return segment(0xE9, b"shardio\0" + bytes([1, number, num_parts]) + part)

@@ -1,0 +1,76 @@
+"""What transforms do, written out plainly: each at once, on whole arrays, by numpy, OpenCV and Pillow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.images.jpeg.regions import Box
+from shardio.order import derive_key
+from shardio.transforms import CenterCrop, Geometry, RandomHorizontalFlip, RandomResizedCrop, Resize
+from tests.images.pictures import Array
+
+
+def crop(image: NDArray[Any], box: Box) -> NDArray[Any]:
+    """Return a part of an array, black where it reaches beyond."""
+    height, width = image.shape[:2]
+    above, left = max(-box.top, 0), max(-box.left, 0)
+    below, right = max(box.top + box.height - height, 0), max(box.left + box.width - width, 0)
+    padded = np.pad(image, ((above, below), (left, right), (0, 0)))
+    top, first = box.top + above, box.left + left
+    return padded[top : top + box.height, first : first + box.width].copy()
+
+
+def resize(image: Array, height: int, width: int, *, antialias: bool) -> Array:
+    """Resize an array by Pillow or by OpenCV."""
+    if antialias:
+        return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
+    return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+
+
+def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
+    """Do to an array what a transform says."""
+    if isinstance(step, RandomResizedCrop):
+        return resize(crop(image, Box(*parameters.tolist())), *step.size, antialias=step.antialias)
+    if isinstance(step, Resize):
+        return resize(image, *parameters.tolist(), antialias=step.antialias)
+    if isinstance(step, CenterCrop):
+        return crop(image, Box(*parameters.tolist()))
+    assert isinstance(step, RandomHorizontalFlip)
+    return image[:, ::-1].copy() if parameters else image
+
+
+def transform_all(steps: Sequence[Geometry], images: Sequence[Array], keys: NDArray[np.uint64]) -> list[Array]:
+    """Do to arrays what the transforms of a Compose say, one transform and one image after another."""
+    done = list(images)
+    for place, step in enumerate(steps):
+        sizes = np.array([image.shape[:2] for image in done], dtype=np.int64).reshape(-1, 2)
+        parameters = step.draw(sizes, derive_key(keys, np.array([place], dtype=np.uint64)))
+        done = [transform_one(step, image, row) for image, row in zip(done, parameters, strict=True)]
+    return done
+
+
+def draw_steps(random: np.random.Generator, smallest: int, largest: int) -> list[Geometry]:
+    """Return one to five transforms, in any order, that make pictures of these sides."""
+
+    def side() -> int:
+        return int(random.integers(smallest, largest + 1))
+
+    steps: list[Geometry] = []
+    for _ in range(random.integers(1, 6)):
+        antialias = bool(random.random() < 0.3)
+        size = side() if random.random() < 0.5 else (side(), side())
+        steps.append(
+            [
+                RandomResizedCrop(size, scale=(0.2, 1.0), antialias=antialias),
+                Resize(size, antialias=antialias),
+                CenterCrop(size),
+                RandomHorizontalFlip(0.5),
+            ][random.integers(4)]
+        )
+    return steps

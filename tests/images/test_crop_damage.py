@@ -1,0 +1,214 @@
+"""A tile table never changes pixels, and a damaged file is an error or has the right pixels."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from shardio.images import open_image
+from shardio.images.jpeg import has_tiles
+from shardio.images.jpeg.regions import Box
+from shardio.images.tiling import tile_jpeg
+from tests.images.animals import by_pillow, flat, noise, own, patch, scan_start, segments_of
+from tests.images.crop_laws import assert_parts, full_decode, part, random_boxes, table_segment
+from tests.images.fuzz_laws import check_reading
+from tests.images.mutations import Specimen
+from tests.images.pictures import Array, make_picture
+from tests.images.zoo import truncations
+
+SIZE = (24, 83)
+TILED = tile_jpeg(by_pillow(noise(*SIZE), subsampling=0, quality=30))
+"""Three rows of eleven MCUs, which no interval but 1 divides."""
+WHOLE = full_decode(TILED, SIZE)
+BOXES = [Box(0, 0, 3, 3), Box(9, 30, 5, 20), Box(20, 78, 4, 5), *random_boxes(*SIZE, 3, np.random.default_rng(0))]
+TABLE = next((start, end) for marker, start, end in segments_of(TILED) if marker == 0xE9)
+HEADER = 4 + 11
+"""Bytes of the segment before its part of the table."""
+
+
+def _with_table(part_of_table: bytes) -> bytes:
+    return TILED[: TABLE[0]] + table_segment(part_of_table) + TILED[TABLE[1] :]
+
+
+def _table_of(content: bytes) -> tuple[bytes, list[int]]:
+    """Return the fields and the lengths of a file's table."""
+    start, end = next((start, end) for marker, start, end in segments_of(content) if marker == 0xE9)
+    table = content[start + HEADER : end]
+    return table[:11], list(struct.unpack(f">{(len(table) - 11) // 2}H", table[11:]))
+
+
+def _join(fields: bytes, lengths: list[int]) -> bytes:
+    return fields + struct.pack(f">{len(lengths)}H", *lengths)
+
+
+def _is_right(content: bytes) -> bool:
+    """Check that crops are those of the strict full decode; where there is none, errors or a lenient one's pixels."""
+    try:
+        expected = full_decode(content, SIZE)
+    except ValueError:
+        _check_leniently(content)
+        return False
+    assert_parts(content, expected, BOXES)
+    return True
+
+
+def _read(content: bytes, box: Box) -> Array | None:
+    """Return a part of a file, None where there is an error."""
+    try:
+        return open_image(content).read(box)
+    except ValueError:
+        return None
+
+
+def _check_leniently(content: bytes) -> None:
+    for seed in range(2):
+        check_reading(content, [Specimen.of_jpeg(TILED)], random.Random(seed))
+
+
+def test_whatever_byte_of_the_table_changes_the_pixels_stay() -> None:
+    start, end = TABLE
+    num_right = num_without = 0
+    for place in range(start, end):
+        for value in {TILED[place] ^ 1, TILED[place] ^ 0x80, 0xFF, 0x00} - {TILED[place]}:
+            content = TILED[:place] + bytes([value]) + TILED[place + 1 :]
+            num_right += _is_right(content)
+            num_without += not has_tiles(content)
+    assert num_without > 3 * (end - start - 1)
+    assert num_right > 3 * (end - start - 5), "only the marker and the length matter to libjpeg"
+
+
+def _stale_tables() -> Iterator[tuple[str, bytes]]:
+    fields, lengths = _table_of(TILED)
+    start, end = TABLE
+    own_table, own_segment = TILED[start + HEADER : end], TILED[start:end]
+    for first, second in [(0, 1), (0, len(lengths) - 1), (7, 15), (3, 11)]:
+        swapped = lengths.copy()
+        swapped[first], swapped[second] = swapped[second], swapped[first]
+        if swapped != lengths:
+            yield f"lengths {first} and {second} swapped", _with_table(_join(fields, swapped))
+    for by in (8, -8, 16, 1):
+        yield f"lengths rolled by {by}", _with_table(_join(fields, lengths[by:] + lengths[:by]))
+    # Markers eight intervals apart have the same number.
+    joined = [sum(lengths[:9]) + 2 * 8, *lengths[9:]]
+    yield "eight intervals joined to one", _with_table(_join(fields, joined))
+    yield "eight joined, the number kept", _with_table(_join(fields, joined + [0] * 8))
+    yield "eight joined, the last repeated", _with_table(_join(fields, joined + lengths[-8:]))
+    yield "a length more", _with_table(_join(fields, [*lengths, 7]))
+    yield "a length less", _with_table(_join(fields, lengths[:-1]))
+    yield "no lengths", _with_table(fields)
+    yield "half the fields", _with_table(fields[:5])
+    yield "nothing", _with_table(b"")
+    yield "lengths of zero", _with_table(_join(fields, [0] * len(lengths)))
+    yield "lengths of 65535", _with_table(_join(fields, [65535] * len(lengths)))
+    long = fields[:6] + b"\4" + fields[7:] + struct.pack(f">{len(lengths)}I", *lengths[:-1], 2**32 - 1)
+    yield "a length of four gigabytes", _with_table(long)
+    for name, other in {
+        "another size": make_picture(16, 83),
+        "the same size": make_picture(*SIZE),
+        "the same size and one colour": flat(*SIZE),
+    }.items():
+        table = _join(*_table_of(tile_jpeg(by_pillow(other, subsampling=0))))
+        yield f"the table of another image of {name}", _with_table(table)
+    segments = {
+        "part 1 of 1": table_segment(own_table, 1, 1),
+        "part 0 of 0": table_segment(own_table, 0, 0),
+        "part 0 of 2": table_segment(own_table, 0, 2),
+        "twice": own_segment * 2,
+        "twice as parts": table_segment(own_table, 0, 2) + table_segment(own_table, 1, 2),
+        "parts in the wrong order": table_segment(own_table[20:], 1, 2) + table_segment(own_table[:20], 0, 2),
+        "parts of unlike numbers": table_segment(own_table[:20], 0, 3) + table_segment(own_table[20:], 1, 2),
+        "a part without a number": own_segment + b"\xff\xe9\0\x0ashardio\0",
+        "version 2": own_segment[:12] + b"\2" + own_segment[13:],
+    }
+    for name, content in segments.items():
+        yield name, TILED[:start] + content + TILED[end:]
+
+
+@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in _stale_tables()])
+def test_a_stale_or_wrong_table_never_changes_pixels(content: bytes) -> None:
+    assert has_tiles(TILED)
+    assert _is_right(content)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 11, 12, 50])
+def test_a_table_in_two_segments_is_read_as_if_it_were_in_one(cut: int) -> None:
+    start, end = TABLE
+    table = TILED[start + HEADER : end]
+    parts = table_segment(table[:cut], 0, 2) + b"\xff\xfe\0\x04hm" + table_segment(table[cut:], 1, 2)
+    content = TILED[:start] + parts + TILED[end:]
+    assert has_tiles(content)
+    assert _is_right(content)
+
+
+@pytest.mark.parametrize("interval", [0, 1, 2, 11, 65535])
+def test_a_table_that_is_right_but_for_the_intervals_length_is_not_believed(interval: int) -> None:
+    content = patch(patch(TILED, 0xDD, 0, interval >> 8), 0xDD, 1, interval & 255)
+    assert has_tiles(content) == (interval == 1)
+    _is_right(content)
+
+
+SMALL = own("small", make_picture(16, 24), factors=((2, 2), (1, 1), (1, 1))).content
+FILES = {"untouched": SMALL, "tiled": tile_jpeg(SMALL)}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_whatever_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
+    content = FILES[kind]
+    draw = random.Random(kind)
+    made_of = [Specimen.of_jpeg(content)]
+    for place in range(len(content)):
+        for value in {content[place] ^ 1 << draw.randrange(8), draw.randrange(256), 0xFF, 0xD0} - {content[place]}:
+            check_reading(content[:place] + bytes([value]) + content[place + 1 :], made_of, draw)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_whatever_a_marker_of_the_head_becomes_crops_are_right_or_an_error(kind: str) -> None:
+    """Without its own Huffman tables, libjpeg would take the standard ones: none may be left out unseen."""
+    content = FILES[kind]
+    draw = random.Random(kind)
+    for _, start, _ in segments_of(content):
+        for value in range(256):
+            changed = content[: start + 1] + bytes([value]) + content[start + 2 :]
+            check_reading(changed, [Specimen(content=content)], draw)
+
+
+@pytest.mark.parametrize("marker", [0x02, 0x44, 0xBF, 0xC8, 0xCC, 0xF0, 0xFD])
+@pytest.mark.parametrize("content", [by_pillow(noise(*SIZE), subsampling=0), TILED], ids=["untouched", "tiled"])
+def test_a_part_is_not_read_where_libjpeg_refuses_the_whole(content: bytes, marker: int) -> None:
+    start = next(start for kind, start, _ in segments_of(content) if kind == 0xC4)
+    damaged = content[: start + 1] + bytes([marker]) + content[start + 2 :]
+    with pytest.raises(ValueError, match=r".+"):
+        simplejpeg.decode_jpeg(damaged)
+    for top, left in itertools.product(range(0, 24, 8), range(0, 83, 8)):
+        assert _read(damaged, Box(top, left, 1, 1)) is None
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_every_beginning_of_a_file_is_an_error_or_has_the_right_pixels(kind: str) -> None:
+    draw = random.Random(0)
+    for beginning in truncations(FILES[kind]):
+        outcomes = check_reading(beginning, [Specimen.of_jpeg(FILES[kind])], draw)
+        assert "an error" in outcomes[0] or kind == "tiled"
+
+
+def test_damage_in_one_interval_leaves_crops_elsewhere_right_and_those_that_touch_it_errors() -> None:
+    """In rows of MCUs, with 4:4:4 sampling, so that no row depends on another."""
+    fields, lengths = _table_of(TILED)
+    assert struct.unpack(">HHHBI", fields)[2] == 1
+    start = scan_start(TILED) + sum(lengths[:16]) + 2 * 16  # The sixth interval of the second row.
+    content = TILED[:start] + b"\xff\0" * (lengths[16] // 2) + TILED[start + lengths[16] // 2 * 2 :]
+    assert has_tiles(content)
+    with pytest.raises(ValueError, match="Corrupt"):
+        full_decode(content, SIZE)
+    for top in range(SIZE[0]):
+        row = _read(content, Box(top, 0, 1, SIZE[1]))
+        assert (row is None) == (8 <= top < 16)
+        if row is not None:
+            np.testing.assert_array_equal(row, part(WHOLE, Box(top, 0, 1, SIZE[1])))
+    assert_parts(content, WHOLE, [Box(0, 0, 24, 40), Box(9, 48, 10, 35)])

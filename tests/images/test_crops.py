@@ -1,0 +1,199 @@
+"""A part of a picture is that part of its full decode, bit for bit, whatever is decoded for it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import simplejpeg
+
+from shardio.images import JpegPicture, decode_image, open_image
+from shardio.images.jpeg import has_tiles
+from shardio.images.jpeg.regions import Box
+from shardio.images.tiling import NotTileable, tile_jpeg
+from tests.images.animals import SAMPLINGS, Factors, by_cv2, by_pillow, by_simplejpeg, noise, own, readers_of
+from tests.images.crop_laws import (
+    SCALES,
+    all_boxes,
+    assert_parts,
+    edge_boxes,
+    full_decode,
+    part,
+    random_boxes,
+    scaled_size,
+    tile_by_hand,
+)
+from tests.images.pictures import TURNS, Array, exif_of, make_picture, read_by_pillow, save
+from tests.images.zoo import ODD_FACTORS, Animal, small_zoo
+
+FACTORS = {
+    **SAMPLINGS,
+    **{name: factors for name, factors in ODD_FACTORS.items() if "simplejpeg" in readers_of(factors)},
+}
+KINDS = ("untouched", "tiled", "tiled by ones")
+
+
+@cache
+def _write(factors: Factors, size: tuple[int, int], kind: str) -> tuple[bytes, bytes]:
+    """Return a JPEG of noise, in which all pixels and chroma samples tell, and the same as a kind."""
+    rgb: dict[str, Any] = {"rgb": True, "header": "adobe"} if kind.startswith("rgb") else {}
+    content = own(kind, noise(*size), factors=factors, quality=95, **rgb).content
+    if kind == "tiled by ones":
+        return content, tile_by_hand(own(kind, noise(*size), factors=factors, quality=95, restart_interval=1).content)
+    return content, tile_jpeg(content) if "tiled" in kind else content
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
+def test_every_crop_of_small_pictures(factors: Factors, kind: str) -> None:
+    _check_every_crop(factors, kind)
+
+
+@pytest.mark.parametrize("kind", ["rgb", "rgb, tiled"])
+@pytest.mark.parametrize("factors", [FACTORS["4:4:4"], FACTORS["4:2:0"]], ids=["4:4:4", "4:2:0"])
+def test_every_crop_of_small_pictures_that_store_rgb(factors: Factors, kind: str) -> None:
+    _check_every_crop(factors, kind)
+
+
+def _check_every_crop(factors: Factors, kind: str) -> None:
+    for size in [(2, 34), (34, 2), (9, 11)]:
+        original, content = _write(factors, size, kind)
+        assert has_tiles(content) == ("tiled" in kind)
+        assert isinstance(open_image(content), JpegPicture)
+        assert_parts(content, full_decode(original, size), all_boxes(*size), name=str(size))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_crops_of_pictures_of_one_to_five_pixels_a_side(factors: Factors, kind: str, scale: int) -> None:
+    for size in [(1, 1), (1, 4), (2, 3), (3, 1), (3, 2), (4, 4), (5, 1), (5, 5), (1, 33), (3, 19), (33, 1), (18, 4)]:
+        original, content = _write(factors, size, kind)
+        boxes = all_boxes(*scaled_size(size, scale))
+        expected = full_decode(original, size, scale)
+        assert_parts(content, expected, boxes[:: 1 + len(boxes) // 60], scale=scale, name=str(size))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_crops_at_the_edges_of_mcus(factors: Factors, kind: str, scale: int) -> None:
+    size = (35, 69)
+    original, content = _write(factors, size, kind)
+    height, width = scaled_size(size, scale)
+    boxes = edge_boxes(height, width, 8)
+    assert_parts(content, full_decode(original, size, scale), boxes[:: 1 + len(boxes) // 100], scale=scale)
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 4])
+@pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
+def test_crops_of_rows_whose_mcus_no_interval_divides_and_whose_last_is_narrow(factors: Factors, last: int) -> None:
+    mcu_width = 8 * max(across for across, _ in factors) if len(factors) > 1 else 8
+    random = np.random.default_rng(last)
+    for num_mcus in (11, 6):  # Intervals of 1 and of 3.
+        size = (9, (num_mcus - 1) * mcu_width + last)
+        original, content = _write(factors, size, "tiled")
+        for scale in SCALES:
+            height, width = scaled_size(size, scale)
+            at_the_end = [Box(0, left, height, width - left) for left in range(max(width - 9, 0), width)]
+            boxes = at_the_end + random_boxes(height, width, 15, random)
+            assert_parts(content, full_decode(original, size, scale), boxes, scale=scale, name=str(size))
+
+
+def _photographs() -> dict[str, bytes]:
+    picture, odd = make_picture(375, 500), make_picture(301, 211)
+    sampling = (cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440)
+    return {
+        "4:2:0 by Pillow": by_pillow(picture, quality=92),
+        "4:4:4 with restarts by Pillow": by_pillow(odd, quality=95, subsampling=0, restart_marker_rows=1),
+        "4:2:2 by simplejpeg": by_simplejpeg(odd, "4:2:2"),
+        "4:4:0 by OpenCV": by_cv2(odd, *sampling),
+        "gray by Pillow": by_pillow(picture[..., 0].copy()),
+    }
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("original", [pytest.param(content, id=name) for name, content in _photographs().items()])
+def test_random_crops_of_photographs(original: bytes, scale: int) -> None:
+    height, width, *_ = simplejpeg.decode_jpeg_header(original)
+    expected = full_decode(original, (height, width), scale)
+    height, width = expected.shape[:2]
+    boxes = random_boxes(height, width, 60, np.random.default_rng(scale))
+    for content in (original, tile_jpeg(original)):
+        assert_parts(content, expected, boxes, scale=scale)
+
+
+def _full_decode_of(content: bytes, picture_size: tuple[int, int], *, by_pillow: bool, scale: int) -> Array | None:
+    try:
+        return read_by_pillow(content) if by_pillow else full_decode(content, picture_size, scale)
+    except (ValueError, OSError):
+        return None
+
+
+def test_crops_of_all_animals_of_the_zoo_that_can_be_decoded() -> None:
+    random = np.random.default_rng(0)
+    num_checked = 0
+    for animal in small_zoo():
+        for content in (animal.content, _tile(animal)):
+            try:
+                picture = open_image(content)
+            except ValueError:
+                continue
+            for scale in (1, 8) if picture.can_scale else (1,):
+                is_jpeg = isinstance(picture, JpegPicture)
+                expected = _full_decode_of(animal.content, picture.size, by_pillow=not is_jpeg, scale=scale)
+                if expected is not None:
+                    boxes = random_boxes(*scaled_size(picture.size, scale), 5, random)
+                    assert_parts(content, expected, boxes, scale=scale, name=animal.name)
+                    num_checked += 1
+    assert num_checked > 700
+
+
+def test_animals_that_libjpeg_or_pillow_decode_can_be_opened() -> None:
+    for animal in small_zoo():
+        if animal.tileable and animal.readers:
+            expected = read_by_pillow(animal.content)
+            np.testing.assert_array_equal(decode_image(animal.content), expected, err_msg=animal.name)
+            np.testing.assert_array_equal(decode_image(_tile(animal)), expected, err_msg=animal.name)
+
+
+def _tile(animal: Animal) -> bytes:
+    try:
+        return tile_jpeg(animal.content)
+    except NotTileable:
+        return animal.content
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["untouched", "tiled", "4:2:0, tiled", "png"])
+def test_crops_of_upright_pictures_are_crops_of_the_turned_full_decode(orientation: int, kind: str) -> None:
+    size = (37, 53)
+    if kind == "png":
+        content = original = save(make_picture(*size), "PNG", exif=exif_of(orientation))
+    else:
+        subsampling = 2 if "4:2:0" in kind else 0
+        content = original = by_pillow(make_picture(*size), exif=exif_of(orientation), subsampling=subsampling)
+        content = tile_jpeg(original) if "tiled" in kind else content
+    for scale in (1,) if kind == "png" else SCALES:
+        stored = read_by_pillow(original) if kind == "png" else full_decode(original, size, scale)
+        upright = TURNS[orientation](stored)
+        (height, width), (stored_height, stored_width) = upright.shape[:2], stored.shape[:2]
+        boxes = random_boxes(height, width, 25, np.random.default_rng(orientation))
+        boxes.append(Box(0, 0, height, width))
+        assert_parts(content, upright, boxes, scale=scale, orientation="apply")
+        boxes = random_boxes(stored_height, stored_width, 5, np.random.default_rng(1))
+        assert_parts(content, stored, boxes, scale=scale)
+
+
+def test_a_part_that_was_read_stays_as_it_is_until_the_next_is() -> None:
+    content = tile_jpeg(by_pillow(make_picture(40, 60)))
+    picture = open_image(content)
+    whole = full_decode(content, (40, 60))
+    for box in random_boxes(40, 60, 50, np.random.default_rng(0)):
+        pixels = picture.read(box)
+        assert pixels.dtype == np.uint8
+        assert pixels.shape == (box.height, box.width, 3)
+        np.testing.assert_array_equal(pixels, part(whole, box))

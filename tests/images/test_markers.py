@@ -1,0 +1,249 @@
+"""Heads of JPEG files: what is written is found, and whatever else comes is an error that says where."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from shardio.images.jpeg.markers import JpegHead, read_head, why_irregular
+from shardio.images.tiling import tile_jpeg
+from tests.images.animals import by_pillow, exif_with_thumbnail, own, segments_of
+from tests.images.jpeg_writer import segment
+from tests.images.pictures import make_picture
+from tests.images.zoo import small_zoo
+
+SOF, SOS, DRI = 0xC0, 0xDA, 0xDD
+LIKE_MARKERS = b"\xff\xd8\xff\xd9\xff\xda\x00\x08\xff\xc0\x00\x0b\xff\xd0\xff"
+
+markers_of_metadata = st.sampled_from([*range(0xE0, 0xF0), 0xFE, 0xC4, 0xDB])
+payloads = st.one_of(st.binary(max_size=40), st.just(LIKE_MARKERS))
+fills = st.integers(0, 3)
+metadata = st.lists(st.tuples(markers_of_metadata, payloads, fills), max_size=6)
+factor = st.integers(1, 4)
+components = st.lists(st.tuples(st.integers(0, 255), factor, factor), min_size=1, max_size=4)
+number = st.integers(0, 65535)
+found = settings(deadline=None, derandomize=True, max_examples=200)
+
+
+def _frame(height: int, width: int, parts: list[tuple[int, int, int]], precision: int = 8) -> bytes:
+    listed = b"".join(bytes([component_id, across << 4 | down, 0]) for component_id, across, down in parts)
+    return struct.pack(">BHHB", precision, height, width, len(parts)) + listed
+
+
+def _scan(ids: list[int], selection: bytes = b"\0\x3f\0") -> bytes:
+    return bytes([len(ids)]) + b"".join(bytes([component_id, 0]) for component_id in ids) + selection
+
+
+def _check(head: JpegHead, content: bytes) -> None:
+    """Check that a head lies within the content, and says what stands there."""
+    end = 2
+    for marker, start, stop in head.segments:
+        assert end <= start < start + 4 <= stop <= len(content)
+        assert set(content[end : start + 1]) == {0xFF}
+        assert content[start + 1] == marker not in (0, 0xFF)
+        assert stop == start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")
+        end = stop
+    assert [kind for kind, *_ in head.segments].index(SOS) == len(head.segments) - 1
+    assert head.scan_start == end
+    frames = [
+        (start, stop) for marker, start, stop in head.segments if marker in {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+    ]
+    ((start, stop),) = frames
+    assert head.frame_start == start
+    assert stop == start + 10 + 3 * len(head.factors)
+    assert (head.process, head.precision) == (content[start + 1], content[start + 4])
+    assert struct.pack(">HHB", head.height, head.width, len(head.factors)) == content[start + 5 : start + 10]
+    intervals = [content[start + 4 : start + 6] for marker, start, _ in head.segments if marker == DRI]
+    assert head.restart_interval == int.from_bytes(intervals[-1] if intervals else b"\0", "big")
+
+
+def _check_any(content: bytes) -> None:
+    """Check that bytes have a head that lies within them, or that an error says where it ends."""
+    said = ""
+    try:
+        head = read_head(content)
+        why_irregular(head)
+    except ValueError as error:
+        said = str(error)
+    else:
+        _check(head, content)
+    assert not said or re.search(r"byte \d+|after \d+ bytes|does not begin", said)
+
+
+@given(
+    before=metadata,
+    between=metadata,
+    intervals=st.lists(st.tuples(number, fills), max_size=3),
+    parts=components,
+    size=st.tuples(number, number),
+    fill=fills,
+    scan=st.binary(max_size=20),
+)
+@found
+def test_what_is_written_is_found(
+    before: list[tuple[int, bytes, int]],
+    between: list[tuple[int, bytes, int]],
+    intervals: list[tuple[int, int]],
+    parts: list[tuple[int, int, int]],
+    size: tuple[int, int],
+    fill: int,
+    scan: bytes,
+) -> None:
+    ids = [component_id for component_id, _, _ in parts]
+    written = [
+        *before,
+        (SOF, _frame(*size, parts), fill),
+        *((DRI, value.to_bytes(2, "big"), fill) for value, fill in intervals),
+        *between,
+        (SOS, _scan(ids), fill),
+    ]
+    content, spans = b"\xff\xd8", []
+    for marker, payload, num_fill in written:
+        start = len(content) + num_fill
+        content += b"\xff" * num_fill + segment(marker, payload)
+        spans.append((marker, start, len(content)))
+    scan_start = len(content)
+    head = read_head(content + scan)
+    _check(head, content + scan)
+    assert [tuple(found) for found in head.segments] == spans
+    assert (head.height, head.width) == size
+    assert head.restart_interval == (intervals[-1][0] if intervals else 0)
+    assert head.scan_start == scan_start
+    assert head.is_single_scan
+    assert head.factors == tuple((across, down) for _, across, down in parts)
+    largest = max(across for _, across, _ in parts), max(down for _, _, down in parts)
+    assert head.sampling == (largest if len(parts) > 1 else (1, 1))
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda noise: b"\xff\xd8\xff" + noise)))
+@example(b"")
+@example(b"\xff")
+@example(b"\xff\xd8")
+@example(b"\xff\xd8" + b"\xff" * 300)
+@found
+def test_any_bytes_are_an_error_or_a_head_that_lies_within_them(content: bytes) -> None:
+    _check_any(content)
+
+
+REAL = [
+    by_pillow(make_picture(20, 30), exif=exif_with_thumbnail(by_pillow(make_picture(8, 8))), comment="ein Bär"),
+    by_pillow(make_picture(20, 30), progressive=True),
+    tile_jpeg(own("restarts", make_picture(20, 30), restart_interval=2, fill_in_scan=1).content),
+    own("fill bytes", make_picture(8, 8), fill=3).content,
+    own("gray", make_picture(8, 8), factors=((2, 2),)).content,
+]
+places = st.floats(0, 1, exclude_max=True)
+
+
+@given(
+    st.sampled_from(REAL), st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=5), places, st.binary()
+)
+@settings(found, max_examples=500)
+def test_damaged_heads_are_an_error_or_a_head_that_lies_within_the_content(
+    real: bytes, changes: list[tuple[float, int]], cut: float, inserted: bytes
+) -> None:
+    content = bytearray(real)
+    for place, value in changes:
+        content[int(place * min(len(content), 700))] = value
+    place = int(cut * len(content))
+    for damaged in (content, content[:place], content[:place] + inserted + content[place:]):
+        _check_any(bytes(damaged))
+
+
+def test_heads_of_the_zoo_are_those_of_another_reader() -> None:
+    for animal in small_zoo():
+        if animal.tileable and "fill bytes" not in animal.name:
+            head = read_head(animal.content)
+            _check(head, animal.content)
+            assert [tuple(span) for span in head.segments] == list(segments_of(animal.content)), animal.name
+            assert why_irregular(head) is None or not animal.readers, animal.name
+
+
+@pytest.mark.parametrize("size", [(8, 8), (120, 160)])
+def test_a_thumbnail_in_exif_data_is_no_part_of_the_head(size: tuple[int, int]) -> None:
+    thumbnail = by_pillow(make_picture(*size), restart_marker_blocks=1)
+    plain, exif = by_pillow(make_picture(33, 47)), exif_with_thumbnail(thumbnail)
+    head, plain_head = read_head(by_pillow(make_picture(33, 47), exif=exif)), read_head(plain)
+    assert (head.height, head.width, head.restart_interval) == (33, 47, 0)
+    assert len(head.segments) == len(plain_head.segments) + 1
+    assert head.scan_start == plain_head.scan_start + 4 + len(exif)
+
+
+@pytest.mark.parametrize("num_fill", [0, 1, 2, 1000])
+def test_fill_bytes_before_markers_belong_to_no_segment(num_fill: int) -> None:
+    head = read_head(own("filled", make_picture(9, 9), fill=num_fill).content)
+    plain = read_head(own("plain", make_picture(9, 9)).content)
+    assert [stop - start for _, start, stop in head.segments] == [stop - start for _, start, stop in plain.segments]
+    assert head.scan_start == plain.scan_start + num_fill * len(plain.segments)
+
+
+GOOD = own("good", make_picture(9, 9), restart_interval=2).content
+SPANS = {marker: (start, end) for marker, start, end in segments_of(GOOD)}
+
+
+@pytest.mark.parametrize("length", [0, 1, 60_000])
+@pytest.mark.parametrize("marker", [0xE0, 0xC0, 0xC4, 0xDD, 0xDA])
+def test_a_segment_of_an_impossible_length_is_an_error_that_says_where(marker: int, length: int) -> None:
+    start, _ = SPANS[marker]
+    content = GOOD[: start + 2] + length.to_bytes(2, "big") + GOOD[start + 4 :]
+    with pytest.raises(ValueError, match=rf"0x{marker:02x} at byte {start}\b"):
+        read_head(content)
+
+
+def _replace(marker: int, by: bytes) -> bytes:
+    start, end = SPANS[marker]
+    return GOOD[:start] + by + GOOD[end:]
+
+
+FRAME, SCAN = SPANS[SOF], SPANS[SOS]
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (GOOD[: FRAME[0]] + b"\0" + GOOD[FRAME[0] :], FRAME[0]),
+        (GOOD[: FRAME[0]] + b"\xff\xd8" + GOOD[FRAME[0] :], FRAME[0]),
+        (GOOD[: FRAME[0]] + b"\xff\x01" + GOOD[FRAME[0] :], FRAME[0]),
+        (GOOD[: FRAME[0]] + b"\xff\x00" + GOOD[FRAME[0] :], FRAME[0]),
+        (GOOD[: FRAME[1]] + GOOD[FRAME[0] :], FRAME[1]),
+        (GOOD[: FRAME[0]] + GOOD[FRAME[1] :], SCAN[1] - (FRAME[1] - FRAME[0])),
+        (_replace(SOF, segment(SOF, _frame(9, 9, []))), FRAME[0]),
+        (_replace(SOF, segment(SOF, _frame(9, 9, [(1, 1, 1)]) + b"\0")), FRAME[0]),
+        (_replace(SOF, segment(SOF, _frame(9, 9, [(1, 0, 1)]))), FRAME[0]),
+        (_replace(SOF, segment(SOF, _frame(9, 9, [(1, 1, 5)]))), FRAME[0]),
+        (_replace(SOS, segment(SOS, _scan([1, 2, 3]) + b"\0")), SCAN[0]),
+        (_replace(SOS, segment(SOS, _scan([1, 2, 3])[:-1])), SCAN[0]),
+        (_replace(DRI, segment(DRI, b"\0\2\0")), SPANS[DRI][0]),
+        (_replace(DRI, segment(DRI)), SPANS[DRI][0]),
+    ],
+    ids=[
+        *("stray byte", "second soi", "tem", "stuffed byte", "second frame", "no frame", "no components", "long frame"),
+        *("factor 0", "factor 5", "long scan header", "short scan header", "long dri", "empty dri"),
+    ],
+)
+def test_an_error_says_where(content: bytes, place: int) -> None:
+    with pytest.raises(ValueError, match=rf"at byte {place}\b"):
+        read_head(content)
+
+
+@pytest.mark.parametrize("stop", [0, 1, 2, 3, 5, SCAN[0], SCAN[1] - 1])
+def test_a_head_that_ends_too_early_is_an_error_that_says_after_how_many_bytes(stop: int) -> None:
+    with pytest.raises(ValueError, match=rf"ends after {stop} bytes|longer than the file"):
+        read_head(GOOD[:stop])
+
+
+def test_a_scan_of_some_components_or_coefficients_is_not_the_whole() -> None:
+    assert read_head(GOOD).is_single_scan
+    assert read_head(_replace(SOS, segment(SOS, _scan([1, 2, 3])))).is_single_scan
+    for ids, selection in [
+        ([1], b"\0\x3f\0"),
+        ([3, 2, 1], b"\0\x3f\0"),
+        ([1, 2, 3], b"\0\0\0"),
+        ([1, 2, 3], b"\1\x3f\0"),
+        ([1, 2, 3], b"\0\x3f\1"),
+    ]:
+        assert not read_head(_replace(SOS, segment(SOS, _scan(ids, selection)))).is_single_scan
