@@ -13,7 +13,7 @@ from shardio.images import CropPlans, Pixels, Sizes, decode_chunk, open_image
 from shardio.order import Words, derive_key, make_key
 from shardio.transforms import CenterCrop, Geometry, RandomResizedCrop, Resize
 
-CHUNK_SIZE = 16
+CHUNK_SIZE = 64
 """Images that are decoded by one call."""
 
 TARGET = 224

@@ -51,8 +51,8 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
 """What is decoded otherwise when the caller says that the data may run code (WebDataset's names for pickles)."""
 
 
-DECODE_CHUNK = 16
-"""Samples whose images are decoded together: some kinds of image are whole in memory before they are cropped."""
+DECODE_CHUNK = 64
+"""Samples whose images are decoded together, for which their random crops are drawn at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

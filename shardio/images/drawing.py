@@ -118,9 +118,11 @@ class _Samples(NamedTuple):
 
 def _choose_scale(box: Box, height: int, width: int) -> int:
     """Return the largest scale at which a box is still as large as what it is resized to."""
-    if min(box.height, box.width) < MIN_SCALED_SIDE:
-        return 1
-    return next((scale for scale in SCALES if box.height >= scale * height and box.width >= scale * width), 1)
+    if min(box.height, box.width) >= MIN_SCALED_SIDE:
+        for scale in SCALES:
+            if box.height >= scale * height and box.width >= scale * width:
+                return scale
+    return 1
 
 
 def _sources(start: int, length: int, num_before: int, num_after: int, antialias: bool) -> range:

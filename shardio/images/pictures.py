@@ -101,11 +101,32 @@ class JpegPicture(Picture):
         return decode if turn == UPRIGHT else lambda: turn.apply(decode())
 
 
+class PillowPicture(Picture):
+    """An image of any format, which Pillow decodes, whole, where it is read."""
+
+    can_scale = False
+
+    def __init__(self, content: bytes, height: int, width: int) -> None:
+        self._content = content
+        self.size = height, width
+
+    def part(self, box: Box, scale: int = 1) -> Part:
+        assert scale == 1, "Pillow decodes pictures as they are"
+        return lambda: DecodedPicture(self._decode()).read(box)
+
+    def _decode(self) -> Pixels:
+        with _errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
+            pixels = np.array(image.convert("RGB"))
+        if pixels.shape[:2] != self.size:
+            raise ValueError(f"the header says {self.size} pixels, height and width, and there are {pixels.shape[:2]}")
+        return pixels
+
+
 def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
     """Open an image of any common format.
 
     JPEGs are read by libjpeg-turbo, which must find nothing wrong with them, and only where they are asked for;
-    CMYK ones and all other formats are decoded here, as Pillow's ``convert("RGB")`` does.
+    CMYK ones and all other formats by Pillow, whole, as its ``convert("RGB")`` does.
 
     Args:
         content: The bytes of an image file.
@@ -119,6 +140,9 @@ def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixel
         return picture
     with _errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
         _check_size(image.height, image.width, max_pixels)
+        if orientation == "ignore" and image.format != "TIFF":
+            return PillowPicture(content, image.height, image.width)
+        # Which way a picture is turned, and so its size, is known for certain when it has been read to its end.
         pixels = np.array(image.convert("RGB"))
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels))
 

@@ -69,8 +69,8 @@ def decode_whole(content: bytes | bytearray, height: int, width: int, scale: int
         ValueError: If libjpeg-turbo finds anything wrong with it; the pixels are in the scratch memory nonetheless.
     """
     pixels = _destination(height, width, scale)
-    smallest = {} if scale == 1 else {"min_height": pixels.shape[0], "min_width": pixels.shape[1]}
-    decoded = simplejpeg.decode_jpeg(content, buffer=pixels, **smallest)
+    least = (0, 0) if scale == 1 else pixels.shape
+    decoded = simplejpeg.decode_jpeg(content, min_height=least[0], min_width=least[1], buffer=pixels)
     assert decoded.shape == pixels.shape, "the head was read as libjpeg reads it"
     return pixels
 

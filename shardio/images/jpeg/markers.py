@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -39,8 +38,7 @@ Factors = tuple[tuple[int, int], ...]
 """The sampling factors of each component of a frame, across and down."""
 
 
-@dataclass(frozen=True, slots=True)
-class JpegHead:
+class JpegHead(NamedTuple):
     """What stands before a JPEG's first entropy-coded data.
 
     Attributes:

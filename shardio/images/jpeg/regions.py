@@ -60,7 +60,8 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
     shown = Box(top, left, bottom - top, right - left)
     starts, stops = tiles.starts[first_row:stop_row, first:stop], tiles.stops[first_row:stop_row, first:stop]
     parts = _write_head(content, head, shown.height, shown.width)
-    parts += [content[start:end] for start, end in zip(starts[:, 0].tolist(), stops[:, -1].tolist(), strict=True)]
+    view = memoryview(content)
+    parts += [view[start:end] for start, end in zip(starts[:, 0].tolist(), stops[:, -1].tolist(), strict=True)]
     cut = bytearray().join(parts)
     # Behind each interval stands its marker; they are numbered anew, and the last one becomes EOI.
     ends = (stops - starts).cumsum()
@@ -109,9 +110,9 @@ def _cover(start: int, length: int, unit: int, total: int, margin: int, least: i
     return first, stop
 
 
-def _write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[bytes]:
+def _write_head(content: bytes, head: JpegHead, height: int, width: int) -> list[bytes | memoryview]:
     """Return the parts of a file's head for a picture of another size."""
-    parts = [_SOI]
+    parts: list[bytes | memoryview] = [_SOI]
     for marker, start, stop in head.segments:
         if start == head.frame_start:
             parts += [content[start : start + 5], _SIZE.pack(height, width), content[start + 9 : stop]]

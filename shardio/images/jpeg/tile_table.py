@@ -24,8 +24,8 @@ other two bytes of entropy-coded data look like such a marker, so a table that f
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,7 @@ _MAX_PAYLOAD = 65535 - 2 - _PART.size
 _MAX_PARTS = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Where the restart intervals of an image lie in its file.
 
     Attributes:
