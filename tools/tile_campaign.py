@@ -1,7 +1,8 @@
 """Tile every JPEG of the zoo, and photographs, and check that nothing is lost.
 
-The laws are those of ``tests/images/laws_of_tiling.py``, which the tests check on a small zoo. With ``--jpegtran``
-each tiled file is compared with what libjpeg's own lossless transcoder, the program jpegtran, makes of the original.
+The laws are those of ``tests/images/laws_of_tiling.py``, which the tests check on a small zoo. With ``--crops`` random
+crops of each file, as it is and tiled, are held against full decodes at 1/1, 1/2, 1/4 and 1/8. With ``--jpegtran`` each
+tiled file is compared with what libjpeg's own lossless transcoder, the program jpegtran, makes of the original.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColum
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
 
+from shardio.images import open_image
+from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.tiling import tile_jpeg
+from tests.images.crop_laws import SCALES, assert_parts, full_decode, random_boxes, scaled_size
 from tests.images.laws_of_tiling import TILED, check_animal, check_file, take_apart
 from tests.images.pictures import read_by_pillow
 from tests.images.zoo import full_zoo
@@ -121,10 +125,34 @@ def subjects_in(folder: Path) -> Iterator[Subject]:
             yield Subject(name=str(path), content=content, check=partial(check_file, str(path), content))
 
 
-def check(subject: Subject, comparison: Comparison | None) -> tuple[str | None, str]:
+def check_crops(subject: Subject, number: int) -> None:
+    """Hold crops of a file, as it is and tiled, against full decodes, if simplejpeg reads it.
+
+    Raises:
+        AssertionError: If one has other pixels.
+    """
+    tiled = tile_jpeg(subject.content)
+    random = np.random.default_rng([number, len(subject.content)])
+    size = open_image(subject.content).size
+    for scale in SCALES:
+        # libjpeg knows a scale by the size that it leads to, which several do for the smallest pictures.
+        if scale > 1 and max(size) < MIN_SCALED_SIDE:
+            continue
+        try:
+            expected = full_decode(subject.content, size, scale)
+        except ValueError:
+            return
+        boxes = random_boxes(*scaled_size(size, scale), number, random)
+        assert_parts(subject.content, expected, boxes, scale=scale, name=f"{subject.name}, untouched")
+        assert_parts(tiled, expected, boxes, scale=scale, name=f"{subject.name}, tiled")
+
+
+def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -> tuple[str | None, str]:
     """Return what is wrong with a subject, or None, and what came of it."""
     try:
         outcome = subject.check()
+        if outcome == TILED and num_crops:
+            check_crops(subject, num_crops)
         if outcome == TILED and comparison is not None:
             comparison.add(subject)
     except Exception as error:  # A crash is a broken law like any other.
@@ -143,6 +171,7 @@ def main(
     zoo: Annotated[bool, typer.Option(help="Whether to tile the zoo.")] = True,
     limit: Annotated[int | None, typer.Option(min=1, help="How many animals of the zoo; all, if not given.")] = None,
     jpegtran: Annotated[bool, typer.Option("--jpegtran", help="Compare with the program jpegtran.")] = False,
+    crops: Annotated[int, typer.Option(min=0, help="Random crops of each file at each scale.")] = 0,
     broken: Annotated[Path, typer.Option(help="Where to write a file that breaks a law.")] = Path("broken.jpg"),
 ) -> None:
     """Check the laws of tiling on JPEG files of every kind."""
@@ -157,7 +186,7 @@ def main(
         with Progress(*columns, console=Console(stderr=True)) as progress:
             bar = progress.add_task("files", total=None)
             for subject in chain(subjects_of_zoo(limit) if zoo else (), subjects_in(photos) if photos else ()):
-                wrong, outcome = check(subject, comparison)
+                wrong, outcome = check(subject, comparison, crops)
                 if wrong is not None:
                     progress.stop()
                     broken.write_bytes(subject.content)

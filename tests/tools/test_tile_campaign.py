@@ -5,10 +5,12 @@ import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
+from tests.images import crop_laws
 from tests.images.animals import by_pillow, noise
 from tests.images.laws_of_tiling import check_file
 
@@ -30,7 +32,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_campaign_says_what_came_of_the_files(photos: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--limit", "20", "--photos", str(photos)]
+    command = [sys.executable, str(SCRIPT), "--limit", "20", "--photos", str(photos), "--crops", "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=SCRIPT.parent)
     (line,) = done.stdout.splitlines()
     assert line.startswith("the laws hold for all 23 files in ")
@@ -52,6 +54,19 @@ def test_a_file_that_breaks_a_law_is_named_and_written(
     assert exit_info.value.exit_code == 1
     assert "B.JPEG: broken is the law that pigs fly" in capsys.readouterr().out
     assert broken.read_bytes() == (photos / "more" / "B.JPEG").read_bytes()
+
+
+def test_a_crop_of_other_pixels_is_a_broken_law(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full_decode(*arguments: Any) -> Any:
+        return crop_laws.full_decode(*arguments) ^ 1
+
+    monkeypatch.setattr(tile_campaign, "full_decode", full_decode)
+    with pytest.raises(typer.Exit) as exit_info:
+        tile_campaign.main(photos=photos, zoo=False, crops=1, broken=tmp_path / "found.bin")
+    assert exit_info.value.exit_code == 1
+    assert "has other pixels" in capsys.readouterr().out
 
 
 def test_a_crash_is_a_broken_law(

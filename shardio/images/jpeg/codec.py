@@ -49,15 +49,14 @@ def prepare_part(
     asked = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
     cut = _cut(content, head, asked, scale) if is_regular else None
 
-    def decode() -> NDArray[np.uint8]:
-        pixels = None if cut is None else _decode_cut(cut, scale)
-        shown = Box(0, 0, head.height, head.width)
-        if cut is not None and pixels is not None:
-            shown = cut.shown
-        else:
-            pixels = decode_whole(content, head.height, head.width, scale)
+    def take(pixels: NDArray[np.uint8], shown: Box) -> NDArray[np.uint8]:
         top, left = (asked.top - shown.top) // scale, (asked.left - shown.left) // scale
         return pixels[top : top + box.height, left : left + box.width]
+
+    def decode() -> NDArray[np.uint8]:
+        if cut is not None and (pixels := _decode_cut(cut, scale)) is not None:
+            return take(pixels, cut.shown)
+        return take(decode_whole(content, head.height, head.width, scale), Box(0, 0, head.height, head.width))
 
     return decode
 
