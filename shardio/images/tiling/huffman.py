@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,9 @@ from shardio.images.tiling.compiled import compiled
 
 MAX_LENGTH = 16
 """Bits of a code at the most."""
+
+SHORT = 9
+"""Bits of the codes that are found by one look."""
 
 MAX_DC_SYMBOL = 15
 """libjpeg refuses tables with larger ones (jdhuff.c), used or not."""
@@ -53,24 +58,53 @@ def dump_tables(tables: dict[int, tuple[bytes, bytes]]) -> bytes:
     return bytes([0xFF, DHT]) + (2 + len(body)).to_bytes(2, "big") + body
 
 
-def make_lookup(lengths: bytes, symbols: bytes) -> NDArray[np.uint16]:
-    """Return what the next 16 bits of a stream mean: uint16 [65536], the code's length << 8 | its symbol; 0 is no code.
+class Decoding(NamedTuple):
+    """What codes mean, for each slot.
+
+    Attributes:
+        short: uint16 [slots, 512], by the next 9 bits: a code's length << 8 | its symbol; 0 where it is longer.
+        limit: int64 [slots, 17], by the length: the first number of so many bits that is no code, nor begins with one.
+        offset: int64 [slots, 17], by the length: what to add to a code for its symbol's place.
+        symbols: uint8 [slots, 256].
+    """
+
+    short: NDArray[np.uint16]
+    limit: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    symbols: NDArray[np.uint8]
+
+
+def make_decoding(tables: dict[int, tuple[bytes, bytes]]) -> Decoding:
+    """Return what the codes of some tables mean (F.2.2.3, with a lookup table for short codes).
+
+    Args:
+        tables: By slot, the number of codes of each length, and the symbols.
 
     Raises:
-        ValueError: If there are more codes than bits can tell apart.
+        ValueError: If a table has more codes than bits can tell apart.
     """
-    lookup = np.zeros(1 << MAX_LENGTH, np.uint16)
-    start = place = 0
-    for length, number in enumerate(lengths, 1):
-        span = 1 << (MAX_LENGTH - length)
-        stop = start + number * span
-        # A code of ones alone is kept free (C.2).
-        if stop > (1 << MAX_LENGTH) - (number > 0):
-            raise ValueError("a Huffman table has more codes than its lengths allow")
-        values = np.frombuffer(symbols, np.uint8, number, place).astype(np.uint16) | length << 8
-        lookup[start:stop] = np.repeat(values, span)
-        start, place = stop, place + number
-    return lookup
+    decoding = Decoding(
+        np.zeros((NUM_SLOTS, 1 << SHORT), np.uint16),
+        np.zeros((NUM_SLOTS, MAX_LENGTH + 1), np.int64),
+        np.zeros((NUM_SLOTS, MAX_LENGTH + 1), np.int64),
+        np.zeros((NUM_SLOTS, 256), np.uint8),
+    )
+    for slot, (lengths, symbols) in tables.items():
+        values = np.frombuffer(symbols, np.uint8)
+        decoding.symbols[slot, : len(values)] = values
+        code = place = 0
+        for length, number in enumerate(lengths, 1):
+            stop = code + number
+            # A code of ones alone is kept free (C.2).
+            if stop > (1 << length) - (number > 0):
+                raise ValueError("a Huffman table has more codes than its lengths allow")
+            decoding.limit[slot, length], decoding.offset[slot, length] = stop, place - code
+            if length <= SHORT:
+                span = 1 << (SHORT - length)
+                entries = values[place : place + number].astype(np.uint16) | length << 8
+                decoding.short[slot, code * span : stop * span] = np.repeat(entries, span)
+            code, place = stop << 1, place + number
+    return decoding
 
 
 def make_codes(lengths: bytes, symbols: bytes) -> NDArray[np.uint32]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.tiling.compiled import compiled
+from shardio.images.tiling.huffman import MAX_LENGTH, SHORT, Decoding
 
 MAX_DC_SIZE = 11
 """Bits of a DC difference in a baseline image of 8 bits (table F.1)."""
@@ -61,29 +62,27 @@ _MESSAGES = {
 }
 
 
-def count_symbols(
-    data: NDArray[np.uint8], layout: ScanLayout, lookups: NDArray[np.uint16]
-) -> tuple[NDArray[np.int64], int]:
+def count_symbols(data: NDArray[np.uint8], layout: ScanLayout, decoding: Decoding) -> tuple[NDArray[np.int64], int]:
     """Read a scan; return how often each symbol would come, int64 [slots, 256], and where the scan ends.
 
     Args:
         data: uint8, from the scan's first byte.
         layout: Of the scan.
-        lookups: uint16 [slots, 65536], see make_lookup.
+        decoding: The tables that it is coded by.
 
     Raises:
         ScanError: If it cannot be coded anew.
     """
-    counts = np.zeros((len(lookups), 256), np.int64)
+    counts = np.zeros((len(decoding.symbols), 256), np.int64)
     nothing = np.empty(0, np.uint8)
-    _, stop = _recode(data, layout, lookups, np.empty((0, 0), np.uint32), counts, nothing, np.empty(0, np.int64))
+    _, stop = _recode(data, layout, decoding, np.empty((0, 0), np.uint32), counts, nothing, np.empty(0, np.int64))
     return counts, stop
 
 
 def write_scan(
     data: NDArray[np.uint8],
     layout: ScanLayout,
-    lookups: NDArray[np.uint16],
+    decoding: Decoding,
     codes: NDArray[np.uint32],
     counts: NDArray[np.int64],
 ) -> tuple[bytes, NDArray[np.int64]]:
@@ -92,7 +91,7 @@ def write_scan(
     Args:
         data: uint8, from the scan's first byte.
         layout: Of the scan.
-        lookups: uint16 [slots, 65536], the tables that it is coded by.
+        decoding: The tables that it is coded by.
         codes: uint32 [slots, 256], the tables to code it by, see make_codes.
         counts: int64 [slots, 256], how often each symbol will come.
     """
@@ -102,14 +101,14 @@ def write_scan(
     # At worst each byte is 0xFF, and is followed by a stuffed 0; an interval ends in a started byte and a marker.
     out = np.empty(2 * (num_bits // 8 + num_intervals) + 2 * num_intervals + 8, np.uint8)
     lengths = np.empty(num_intervals, np.int64)
-    size, _ = _recode(data, layout, lookups, codes, counts, out, lengths)
+    size, _ = _recode(data, layout, decoding, codes, counts, out, lengths)
     return out[:size].tobytes(), lengths
 
 
 def _recode(
     data: NDArray[np.uint8],
     layout: ScanLayout,
-    lookups: NDArray[np.uint16],
+    decoding: Decoding,
     codes: NDArray[np.uint32],
     counts: NDArray[np.int64],
     out: NDArray[np.uint8],
@@ -123,7 +122,7 @@ def _recode(
         layout.ac_slot,
         layout.old_interval,
         layout.new_interval,
-        lookups,
+        *decoding,
         codes,
         counts,
         out,
@@ -147,6 +146,16 @@ def _fill(data, at, bits, num_bits):  # type: ignore[no-untyped-def]  # numba fi
         bits = bits << np.uint64(8) | byte
         num_bits += 8
     return at, bits, num_bits
+
+
+@compiled
+def _decode_long(ahead, limit, offset, symbols):  # type: ignore[no-untyped-def]
+    """Return the symbol of a code of more than SHORT bits, and its length; 0 if there is no such code."""
+    for length in range(SHORT + 1, MAX_LENGTH + 1):
+        code = np.int64(ahead >> np.uint64(MAX_LENGTH - length))
+        if code < limit[length]:
+            return np.int64(symbols[code + offset[length]]), np.int64(length)
+    return np.int64(0), np.int64(0)
 
 
 @compiled
@@ -177,7 +186,21 @@ def _skip_marker(data, at, expected):  # type: ignore[no-untyped-def]
 
 @compiled
 def _walk(  # type: ignore[no-untyped-def]
-    data, num_mcus, component, dc_slot, ac_slot, old_interval, new_interval, lookups, codes, counts, out, lengths
+    data,
+    num_mcus,
+    component,
+    dc_slot,
+    ac_slot,
+    old_interval,
+    new_interval,
+    short,
+    limit,
+    offset,
+    symbols,
+    codes,
+    counts,
+    out,
+    lengths,
 ):
     """Go through a scan: count its symbols if there is nowhere to write, otherwise write it anew.
 
@@ -223,8 +246,10 @@ def _walk(  # type: ignore[no-untyped-def]
                     ahead = (bits >> np.uint64(num_bits - 16)) & np.uint64(0xFFFF)
                 else:
                     ahead = (bits << np.uint64(16 - num_bits)) & np.uint64(0xFFFF)
-                entry = lookups[slot, ahead]
+                entry = short[slot, ahead >> np.uint64(MAX_LENGTH - SHORT)]
                 symbol, length = np.int64(entry & 0xFF), np.int64(entry >> 8)
+                if length == 0:
+                    symbol, length = _decode_long(ahead, limit[slot], offset[slot], symbols[slot])
                 extra = symbol & 15
                 if length == 0 or length + extra > num_bits:
                     return DAMAGED, mcu, size, at

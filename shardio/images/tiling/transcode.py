@@ -15,7 +15,7 @@ from shardio.images.tiling.huffman import (
     dump_tables,
     make_best_table,
     make_codes,
-    make_lookup,
+    make_decoding,
     read_tables,
 )
 from shardio.images.tiling.scan import ScanError, ScanLayout, count_symbols, write_scan
@@ -79,10 +79,8 @@ def _recode(content: bytes, head: JpegHead, interval: int) -> bytes:
         used = {int(slot) for slot in (*layout.dc_slot, *layout.ac_slot)}
         if not used <= tables.keys():
             raise NotTileable("a missing Huffman table")
-        lookups = np.zeros((NUM_SLOTS, 1 << 16), np.uint16)
-        for slot in used:
-            lookups[slot] = make_lookup(*tables[slot])
-        counts, stop = count_symbols(data, layout, lookups)
+        decoding = make_decoding({slot: tables[slot] for slot in used})
+        counts, stop = count_symbols(data, layout, decoding)
     except NotTileable:
         raise
     except ScanError as error:
@@ -94,7 +92,7 @@ def _recode(content: bytes, head: JpegHead, interval: int) -> bytes:
     codes = np.zeros((NUM_SLOTS, 256), np.uint32)
     for slot, table in best.items():
         codes[slot] = make_codes(*table)
-    scan, lengths = write_scan(data, layout, lookups, codes, counts)
+    scan, lengths = write_scan(data, layout, decoding, codes, counts)
     return _join(content, head, dump_tables(best), interval, lengths, scan)
 
 
