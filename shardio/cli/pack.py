@@ -61,11 +61,14 @@ def pack(
         bool, typer.Option("--rename-dots", help="Write an underscore for each dot in a file's stem.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Fail if a file does not begin as the image that its name says.")
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail if a file does not begin as the image that its name says, or a JPEG to rewrite is damaged.",
+        ),
     ] = False,
     jpeg: Annotated[
         JpegMode,
-        JpegTally,
         typer.Option(
             help="What to make of JPEGs: copy them; tile them, without any loss, so that crops decode quicker; or "
             "reencode them smaller, upright and tiled."
@@ -74,10 +77,15 @@ def pack(
     max_side: Annotated[
         int | None, typer.Option(min=1, help="With reencode: pixels of an image's longer side at the most.")
     ] = None,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="With reencode: JPEG quality.")] = DEFAULT_QUALITY,
+    quality: Annotated[
+        int | None, typer.Option(min=1, max=100, show_default=str(DEFAULT_QUALITY), help="With reencode: JPEG quality.")
+    ] = None,
     max_pixels: Annotated[
-        int, typer.Option(min=1, help="With reencode: an image of more pixels is stored as it is.")
-    ] = DEFAULT_MAX_PIXELS,
+        int | None,
+        typer.Option(
+            min=1, show_default=str(DEFAULT_MAX_PIXELS), help="With reencode: an image of more is stored as it is."
+        ),
+    ] = None,
     num_workers: Annotated[
         int | None, typer.Option(min=1, help="Shards written at a time; never changes what is written.")
     ] = None,
@@ -157,7 +165,7 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
     if result.manifest.pack["jpeg"] != "copy":
         _print_jpegs(result.jpegs)
     scan = result.scan
-    _print_files("packed untouched, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
+    _print_files("packed, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
     _print_files("left out", [f"{p.path} {p.what}" for p in scan.unreadable])
     _print_files("ignored, belonging to no image", [str(path) for path in scan.ignored])
 

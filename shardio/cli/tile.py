@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardio.cli.console import format_bytes
+from shardio.cli.console import count, format_bytes
 from shardio.errors import PackError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-Files = Annotated[list[Path], typer.Argument(help="JPEG files.")]
+Files = Annotated[list[Path], typer.Argument(help="JPEG files.", exists=True, dir_okay=False)]
 Out = Annotated[
     Path | None,
-    typer.Option(help="A directory to write the files to, under their names; without it nothing is written."),
+    typer.Option(
+        help="A directory to write the files to, under their names, over those that are there; without it nothing is "
+        "written.",
+        file_okay=False,
+    ),
 ]
 
 
@@ -46,6 +50,8 @@ def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes],
     twice = next((name for name in names if names.count(name) > 1), None)
     if out is not None and twice is not None:
         raise typer.BadParameter(f"two files are named {twice}: write them to two directories", param_hint="--out")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
     num_failed = sum(not _rewrite(file, out, rewrite) for file in files)
     if out is None:
         typer.echo("nothing was written: name a directory with --out", err=True)
@@ -63,15 +69,14 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
     except ValueError as error:
         typer.echo(f"{file}: stays as it is: {error}", err=True)
         return False
+    if out is not None:
+        with write_whole(out / file.name) as target:
+            target.write(after)
     change = len(after) / len(before) - 1
     typer.echo(
         f"{file}: {_describe(before)} → {_describe(after)}, {format_bytes(len(before))} → {format_bytes(len(after))} "
         f"({change:+.1%})"
     )
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        with write_whole(out / file.name) as target:
-            target.write(after)
     return True
 
 
@@ -83,6 +88,10 @@ def _describe(content: bytes) -> str:
     head = read_head(content)
     tiles = read_tiles(content, head)
     if tiles is not None:
-        return f"{head.width}×{head.height}, {tiles.starts.size} tiles of {tiles.interval} MCUs"
-    restarts = f"restart markers every {head.restart_interval} MCUs" if head.restart_interval else "no restart markers"
+        return f"{head.width}×{head.height}, {count(tiles.starts.size, 'tile')} of {count(tiles.interval, 'MCU')}"
+    restarts = (
+        f"restart markers every {count(head.restart_interval, 'MCU')}"
+        if head.restart_interval
+        else "no restart markers"
+    )
     return f"{head.width}×{head.height}, {restarts}"

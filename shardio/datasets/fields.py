@@ -51,8 +51,8 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
 """What is decoded otherwise when the caller says that the data may run code (WebDataset's names for pickles)."""
 
 
-DECODE_CHUNK = 64
-"""Samples whose images are decoded together, for which their random crops are drawn at once."""
+CHUNK, CHUNK_OF_WHOLE = 64, 16
+"""Samples whose images are decoded together: fewer where whole images are held in memory before they are cropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,12 @@ class FieldDecoder:
         return (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
 
     @property
+    def chunk_size(self) -> int:
+        """How many samples to decode together."""
+        is_lean = self.decode == "array" and self.orientation == "ignore" and self.transform is not None
+        return CHUNK if is_lean else CHUNK_OF_WHOLE
+
+    @property
     def stored_fields(self) -> tuple[str, ...]:
         """The fields to read from storage, each once."""
         stored = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
@@ -122,8 +128,8 @@ class FieldDecoder:
             SampleError: If a field is missing or cannot be decoded.
         """
         values: list[Any] = []
-        for start in range(0, len(samples), DECODE_CHUNK):
-            chunk = slice(start, start + DECODE_CHUNK)
+        for start in range(0, len(samples), self.chunk_size):
+            chunk = slice(start, start + self.chunk_size)
             columns = [self._decode_column(name, samples[chunk], keys[chunk]) for name in self.names]
             values += columns[0] if isinstance(self.fields, str) else zip(*columns, strict=True)
         return values

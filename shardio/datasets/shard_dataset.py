@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from shardio.datasets.fields import DECODE_CHUNK, Decode, FieldDecoder, Fields
+from shardio.datasets.fields import Decode, FieldDecoder, Fields
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
@@ -149,8 +149,8 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         try:
             for positions, samples in iterate_steps(order, split, steps):
                 valid = (np.concatenate(positions) < self.num_all_samples).tolist()
-                for start in range(0, len(samples), DECODE_CHUNK):
-                    chunk = slice(start, start + DECODE_CHUNK)
+                for start in range(0, len(samples), self._decoder.chunk_size):
+                    chunk = slice(start, start + self._decoder.chunk_size)
                     values = self._read(cursor.epoch, samples[chunk])
                     yield from map(mark_valid, values, valid[chunk]) if self.remainder == "mask" else values
         finally:

@@ -4,7 +4,14 @@ from shardio.images.chunk import DecodeError, decode_all, decode_chunk
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import read_format
 from shardio.images.orientation import Orientation, check_orientation
-from shardio.images.pictures import DEFAULT_MAX_PIXELS, DecodedPicture, JpegPicture, Picture, open_image
+from shardio.images.pictures import (
+    DEFAULT_MAX_PIXELS,
+    DecodedPicture,
+    JpegPicture,
+    Picture,
+    TooManyPixels,
+    open_image,
+)
 from shardio.images.pixels import Pixels
 from shardio.images.plans import Boxes, CropPlans, Sizes
 from shardio.images.resizing import resize, use_one_thread
@@ -20,6 +27,7 @@ __all__ = [
     "Picture",
     "Pixels",
     "Sizes",
+    "TooManyPixels",
     "check_orientation",
     "decode_all",
     "decode_chunk",

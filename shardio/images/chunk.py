@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardio.images.drawing import prepare
+from shardio.images.drawing import Draw, prepare
 from shardio.images.jpeg.regions import Box
 from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
@@ -26,6 +26,9 @@ class DecodeError(ValueError):
         super().__init__(message)
         self.number = number
 
+    def __reduce__(self) -> tuple[type[DecodeError], tuple[int, str]]:
+        return type(self), (self.number, str(self))
+
 
 def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Sequence[Pixels]) -> None:
     """Decode, crop, resize and mirror some images into the rows of a batch.
@@ -41,19 +44,22 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Sequence[Pix
         rows: n arrays uint8 [height, width, 3] to write to, of the plans' output sizes.
 
     Raises:
-        DecodeError: If an image is truncated or damaged.
+        DecodeError: If an image is truncated or damaged, or too large to be resized so.
     """
     boxes, sizes, windows = plans.box.tolist(), plans.size.tolist(), plans.window.tolist()
+    draws: list[Draw] = []
     # All Python first, then all decoding: each finds its memory in the processor's caches.
-    draws = [
-        prepare(image, Box(*box), height, width, Box(*window), plans.antialias)
-        for image, box, (height, width), window in zip(images, boxes, sizes, windows, strict=True)
-    ]
+    for number, (image, box, size, window) in enumerate(zip(images, boxes, sizes, windows, strict=True)):
+        height, width = size
+        try:
+            draws.append(prepare(image, Box(*box), height, width, Box(*window), plans.antialias))
+        except ValueError as error:
+            raise DecodeError(number, str(error)) from error
     for number, (draw, is_flipped, row) in enumerate(zip(draws, plans.flip.tolist(), rows, strict=True)):
         unflipped = scratch_pixels("unflipped", *row.shape[:2]) if is_flipped else row
         try:
             draw(unflipped)
-        except ValueError as error:
+        except (ValueError, MemoryError) as error:
             raise DecodeError(number, str(error) or repr(error)) from error
         if is_flipped:
             flip(unflipped, out=row)

@@ -9,13 +9,16 @@ from typing import NamedTuple
 import numpy as np
 
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE, Box
-from shardio.images.pictures import Picture
+from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture
 from shardio.images.pixels import Pixels
 from shardio.images.resizing import resize, sample
 from shardio.images.scratch import scratch_pixels
 
 SCALES = (8, 4, 2)
 """How many times smaller libjpeg can decode a JPEG, by a smaller inverse DCT of each block."""
+
+MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
+"""A long thin image can become huge when its shorter side is made longer."""
 
 Draw = Callable[[Pixels], object]
 """Writes pixels to an array, uint8 [height, width, 3]; raises ValueError if the image is damaged."""
@@ -31,7 +34,12 @@ def prepare(image: Picture, box: Box, height: int, width: int, window: Box, anti
         width: Likewise.
         window: A part of the resized box.
         antialias: How it is resized.
+
+    Raises:
+        ValueError: If what it is resized to is huge.
     """
+    if height * width > MAX_RESIZED_PIXELS:
+        raise ValueError(f"a part of {box.width}×{box.height} pixels cannot be resized to {width}×{height}: too large")
     visible = _intersect(window, height, width)
     if visible.height <= 0 or visible.width <= 0:
         return lambda out: out.fill(0)

@@ -33,6 +33,10 @@ It raises ValueError if the image is truncated or damaged.
 """
 
 
+class TooManyPixels(ValueError):  # noqa: N818  # It names what there is, as NotTileable does.
+    """An image has more pixels than the caller allows."""
+
+
 class Picture(ABC):
     """An image of which parts can be read.
 
@@ -54,7 +58,7 @@ class Picture(ABC):
         """
 
     def read(self, box: Box, scale: int = 1) -> Pixels:
-        """Read a part of the picture: :meth:`part`, at once."""
+        """Read a part of the picture: :meth:`part`, at once; valid until this thread reads the next one."""
         return self.part(box, scale)()
 
     def origin(self, scale: int) -> tuple[float, float]:
@@ -112,7 +116,7 @@ class PillowPicture(Picture):
 
     def part(self, box: Box, scale: int = 1) -> Part:
         assert scale == 1, "Pillow decodes pictures as they are"
-        return lambda: DecodedPicture(self._decode()).read(box)
+        return lambda: self._decode()[box.top : box.top + box.height, box.left : box.left + box.width]
 
     def _decode(self) -> Pixels:
         with _errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
@@ -180,7 +184,7 @@ def _is_for_libjpeg(content: bytes, head: JpegHead) -> bool:
 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if height * width > max_pixels:
-        raise ValueError(
+        raise TooManyPixels(
             f"the image has {width}×{height} pixels, more than max_pixels={max_pixels}: raise max_pixels if it may"
         )
 
@@ -190,5 +194,7 @@ def _errors_of_pillow() -> Iterator[None]:
     """Raise ValueError for whatever Pillow's many readers raise for a damaged file."""
     try:
         yield
+    except ValueError:
+        raise
     except Exception as error:
         raise ValueError(str(error) or repr(error)) from error

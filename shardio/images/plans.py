@@ -48,7 +48,7 @@ class CropPlans:
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
         """Return whether cropping by ``boxes`` would add black around a mere part of an image, bool [n].
 
-        Such images must be drawn before they are cropped.
+        Such images must be rendered before they are cropped.
         """
         is_part = _any((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
@@ -62,12 +62,12 @@ class CropPlans:
 
     @property
     def is_final(self) -> NDArray[np.bool_]:
-        """Whether each image must be drawn before it can be resized, bool [n]: it is resized already, or padded."""
+        """Whether each image must be rendered before it can be resized, bool [n]: it is resized already, or padded."""
         return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlans:
         """Return plans that go on to resize; none of these may be final."""
-        assert not self.is_final.any(), "what is final is drawn first"
+        assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         return replace(self, box=box, size=sizes, window=whole, antialias=antialias)
@@ -77,7 +77,7 @@ class CropPlans:
         return replace(self, box=self.box[rows], size=self.size[rows], window=self.window[rows], flip=self.flip[rows])
 
     def begin_again(self, rows: NDArray[np.int64]) -> CropPlans:
-        """Return plans in which some of the images have been drawn."""
+        """Return plans in which some of the images have been rendered."""
         box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
         whole = CropPlans.whole(self.output_size[rows])
         box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip

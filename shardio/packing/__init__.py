@@ -1,8 +1,8 @@
 """From a directory of images to shards."""
 
-from shardio.packing.jpegs import TILED, JpegTally
+from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
 from shardio.packing.packer import DEFAULT_SHARD_SIZE, PackProgress, PackResult, pack, pack_directory
-from shardio.packing.plan import DEFAULT_QUALITY, JpegMode, PackSettings
+from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.scan import Problem
 
 __all__ = [

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from shardio.errors import FormatError, PackError
+from shardio.packing.jpegs import JpegTally
 from shardio.packing.plan import Plan
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
     Shard,
+    ShardEntry,
     index_path,
     write_manifest,
 )
 from shardio.storage import PARTIAL_SUFFIX, write_whole
 
 LOCK_NAME = ".shardio-pack.lock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A finished shard: its entry, the names of its fields, and what became of its JPEGs."""
+
+    entry: ShardEntry
+    fields: tuple[str, ...]
+    jpegs: JpegTally
 
 
 def check_destination(src: Path, dst: Path) -> None:
@@ -83,20 +95,33 @@ def begin(dst: Path, plan: Plan) -> None:
         file.write(plan.digest.encode())
 
 
-def find_finished(dst: Path, plan: Plan) -> set[str]:
-    """Return the names of the shards that an earlier run finished."""
-    finished = set()
-    for shard in plan.shards:
-        path = dst / shard.name
-        with suppress(FileNotFoundError, FormatError), Shard(path, index_path(path)):
-            finished.add(shard.name)
+def find_finished(dst: Path, plan: Plan) -> dict[str, Written]:
+    """Return the shards that an earlier run finished, by name: those that lie there, and of which it took a note."""
+    finished = {}
+    for plan_of_shard in plan.shards:
+        path = dst / plan_of_shard.name
+        with suppress(FileNotFoundError, FormatError), Shard(path, index_path(path)) as shard:
+            tally = JpegTally.load(_note_path(path).read_bytes())
+            finished[path.name] = Written(entry=shard.entry, fields=shard.index.header.fields, jpegs=tally)
     return finished
+
+
+def note_finished(path: Path, tally: JpegTally) -> None:
+    """Note what became of the JPEGs of a shard, so that a later run knows."""
+    with write_whole(_note_path(path)) as file:
+        file.write(tally.dump())
 
 
 def finish(dst: Path, manifest: Manifest) -> None:
     """Commit the pack: from here on the destination holds a dataset."""
     write_manifest(dst / MANIFEST_NAME, manifest)
+    for shard in manifest.shards:
+        _note_path(dst / shard.name).unlink(missing_ok=True)
     (dst / UNFINISHED_NAME).unlink()
+
+
+def _note_path(shard: Path) -> Path:
+    return shard.with_name(f".{shard.name}.jpegs")
 
 
 def _is_ours(name: str) -> bool:

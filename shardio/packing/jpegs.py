@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from shardio.errors import PackError
+from shardio.errors import FormatError, PackError
+from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
 from shardio.images.jpeg import has_tiles
-from shardio.packing.plan import PackSettings, ShardPlan
+from shardio.packing.plan import PackSettings
 from shardio.packing.scan import Problem, SourceSample
 from shardio.sample import Sample
-from shardio.shards import IMAGE_FIELDS, Shard
+from shardio.shards import IMAGE_FIELDS
 
 TILED = "tiled"
 """What is counted for a JPEG that is stored tiled; of others it is counted why they are stored as they are."""
@@ -19,12 +22,14 @@ TILED = "tiled"
 Rewrite = Callable[[bytes], tuple[bytes, str]]
 """From a JPEG's bytes to those to store, and what has become of it: TILED, or a reason (and details in brackets)."""
 
+DEFAULT_QUALITY = 90
+
 _JPEG_START = b"\xff\xd8\xff"
 
 
 @dataclass(slots=True, kw_only=True)
 class JpegTally:
-    """What became of the JPEGs of a pack.
+    """What became of the JPEGs of a shard, or of all; counted while they are packed.
 
     Attributes:
         outcomes: How many are stored ``tiled``, and how many as they were, by the reason.
@@ -38,14 +43,38 @@ class JpegTally:
     num_bytes_after: int = 0
     damaged: list[Problem] = field(default_factory=list)
 
-    def count(self, source: SourceSample, name: str, outcome: str, before: int, after: int) -> None:
-        """Count one JPEG, the field ``name`` of a sample."""
+    def count(self, path: Path, outcome: str, before: int, after: int) -> None:
+        """Count one JPEG."""
         reason, _, _ = outcome.partition(" (")
         self.outcomes[reason] += 1
         self.num_bytes_before += before
         self.num_bytes_after += after
         if reason.startswith("damaged"):
-            self.damaged.append(Problem(path=source.files[name], what=f"is {outcome}"))
+            self.damaged.append(Problem(path=path, what=f"is {outcome}"))
+
+    def dump(self) -> bytes:
+        """Return it as JSON."""
+        damaged = [[str(problem.path), problem.what] for problem in self.damaged]
+        values = [self.outcomes, self.num_bytes_before, self.num_bytes_after, damaged]
+        return json.dumps(values).encode()
+
+    @classmethod
+    def load(cls, content: bytes) -> JpegTally:
+        """Return what :meth:`dump` wrote.
+
+        Raises:
+            FormatError: If it is anything else.
+        """
+        try:
+            outcomes, before, after, damaged = json.loads(content)
+            return cls(
+                outcomes=Counter(outcomes),
+                num_bytes_before=before,
+                num_bytes_after=after,
+                damaged=[Problem(path=Path(path), what=what) for path, what in damaged],
+            )
+        except (ValueError, TypeError) as error:
+            raise FormatError(f"this is not a tally of JPEGs: {content[:40]!r}") from error
 
 
 def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
@@ -60,7 +89,9 @@ def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
 
 def describe(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | None]:
     """Return what a manifest says of the JPEGs."""
-    encoding = {"max_side": settings.max_side, "quality": settings.quality} if settings.jpeg == "reencode" else {}
+    encoding: dict[str, str | int | None] = {}
+    if settings.jpeg == "reencode":
+        encoding = {"max_side": settings.max_side, "quality": settings.quality or DEFAULT_QUALITY}
     return {"jpeg": settings.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
 
 
@@ -78,55 +109,29 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
         raise PackError(
             f"jpeg={settings.jpeg!r} needs numba, which cannot be imported ({error}): pip install 'shardio[tile]'"
         ) from error
+    quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
 
     def rewrite(content: bytes) -> tuple[bytes, str]:
         try:
             if settings.jpeg == "tile":
                 return tile_jpeg(content), TILED
-            tiled = reencode_jpeg(
-                content, max_side=settings.max_side, quality=settings.quality, max_pixels=settings.max_pixels
-            )
+            tiled = reencode_jpeg(content, max_side=settings.max_side, quality=quality, max_pixels=max_pixels)
             return tiled, TILED
         except NotTileable as error:
             return content, str(error)
+        except TooManyPixels:
+            return content, "more than max_pixels"
         except ValueError as error:
             return content, f"damaged ({error})"
 
     return rewrite
 
 
-class JpegRewriter:
-    """Rewrites the JPEGs of a shard's samples, and keeps a tally.
-
-    Args:
-        rewrite: What to do with a JPEG's bytes.
-        strict: Whether a damaged JPEG is an error.
-    """
-
-    def __init__(self, rewrite: Rewrite, *, strict: bool) -> None:
-        self.tally = JpegTally()
-        self._strict = strict
-        self._rewrite = rewrite
-
-    def rewrite(self, source: SourceSample, sample: Sample) -> Sample:
-        """Return a sample with its JPEG rewritten.
-
-        Raises:
-            PackError: If it is damaged and the pack is strict.
-        """
-        fields = dict(sample.fields)
-        for name, before in sample.fields.items():
-            if name in IMAGE_FIELDS and before.startswith(_JPEG_START):
-                fields[name], outcome = self._rewrite(before)
-                self.tally.count(source, name, outcome, len(before), len(fields[name]))
-        if self._strict and self.tally.damaged:
-            raise PackError(f"{self.tally.damaged[0].path} {self.tally.damaged[0].what}")
-        return Sample(key=sample.key, fields=fields, origin=sample.origin)
-
-    def count_again(self, plan: ShardPlan, shard: Shard) -> None:
-        """Count the JPEGs of a shard that an earlier run wrote, by what lies in it."""
-        for number, source in enumerate(plan.samples):
-            for name, content in shard.read(number, set(IMAGE_FIELDS) & source.files.keys()).fields.items():
-                if content.startswith(_JPEG_START):
-                    outcome = TILED if has_tiles(content) else self._rewrite(content)[1]
-                    self.tally.count(source, name, outcome, source.files[name].stat().st_size, len(content))
+def rewrite_sample(rewrite: Rewrite, source: SourceSample, sample: Sample, tally: JpegTally) -> Sample:
+    """Return a sample with its JPEG rewritten, and count that."""
+    fields = dict(sample.fields)
+    for name, before in sample.fields.items():
+        if name in IMAGE_FIELDS and before.startswith(_JPEG_START):
+            fields[name], outcome = rewrite(before)
+            tally.count(source.files[name], outcome, len(before), len(fields[name]))
+    return Sample(key=sample.key, fields=fields, origin=sample.origin)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import PackError
-from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.packing import destination
-from shardio.packing.jpegs import JpegRewriter, JpegTally, Rewrite, choose_rewrite, describe, sum_tallies
-from shardio.packing.plan import DEFAULT_QUALITY, JpegMode, PackSettings, ShardPlan, make_plan
+from shardio.packing.destination import Written
+from shardio.packing.jpegs import JpegTally, Rewrite, choose_rewrite, describe, rewrite_sample, sum_tallies
+from shardio.packing.plan import JpegMode, PackSettings, ShardPlan, make_plan
 from shardio.packing.scan import Scan, SourceSample, scan_directory
 from shardio.sample import Sample
-from shardio.shards import LABEL_FIELD, Manifest, Shard, ShardEntry, index_path, write_shard
+from shardio.shards import LABEL_FIELD, Manifest, write_shard
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """256 MiB."""
@@ -26,15 +26,6 @@ MAX_WORKERS = 4
 """Threads that write shards, at the most, unless the caller says otherwise."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A finished shard: its entry, the names of its fields, and what became of its JPEGs."""
-
-    entry: ShardEntry
-    fields: tuple[str, ...]
-    jpegs: JpegTally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +64,8 @@ def pack(
     strict: bool = False,
     jpeg: JpegMode = "copy",
     max_side: int | None = None,
-    quality: int = DEFAULT_QUALITY,
-    max_pixels: int = DEFAULT_MAX_PIXELS,
+    quality: int | None = None,
+    max_pixels: int | None = None,
     num_workers: int | None = None,
 ) -> Manifest:
     """Pack a directory of images into tar shards.
@@ -98,8 +89,8 @@ def pack(
             quicker; those that cannot be tiled are stored as they are. ``reencode`` decodes each, turns it upright,
             makes it smaller, and stores it tiled. Both need numba: ``pip install 'shardio[tile]'``.
         max_side: With ``reencode``, pixels of an image's longer side at the most.
-        quality: With ``reencode``, 1 to 100.
-        max_pixels: With ``reencode``, an image of more pixels is stored as it is.
+        quality: With ``reencode``, 1 to 100; 90 if it is not given.
+        max_pixels: With ``reencode``, an image of more pixels is stored as it is; Pillow's limit if it is not given.
         num_workers: How many shards are written at a time; never changes what is written.
 
     Returns:
@@ -123,7 +114,7 @@ def pack(
         Path(src), Path(dst), settings, rename_dots=rename_dots, strict=strict, num_workers=num_workers
     )
     for problem in result.scan.mislabelled:
-        logger.warning("%s %s: packed as it is", problem.path, problem.what)
+        logger.warning("%s %s: packed nonetheless", problem.path, problem.what)
     for problem in result.scan.unreadable:
         logger.warning("%s %s: left out", problem.path, problem.what)
     for problem in result.jpegs.damaged:
@@ -181,7 +172,9 @@ def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings, j
 class _ShardWriter:
     """Writes the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
 
-    def __init__(self, dst: Path, finished: Set[str], rewrite: Rewrite, strict: bool, progress: PackProgress) -> None:
+    def __init__(
+        self, dst: Path, finished: Mapping[str, Written], rewrite: Rewrite, strict: bool, progress: PackProgress
+    ) -> None:
         self._dst, self._finished, self._rewrite = dst, finished, rewrite
         self._strict, self._progress = strict, progress
         self._stopped = threading.Event()
@@ -200,27 +193,35 @@ class _ShardWriter:
 
     def _write(self, plan: ShardPlan) -> Written:
         try:
-            rewriter = JpegRewriter(self._rewrite, strict=self._strict)
-            path = self._dst / plan.name
-            if plan.name in self._finished:
-                with Shard(path, index_path(path)) as shard:
-                    rewriter.count_again(plan, shard)
-                    entry, fields = shard.entry, shard.index.header.fields
-                self._progress.packed(len(plan.samples), entry.num_bytes)
-            else:
-                entry, fields = write_shard(path, self._read_samples(plan, rewriter))
-            return Written(entry=entry, fields=fields, jpegs=rewriter.tally)
+            written = self._finished.get(plan.name)
+            if written is None:
+                return self._write_new(plan)
+            self._check(written.jpegs)
+            self._progress.packed(len(plan.samples), written.entry.num_bytes)
+            return written
         except Exception as error:
             self._failures.append(error)
             self._stopped.set()
             raise
 
-    def _read_samples(self, plan: ShardPlan, rewriter: JpegRewriter) -> Iterator[Sample]:
+    def _write_new(self, plan: ShardPlan) -> Written:
+        path, tally = self._dst / plan.name, JpegTally()
+        entry, fields = write_shard(path, self._read_samples(plan, tally))
+        destination.note_finished(path, tally)
+        return Written(entry=entry, fields=fields, jpegs=tally)
+
+    def _check(self, tally: JpegTally) -> None:
+        if self._strict and tally.damaged:
+            raise PackError(f"{tally.damaged[0].path} {tally.damaged[0].what}")
+
+    def _read_samples(self, plan: ShardPlan, tally: JpegTally) -> Iterator[Sample]:
         for source in plan.samples:
             if self._stopped.is_set():
                 raise PackError(f"{plan.name} was left unfinished because another shard failed")
             sample = _read_files(source)
-            yield rewriter.rewrite(source, sample)
+            rewritten = rewrite_sample(self._rewrite, source, sample, tally)
+            self._check(tally)
+            yield rewritten
             self._progress.packed(1, sum(map(len, sample.fields.values())))
 
 

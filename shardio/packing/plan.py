@@ -8,15 +8,12 @@ from typing import Literal, get_args
 import numpy as np
 import xxhash
 
-from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.order import make_key, permute
 from shardio.packing.scan import Scan, SourceSample
 from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
 
 JpegMode = Literal["copy", "tile", "reencode"]
 """What is made of JPEGs."""
-
-DEFAULT_QUALITY = 90
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +28,8 @@ class PackSettings:
         jpeg: ``copy`` leaves JPEGs as they are, ``tile`` rewrites them without loss so that crops of them decode
             quicker, ``reencode`` makes them smaller, and tiles them.
         max_side: With ``reencode``, pixels of an image's longer side at the most.
-        quality: With ``reencode``, 1 to 100.
-        max_pixels: With ``reencode``, an image of more pixels is stored as it is.
+        quality: With ``reencode``, 1 to 100, or None for 90.
+        max_pixels: With ``reencode``, an image of more pixels is stored as it is; None for Pillow's limit.
     """
 
     max_shard_size: int
@@ -40,8 +37,8 @@ class PackSettings:
     shuffle_seed: int | None = 0
     jpeg: JpegMode = "copy"
     max_side: int | None = None
-    quality: int = DEFAULT_QUALITY
-    max_pixels: int = DEFAULT_MAX_PIXELS
+    quality: int | None = None
+    max_pixels: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_shard_size < 1:
@@ -54,12 +51,12 @@ class PackSettings:
             raise ValueError(f"jpeg must be 'copy', 'tile' or 'reencode', got {self.jpeg!r}")
         if self.max_side is not None and self.max_side < 1:
             raise ValueError(f"max_side must be at least 1 pixel, got {self.max_side}")
-        if not 1 <= self.quality <= 100:
+        if self.quality is not None and not 1 <= self.quality <= 100:
             raise ValueError(f"quality must be 1 to 100, got {self.quality}")
-        if self.max_pixels < 1:
+        if self.max_pixels is not None and self.max_pixels < 1:
             raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
-        if self.jpeg != "reencode" and (self.max_side is not None or self.quality != DEFAULT_QUALITY):
-            raise ValueError(f"max_side and quality are for jpeg='reencode', and jpeg is {self.jpeg!r}")
+        if self.jpeg != "reencode" and (self.max_side, self.quality, self.max_pixels) != (None, None, None):
+            raise ValueError(f"max_side, quality and max_pixels are for jpeg='reencode', and jpeg is {self.jpeg!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

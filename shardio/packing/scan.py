@@ -41,7 +41,7 @@ class Scan:
     Attributes:
         samples: The samples to pack, sorted by key.
         classes: The class names, by label; empty for a flat directory.
-        mislabelled: Images of another format than their names say. They are packed, untouched.
+        mislabelled: Images of another format than their names say. They are packed nonetheless.
         unreadable: Files with an image's name that are no images. They are left out, with their samples.
         ignored: Files that belong to no image.
     """

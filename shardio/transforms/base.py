@@ -46,12 +46,12 @@ class Geometry(Transform):
     """A transform that says what it does by crop plans: of encoded images only what is needed is decoded."""
 
     @abstractmethod
-    def must_draw(self, plans: CropPlans, parameters: NDArray[Any]) -> NDArray[np.bool_]:
-        """Return which of n images must be drawn before this transform can extend their plans, bool [n]."""
+    def needs_pixels(self, plans: CropPlans, parameters: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which of n images must be rendered before this transform can extend their plans, bool [n]."""
 
     @abstractmethod
     def extend(self, plans: CropPlans, parameters: NDArray[Any]) -> CropPlans:
-        """Return the plans of n images with this transform behind them; none of them must be drawn before."""
+        """Return the plans of n images with this transform behind them; none of them must be rendered before."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         picture = DecodedPicture(image)
@@ -91,20 +91,21 @@ def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], keys
     images = list(images)
     plans: CropPlans | None = None  # What is still to be done with the images.
     for step, step_keys in _flatten(transform, keys):
-        if isinstance(step, Geometry):
+        if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
             if plans is None:
                 images = [_as_picture(step, image) for image in images]
                 plans = _whole(images)
             parameters = step.draw(plans.output_size, step_keys)
-            images, plans = _draw(images, plans, np.flatnonzero(step.must_draw(plans, parameters)))
+            images, plans = _render(images, plans, np.flatnonzero(step.needs_pixels(plans, parameters)))
             plans = step.extend(plans, parameters)
             continue
-        images, plans = _finish(images, plans), None
         if isinstance(step, Transform):
+            images, plans = _finish(images, plans), None
             parameters = step.draw(_sizes([_as_picture(step, image) for image in images]), step_keys)
             images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
         else:
-            images = [step(image) for image in images]
+            # One by one: whole images are large, and what a callable makes of them may be small.
+            images, plans = [step(image) for image in _finish_each(images, plans)], None
     return _finish(images, plans)
 
 
@@ -133,18 +134,28 @@ def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Cal
         yield from _flatten(step, derive_key(keys, np.array([place], dtype=np.uint64)))
 
 
-def _draw(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlans]:
-    """Draw some of the images, and only those: what becomes of the others does not depend on them."""
+def _render(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlans]:
+    """Render some of the images, and only those: what becomes of the others does not depend on them."""
     if not rows.size:
         return images, plans
     try:
-        drawn = decode_all([images[row] for row in rows], plans.take(rows))
+        rendered = decode_all([images[row] for row in rows], plans.take(rows))
     except DecodeError as error:
         raise DecodeError(int(rows[error.number]), str(error)) from error
     images = list(images)
-    for row, pixels in zip(rows.tolist(), drawn, strict=True):
+    for row, pixels in zip(rows.tolist(), rendered, strict=True):
         images[row] = DecodedPicture(pixels)
     return images, plans.begin_again(rows)
+
+
+def _finish_each(images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
+    """Yield what :func:`_finish` returns, one by one."""
+    for number, image in enumerate(images):
+        plan = None if plans is None else plans.take(np.array([number]))
+        try:
+            yield _finish([image], plan)[0]
+        except DecodeError as error:
+            raise DecodeError(number, str(error)) from error
 
 
 def _finish(images: list[Any], plans: CropPlans | None) -> list[Any]:
@@ -167,10 +178,11 @@ def _sizes(images: Sequence[Picture]) -> Sizes:
 def _as_picture(transform: Transform, image: Any) -> Picture:
     if isinstance(image, Picture):
         return image
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3:
+    is_rgb = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
+    if is_rgb and image.size:
         return DecodedPicture(image)
     got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
     raise TypeError(
-        f"{transform!r} takes uint8 [height, width, 3] arrays, got {got}: with decode='pil' or after a "
+        f"{transform!r} takes uint8 [height, width, 3] arrays with pixels, got {got}: with decode='pil' or after a "
         "callable that returns something else, use that library's own transforms"
     )

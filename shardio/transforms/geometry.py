@@ -61,7 +61,7 @@ class RandomResizedCrop(Geometry):
         central = self._central_crop(sizes)
         return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
 
-    def must_draw(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
         return plans.is_final
 
     def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans:
@@ -102,7 +102,7 @@ class Resize(Geometry):
         shorter = sizes.min(axis=1, keepdims=True)
         return np.where(sizes == shorter, self.size, self.size * sizes // shorter)
 
-    def must_draw(self, plans: CropPlans, parameters: Sizes) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlans, parameters: Sizes) -> NDArray[np.bool_]:
         return plans.is_final
 
     def extend(self, plans: CropPlans, parameters: Sizes) -> CropPlans:
@@ -130,7 +130,7 @@ class CenterCrop(Geometry):
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
         return np.concatenate([corner, np.broadcast_to(size, sizes.shape)], axis=1)
 
-    def must_draw(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
         return plans.pads(parameters)
 
     def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans:
@@ -153,7 +153,7 @@ class RandomHorizontalFlip(Geometry):
         flips: NDArray[np.bool_] = to_unit(random_words(keys, np.zeros(1, dtype=np.uint64))) < self.p
         return flips
 
-    def must_draw(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.zeros_like(parameters)
 
     def extend(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> CropPlans:

@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import cv2
 import numpy as np
@@ -16,7 +17,7 @@ import simplejpeg
 
 from shardio.images import decode_image
 from shardio.images.jpeg import has_tiles
-from shardio.images.tiling import NotTileable, tile_jpeg, untile_jpeg
+from shardio.images.tiling import NotTileable, tile_jpeg, transcode, untile_jpeg
 from tests.images.animals import Animal
 from tests.images.pictures import Array, read_by_pillow
 
@@ -99,6 +100,12 @@ def take_apart(content: bytes) -> Parts:
         (tables if is_table else others).append(segment)
         place = end
     return Parts(tables=tables, others=others, scan=content[place : content.rindex(b"\xff\xd9")])
+
+
+def tile_by(content: bytes, interval: int) -> bytes:
+    """Tile a JPEG with an interval of so many MCUs, which must divide its row, instead of the one that is chosen."""
+    with patch.object(transcode, "choose_interval", lambda *_: interval):
+        return tile_jpeg(content)
 
 
 def check_animal(animal: Animal) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from shardio.images import CropPlans, DecodedPicture, DecodeError, Picture, Pixels, decode_all, decode_chunk, open_image
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
+from shardio.transforms import CenterCrop, Compose, Resize
 from tests.images import naive
 from tests.images.animals import by_pillow, noise
 from tests.images.crop_laws import all_boxes, full_decode, part, random_boxes
@@ -286,3 +288,16 @@ def test_threads_that_decode_side_by_side_give_the_pixels_of_one() -> None:
             for results, wanted in zip(pool.map(decode, chunks), expected, strict=True):
                 for result, pixels in zip(results, wanted, strict=True):
                     np.testing.assert_array_equal(result, pixels)
+
+
+def test_an_error_of_a_chunk_is_the_same_from_another_process() -> None:
+    error = pickle.loads(pickle.dumps(DecodeError(3, "the data ends early")))
+    assert isinstance(error, DecodeError)
+    assert (error.number, str(error)) == (3, "the data ends early")
+
+
+def test_what_would_become_huge_is_refused() -> None:
+    """A line of 20,000 pixels whose shorter side is to be 256 would have 5,120,000 columns."""
+    line = np.zeros((1, 20_000, 3), np.uint8)
+    with pytest.raises(DecodeError, match="20000×1 pixels cannot be resized to 5120000×256"):
+        Compose([Resize(256), CenterCrop(224)])(line)

@@ -18,13 +18,14 @@ from shardio.images.tiling import tile_jpeg
 from tests.images.animals import by_pillow, flat, noise, own, patch, scan_start, segments_of
 from tests.images.crop_laws import assert_parts, full_decode, part, random_boxes, table_segment
 from tests.images.fuzz_laws import check_reading
+from tests.images.laws_of_tiling import tile_by
 from tests.images.mutations import Specimen
 from tests.images.pictures import Array, make_picture
 from tests.images.zoo import truncations
 
 SIZE = (24, 83)
-TILED = tile_jpeg(by_pillow(noise(*SIZE), subsampling=0, quality=30))
-"""Three rows of eleven MCUs, which no interval but 1 divides."""
+TILED = tile_by(by_pillow(noise(*SIZE), subsampling=0, quality=30), 1)
+"""Three rows of eleven MCUs, each an interval."""
 WHOLE = full_decode(TILED, SIZE)
 BOXES = [Box(0, 0, 3, 3), Box(9, 30, 5, 20), Box(20, 78, 4, 5), *random_boxes(*SIZE, 3, np.random.default_rng(0))]
 TABLE = next((start, end) for marker, start, end in segments_of(TILED) if marker == 0xE9)

@@ -14,11 +14,11 @@ from shardio.images.jpeg.tile_table import dump_tile_table
 from shardio.images.pictures import open_image
 from shardio.images.tiling import tile_jpeg
 from tests.images.animals import by_pillow, noise, scan_start
-from tests.images.laws_of_tiling import TILED, check_file, read_by_simplejpeg, take_apart
+from tests.images.laws_of_tiling import TILED, check_file, read_by_simplejpeg, take_apart, tile_by
 from tests.images.pictures import Array, make_picture
 
 HEIGHT, WIDTH, INTERVAL = 80, 128, 4
-"""Of 4:4:4, so that a row has 16 MCUs, and tiling takes 4 of them for an interval."""
+"""Of 4:4:4, so that a row has 16 MCUs; 4 of them are an interval."""
 
 
 def _write(picture: Array, *, sampling: int = 0, quality: int = 80, interval: int = 0) -> bytes:
@@ -36,7 +36,7 @@ def _read(content: bytes, box: Box) -> Array:
 
 @pytest.fixture(scope="module")
 def tiled() -> bytes:
-    content = tile_jpeg(_write(make_picture(HEIGHT, WIDTH)))
+    content = tile_by(_write(make_picture(HEIGHT, WIDTH)), INTERVAL)
     assert take_apart(content).all_of(0xDD) == [bytes([0xFF, 0xDD, 0, 4, 0, INTERVAL])]
     return content
 
@@ -45,7 +45,7 @@ def tiled() -> bytes:
 def large() -> bytes:
     """A picture of 65,536 intervals, of unequal lengths."""
     blocks = np.kron(noise(128, 128)[..., 0], np.ones((32, 32), np.uint8))
-    return tile_jpeg(by_pillow(blocks, quality=10))
+    return tile_by(by_pillow(blocks, quality=10), 4)
 
 
 OTHERS = {
@@ -99,7 +99,7 @@ def test_a_table_is_not_believed_by_a_header_of_another_interval(interval: int, 
 
 
 def test_bytes_that_are_no_markers_do_not_bound_intervals() -> None:
-    content = tile_jpeg(_write(noise(8, 64), quality=100))
+    content = tile_by(_write(noise(8, 64), quality=100), INTERVAL)
     parts = take_apart(content)
     assert len(parts.intervals) == 2
     found = re.search(rb"[^\xff]\xd0", parts.scan)
@@ -141,6 +141,7 @@ def test_a_picture_of_many_intervals_has_a_table_of_several_segments(large: byte
     assert len(parts.intervals) == 65536
     assert [len(segment) for segment in parts.tile_table[:-1]] == [65537] * 2
     assert len(parts.tile_table) == 3
+    assert has_tiles(large)
     assert check_file("large", large) == TILED
 
 
@@ -160,7 +161,7 @@ def test_a_table_whose_segments_are_not_all_there_in_order_is_not_believed(
     changed = large[:start] + b"".join(parts[i] for i in order) + large[start + sum(map(len, parts)) :]
     assert len(take_apart(changed).tile_table) == len(order)
     assert not has_tiles(changed)
-    assert tile_jpeg(changed) == large
+    assert tile_by(changed, 4) == large
 
 
 def test_a_table_of_long_intervals_has_lengths_of_four_bytes() -> None:

@@ -12,10 +12,11 @@ import pytest
 from PIL import Image
 
 from shardio.images.tiling import NotTileable, tile_jpeg, untile_jpeg
+from shardio.images.tiling.transcode import choose_interval
 from tests.images.animals import SAMPLINGS, Animal, flat, patch, scan_start
 from tests.images.jpeg_tables import HuffmanTable
 from tests.images.jpeg_writer import JpegOptions, dht_segment, segment, write_jpeg
-from tests.images.laws_of_tiling import LONGEST_REASON, TILED, check_animal, check_file, take_apart
+from tests.images.laws_of_tiling import LONGEST_REASON, TILED, check_animal, check_file, take_apart, tile_by
 from tests.images.pictures import make_picture
 from tests.images.strays import no_jpegs, strays
 from tests.images.zoo import small_zoo, truncations
@@ -211,12 +212,6 @@ def test_a_restart_interval_of_another_length_is_damage(payload: bytes) -> None:
     assert _refusal(content).reason == "damaged head"
 
 
-@pytest.mark.parametrize(("width", "interval"), [(8, 1), (16, 2), (24, 3), (32, 4), (40, 5), (56, 7), (88, 1), (96, 4)])
-def test_an_interval_is_of_four_mcus_or_of_the_next_best_number_that_divides_the_row(width: int, interval: int) -> None:
-    tiled = tile_jpeg(write_jpeg(flat(8, width), JpegOptions()))
-    assert segment(0xDD, interval.to_bytes(2, "big")) in tiled
-
-
 def test_intervals_are_filled_up_with_ones() -> None:
     # A block of the middle gray is a DC difference and an end of block, each the only symbol of its table: code 0.
     gray = np.full((8, 40), 128, np.uint8)
@@ -225,8 +220,8 @@ def test_intervals_are_filled_up_with_ones() -> None:
     assert take_apart(tile_jpeg(write_jpeg(gray[:, :24], options))).scan == b"\x03"
     assert take_apart(tile_jpeg(write_jpeg(gray[:, :8], options))).intervals == [b"\x3f"]
     wide = write_jpeg(np.full((8, 88), 128, np.uint8), options)
-    assert take_apart(tile_jpeg(wide)).intervals == [b"\x3f"] * 11
-    assert take_apart(untile_jpeg(tile_jpeg(wide))).intervals == [b"\x00\x00\x03"]
+    assert take_apart(tile_by(wide, 1)).intervals == [b"\x3f"] * 11
+    assert take_apart(untile_jpeg(tile_by(wide, 1))).intervals == [b"\x00\x00\x03"]
 
 
 def test_a_huffman_table_with_a_code_of_ones_only_is_damage() -> None:
@@ -258,3 +253,24 @@ def test_metadata_that_pillow_reads_is_kept() -> None:
 def test_a_smooth_photograph_becomes_no_larger() -> None:
     content = write_jpeg(make_picture(64, 96), JpegOptions(factors=SAMPLINGS["4:2:0"], quality=95))
     assert len(untile_jpeg(content)) < len(content)
+
+
+@pytest.mark.parametrize(
+    ("row_mcus", "mcu_width", "interval"),
+    [
+        (32, 16, 4),  # 64 pixels
+        (21, 16, 3),
+        (10, 16, 5),
+        (22, 16, 2),
+        (31, 16, 1),  # nothing divides it; an MCU is wide enough
+        (64, 8, 8),
+        (63, 8, 9),
+        (62, 8, 62),  # nothing divides it into 32 to 128 pixels; an MCU is too narrow: the row
+        (47, 8, 47),
+        (20, 32, 2),
+        (7, 32, 1),
+        (1, 8, 1),
+    ],
+)
+def test_an_interval_is_about_64_pixels_wide(row_mcus: int, mcu_width: int, interval: int) -> None:
+    assert choose_interval(row_mcus, mcu_width) == interval

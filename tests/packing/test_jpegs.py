@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import pytest
 from PIL import Image
 
 import shardio
-from shardio.errors import PackError
+from shardio.errors import FormatError, PackError
 from shardio.images.jpeg import has_tiles
-from shardio.images.tiling import tile_jpeg
-from shardio.packing import TILED, PackResult, PackSettings, pack_directory
+from shardio.images.tiling import NotTileable, tile_jpeg
+from shardio.packing import TILED, JpegTally, PackResult, PackSettings, Problem, pack_directory
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from tests.files import read_files
@@ -85,6 +86,18 @@ def test_tiling_rewrites_what_it_can_and_stores_the_rest_as_it_is(source: Path, 
     assert result.manifest.pack["num_tiled"] == 5
 
 
+def _break(tiled: bytes) -> bytes:
+    """Change a byte inside of an interval so that its data cannot be read to its end."""
+    for place in range(len(tiled) // 2, len(tiled)):
+        broken = tiled[:place] + bytes([tiled[place] ^ 0x55]) + tiled[place + 1 :]
+        try:
+            tile_jpeg(broken)
+        except NotTileable:
+            if has_tiles(broken):
+                return broken
+    raise AssertionError("no changed byte is noticed")
+
+
 def test_copying_leaves_every_byte_and_counts_what_is_tiled_already(source: Path, tmp_path: Path) -> None:
     result = pack_it(source, tmp_path / "out")
     assert read_images(tmp_path / "out") == FILES
@@ -115,15 +128,16 @@ def test_reencoding_makes_smaller_upright_tiled_jpegs(tmp_path: Path) -> None:
 
 def test_reencoding_stores_what_is_damaged_or_too_large_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "broken.jpg").write_bytes(FILES["d/broken.jpg"])
+    small = save(make_picture(20, 20), "JPEG")
+    (tmp_path / "in" / "broken.jpg").write_bytes(small[:-100])
     (tmp_path / "in" / "large.jpg").write_bytes(PLAIN)
-    (tmp_path / "in" / "small.jpg").write_bytes(save(make_picture(20, 20), "JPEG"))
+    (tmp_path / "in" / "small.jpg").write_bytes(small)
     result = pack_it(tmp_path / "in", tmp_path / "out", jpeg="reencode", max_pixels=500)
     stored = read_images(tmp_path / "out")
     assert [name for name in stored if has_tiles(stored[name])] == ["small.jpg"]
     assert stored["large.jpg"] == PLAIN
-    assert {problem.path.name for problem in result.jpegs.damaged} == {"broken.jpg", "large.jpg"}
-    assert any("max_pixels=500" in problem.what for problem in result.jpegs.damaged)
+    assert result.jpegs.outcomes == {TILED: 1, "more than max_pixels": 1, "damaged": 1}
+    assert [problem.path.name for problem in result.jpegs.damaged] == ["broken.jpg"]
 
 
 @pytest.mark.parametrize("jpeg", ["tile", "reencode"])
@@ -154,6 +168,46 @@ def test_a_pack_that_goes_on_says_the_same_as_one_that_was_not_disturbed(
     assert resumed.num_kept > 0
     assert resumed.jpegs == whole.jpegs
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def test_a_tally_is_read_as_it_was_written_and_nothing_else_is() -> None:
+    damaged = [Problem(path=Path("in/a.jpg"), what="is damaged")]
+    tally = JpegTally(outcomes=Counter(tiled=3), num_bytes_before=5, num_bytes_after=4, damaged=damaged)
+    assert JpegTally.load(tally.dump()) == tally
+    for content in (b"", b"{}", b"[1, 2]", tally.dump()[:-3]):
+        with pytest.raises(FormatError, match="not a tally"):
+            JpegTally.load(content)
+
+
+def test_what_was_damaged_already_tiled_is_said_again_by_a_pack_that_goes_on(tmp_path: Path) -> None:
+    """Its table fits, and its data is wrong: only reading all of it tells."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jpg").write_bytes(_break(tile_jpeg(save(make_picture(200, 300), "JPEG"))))
+    (tmp_path / "in" / "b.jpg").write_bytes(PLAIN)
+    whole = pack_it(tmp_path / "in", tmp_path / "whole", jpeg="tile", max_shard_samples=1)
+    assert [problem.path.name for problem in whole.jpegs.damaged] == ["a.jpg"]
+    settings = PackSettings(max_shard_size=10**9, max_shard_samples=1, jpeg="tile")
+    with pytest.raises(PackError, match="is damaged"):
+        pack_directory(tmp_path / "in", tmp_path / "out", settings, strict=True, num_workers=1)
+    resumed = pack_it(tmp_path / "in", tmp_path / "out", jpeg="tile", max_shard_samples=1)
+    assert resumed.jpegs == whole.jpegs
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
+
+
+def test_strict_refuses_a_damaged_jpeg_of_a_shard_that_an_earlier_run_finished(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise OSError("stopped before the end")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.packing.destination.finish", stop)
+        with pytest.raises(OSError, match="stopped before the end"):
+            pack_it(source, tmp_path / "out", jpeg="tile")
+    settings = PackSettings(max_shard_size=10**9, max_shard_samples=3, jpeg="tile")
+    monkeypatch.setattr("shardio.packing.scan._check_image", lambda key, files: (None, True))
+    with pytest.raises(PackError, match=r"broken\.jpg is damaged"):
+        pack_directory(source, tmp_path / "out", settings, strict=True)
 
 
 def test_an_unfinished_pack_is_not_gone_on_with_in_another_mode(tmp_path: Path) -> None:
@@ -195,8 +249,9 @@ def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
         ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
         ({"jpeg": "reencode", "quality": 101}, "quality must be 1 to 100"),
         ({"jpeg": "tile", "max_side": 400}, "are for jpeg='reencode'"),
-        ({"quality": 80}, "are for jpeg='reencode'"),
-        ({"max_pixels": 0}, "max_pixels must be at least 1"),
+        ({"quality": 90}, "are for jpeg='reencode'"),
+        ({"jpeg": "tile", "max_pixels": 100}, "are for jpeg='reencode'"),
+        ({"jpeg": "reencode", "max_pixels": 0}, "max_pixels must be at least 1"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:

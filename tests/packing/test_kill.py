@@ -34,8 +34,8 @@ import shardio
 shardio.pack(source, out, max_shard_samples=3, num_workers=1)
 """
 
-NUM_RENAMES = 8
-"""Of a pack into three shards: the plan's note, three tars with their indexes, the manifest."""
+NUM_RENAMES = 11
+"""Of a pack into three shards: the plan's note, three tars with their indexes and notes, the manifest."""
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_the_test_above_dies_at_every_rename(source: Path, tmp_path: Path) -> No
 
 def test_a_pack_is_not_begun_again_by_the_call_that_goes_on_with_it(source: Path, tmp_path: Path) -> None:
     """Shards that were finished stay as they are: the same file, not an equal one."""
-    subprocess.run([sys.executable, "-c", SUICIDE, source, tmp_path, "5", "after"], check=False)
+    subprocess.run([sys.executable, "-c", SUICIDE, source, tmp_path, "7", "after"], check=False)
     finished = {path.name: path.stat().st_ino for path in tmp_path.glob("shard-*")}
     assert len(finished) == 4
     shardio.pack(source, tmp_path, max_shard_samples=3)

@@ -137,7 +137,7 @@ def test_pack_warns_of_each_file_that_is_not_what_its_name_says(
     with caplog.at_level(logging.WARNING):
         shardio.pack(tmp_path / "in", tmp_path / "out")
     assert caplog.messages == [
-        f"{tmp_path}/in/c/b.jpg is named .jpg and is a PNG: packed as it is",
+        f"{tmp_path}/in/c/b.jpg is named .jpg and is a PNG: packed nonetheless",
         f"{tmp_path}/in/c/d.jpg is not an image: left out",
     ]
 

@@ -158,3 +158,17 @@ def test_what_is_no_array_of_pixels_is_refused_by_the_transforms_name(transform:
 def test_a_repr_names_the_steps_and_their_settings() -> None:
     shown = repr(Compose([Resize(9), CenterCrop((3, 4)), RandomHorizontalFlip(0.25)]))
     assert shown == "Compose([Resize(size=9, antialias=False), CenterCrop(size=(3, 4)), RandomHorizontalFlip(p=0.25)])"
+
+
+class Inverted(CenterCrop):
+    """A crop with a pixel-level step of its own."""
+
+    def apply(self, image: NDArray[np.uint8], parameters: Any) -> NDArray[np.uint8]:
+        return 255 - super().apply(image, parameters)
+
+
+def test_a_subclass_that_applies_in_its_own_way_is_applied_so() -> None:
+    image = make_noise(20, 30)
+    expected = 255 - CenterCrop(8)(image)
+    np.testing.assert_array_equal(Inverted(8)(image), expected)
+    np.testing.assert_array_equal(Compose([Inverted(8), RandomHorizontalFlip(0)])(image), expected)

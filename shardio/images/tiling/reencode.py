@@ -6,11 +6,12 @@ import cv2
 import simplejpeg
 
 from shardio.images.decode import decode_image
-from shardio.images.jpeg.markers import APP0, APP2, SOI, JpegHead, read_head
+from shardio.images.jpeg.markers import APP0, APP2, JpegHead, read_head
 from shardio.images.pixels import Pixels
 from shardio.images.tiling.transcode import tile_jpeg
 
 _ICC = b"ICC_PROFILE\0"  # ICC.1:2022, annex B.4
+_SOI_LENGTH = 2
 
 
 def reencode_jpeg(content: bytes, *, max_side: int | None, quality: int, max_pixels: int) -> bytes:
@@ -58,5 +59,5 @@ def _read_profile(content: bytes, head: JpegHead) -> bytes:
 def _insert(content: bytes, segments: bytes) -> bytes:
     """Insert segments behind the JFIF header, which comes first."""
     first = read_head(content).segments[0]
-    stop = first.stop if first.marker == APP0 else len(bytes([0xFF, SOI]))
+    stop = first.stop if first.marker == APP0 else _SOI_LENGTH
     return content[:stop] + segments + content[stop:]

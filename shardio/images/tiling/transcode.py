@@ -6,6 +6,8 @@ Read with restart intervals of a few MCUs, whose places a table in the file tell
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from shardio.images.jpeg.markers import DHT, DRI, EOI, SOI, SOS, JpegHead, read_head, why_irregular
@@ -20,8 +22,14 @@ from shardio.images.tiling.huffman import (
 )
 from shardio.images.tiling.scan import ScanError, ScanLayout, count_symbols, write_scan
 
-INTERVALS = (4, 3, 5, 2, 7)
-"""MCUs in a restart interval, the best first; the first that divides the MCU row is taken, and 1 if none does."""
+TILE_WIDTH = 64
+"""Pixels that a restart interval had best be wide."""
+
+NARROWEST, WIDEST = TILE_WIDTH // 2, TILE_WIDTH * 2
+"""Pixels that it may be wide if the MCU row can be divided so."""
+
+NARROWEST_MCU = 16
+"""Pixels of an MCU that may be an interval of its own, if the row cannot be divided otherwise."""
 
 
 class NotTileable(ValueError):  # noqa: N818  # The image is in order; it is only not one of those that can be tiled.
@@ -46,9 +54,20 @@ def tile_jpeg(content: bytes) -> bytes:
         NotTileable: If the image is progressive, damaged, or of another kind that stays as it is.
     """
     head = _read(content)
-    row_mcus = head.num_mcus[1]
-    interval = next((i for i in INTERVALS if row_mcus % i == 0), 1)
-    return _recode(content, head, interval)
+    return _recode(content, head, choose_interval(head.num_mcus[1], head.mcu_size[1]))
+
+
+def choose_interval(row_mcus: int, mcu_width: int) -> int:
+    """Return how many MCUs of a row are an interval: a divisor of the row, and the row itself if no other will do.
+
+    Args:
+        row_mcus: MCUs in a row.
+        mcu_width: Pixels.
+    """
+    divisors = [i for i in range(1, row_mcus + 1) if row_mcus % i == 0 and NARROWEST <= i * mcu_width <= WIDEST]
+    if divisors:
+        return min(divisors, key=lambda i: abs(math.log(i * mcu_width / TILE_WIDTH)))
+    return 1 if mcu_width >= NARROWEST_MCU else row_mcus
 
 
 def untile_jpeg(content: bytes) -> bytes:
