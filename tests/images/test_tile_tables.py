@@ -165,7 +165,7 @@ def test_a_table_whose_segments_are_not_all_there_in_order_is_not_believed(
 
 
 def test_a_table_of_long_intervals_has_lengths_of_four_bytes() -> None:
-    # Tiling makes none that are so long: ten blocks in each of eight MCUs, each of them 416 bytes at most.
+    # Tiling makes them only where a long row cannot be divided.
     row_mcus = 1024
     content = by_pillow(noise(24, 8 * row_mcus)[..., 0].copy(), quality=100, restart_marker_rows=1)
     lengths = np.array([len(data) for data in take_apart(content).intervals])
