@@ -177,7 +177,8 @@ def _check_tiles(name: str, tiled: bytes) -> None:
     height, width, num_components = struct.unpack_from(">HHB", frame, 5)
     factors = [frame[11 + 3 * i] for i in range(num_components)] if num_components > 1 else [0x11]
     rows = -(-height // (8 * max(factor & 15 for factor in factors)))
-    row_mcus = -(-width // (8 * max(factor >> 4 for factor in factors)))
+    mcu_width = 8 * max(factor >> 4 for factor in factors)
+    row_mcus = -(-width // mcu_width)
     _hold(scan_header[4] == num_components, name, "one scan holds all components")
 
     numbers = [segment[12:15] for segment in parts.tile_table]
@@ -188,7 +189,7 @@ def _check_tiles(name: str, tiled: bytes) -> None:
 
     _hold((table_height, table_width) == (height, width), name, "a table has the size of the picture")
     _hold(parts.all_of(0xDD) == [struct.pack(">HHH", 0xFFDD, 4, interval)], name, "a table has the interval of DRI")
-    choices = [i for i in range(2, 9) if row_mcus % i == 0] or [1]
+    choices = [i for i in range(1, 17) if row_mcus % i == 0 and 32 <= i * mcu_width <= 128] or [1, row_mcus]
     _hold(interval in choices, name, f"an interval of {interval} is one of {choices}")
     _hold(len(parts.intervals) * interval == rows * row_mcus, name, "there is a marker behind each interval")
     _hold(len(lengths) == len(parts.restarts) + 1, name, "a table has as many lengths as there are intervals")
