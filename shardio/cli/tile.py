@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shardio.cli.console import count, format_bytes
-from shardio.errors import PackError
-
-if TYPE_CHECKING:
-    from types import ModuleType
+from shardio.packing.jpegs import load_tiling
 
 Files = Annotated[list[Path], typer.Argument(help="JPEG files.", exists=True, dir_okay=False)]
 Out = Annotated[
@@ -27,22 +24,12 @@ Out = Annotated[
 
 def tile(files: Files, out: Out = None) -> None:
     """Say what tiling makes of JPEG files, without any loss; write them with --out."""
-    _rewrite_all(files, out, _tiling().tile_jpeg)
+    _rewrite_all(files, out, load_tiling().tile_jpeg)
 
 
 def untile(files: Files, out: Out = None) -> None:
     """Say what becomes of JPEG files without restart intervals and tile table; write them with --out."""
-    _rewrite_all(files, out, _tiling().untile_jpeg)
-
-
-def _tiling() -> ModuleType:
-    try:
-        from shardio.images import tiling
-    except ImportError as error:
-        raise PackError(
-            f"tiling needs numba, which cannot be imported ({error}): pip install 'shardio[tile]'"
-        ) from error
-    return tiling
+    _rewrite_all(files, out, load_tiling().untile_jpeg)
 
 
 def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], bytes]) -> None:

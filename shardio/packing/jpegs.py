@@ -6,7 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from shardio.errors import FormatError, PackError
 from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
@@ -95,6 +97,20 @@ def describe(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | 
     return {"jpeg": settings.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
 
 
+def load_tiling() -> ModuleType:
+    """Import what rewrites JPEGs.
+
+    Raises:
+        PackError: If numba, which that needs, is not installed.
+    """
+    try:
+        return import_module("shardio.images.tiling")
+    except ImportError as error:
+        raise PackError(
+            f"rewriting JPEGs needs numba, which cannot be imported ({error}): pip install 'shardio[tile]'"
+        ) from error
+
+
 def choose_rewrite(settings: PackSettings) -> Rewrite:
     """Return what the settings want done with a JPEG's bytes.
 
@@ -103,21 +119,16 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
     """
     if settings.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
-    try:
-        from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
-    except ImportError as error:
-        raise PackError(
-            f"jpeg={settings.jpeg!r} needs numba, which cannot be imported ({error}): pip install 'shardio[tile]'"
-        ) from error
+    tiling = load_tiling()
     quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
 
     def rewrite(content: bytes) -> tuple[bytes, str]:
         try:
             if settings.jpeg == "tile":
-                return tile_jpeg(content), TILED
-            tiled = reencode_jpeg(content, max_side=settings.max_side, quality=quality, max_pixels=max_pixels)
-            return tiled, TILED
-        except NotTileable as error:
+                return tiling.tile_jpeg(content), TILED
+            options = {"max_side": settings.max_side, "quality": quality, "max_pixels": max_pixels}
+            return tiling.reencode_jpeg(content, **options), TILED
+        except tiling.NotTileable as error:
             return content, str(error)
         except TooManyPixels:
             return content, "more than max_pixels"

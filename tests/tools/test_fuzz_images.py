@@ -83,7 +83,7 @@ def _die(seeds: range, reports: Any, path: Path) -> None:
 def _hang(seeds: range, reports: Any, path: Path) -> None:
     path.write_bytes(b"the last file")
     signal.alarm(1)
-    time.sleep(600)
+    time.sleep(600)  # The alarm ends it after a second.
 
 
 @pytest.mark.parametrize(("run", "said"), [(_die, "the process ended by SIGSEGV"), (_hang, "longer than 5 s")])
