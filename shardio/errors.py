@@ -33,7 +33,15 @@ class StaleIndexError(FormatError):
 
 
 class SampleError(ShardioError):
-    """A sample cannot be read or decoded."""
+    """A sample cannot be read or decoded.
+
+    Attributes:
+        place: Which of the samples that were asked for together it is.
+    """
+
+    def __init__(self, message: str, *, place: int = 0) -> None:
+        super().__init__(message)
+        self.place = place
 
 
 class StateError(ShardioError):

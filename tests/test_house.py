@@ -91,7 +91,7 @@ def test_import_shardio_loads_neither_torch_nor_numpy() -> None:
 
 def test_folders_without_torch_load_without_it() -> None:
     folders = [name for name, (_, torch) in table().items() if not torch and name != "world"]
-    assert len(folders) == 8
+    assert len(folders) == 9
     statement = "; ".join(f"import shardio.{name}" for name in (*folders, "world", "loader"))
     assert "torch" not in modules_after(statement)
 

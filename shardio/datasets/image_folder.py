@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
-from torch.utils.data import Dataset
+from numpy.typing import NDArray
 
-from shardio.datasets.fields import Decode, FieldDecoder
-from shardio.datasets.indices import check_indices
-from shardio.datasets.map_epoch import MapEpoch
-from shardio.errors import SampleError
+from shardio.datasets.map_dataset import MapDataset
+from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
-from shardio.sample import Sample
-from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
+from shardio.reading import FileReader, LabelledFile
+from shardio.shards import IMAGE_FIELDS
 from shardio.storage import walk_files
 
 
-class ImageFolder(Dataset[Any]):
+class ImageFolder(MapDataset):
     """The images below ``root/class/…``, with the class folder's number as label.
 
     Args:
@@ -49,14 +48,14 @@ class ImageFolder(Dataset[Any]):
         orientation: Orientation = "ignore",
         max_pixels: int = DEFAULT_MAX_PIXELS,
     ) -> None:
-        self._decoder = FieldDecoder(
+        decoder = FieldDecoder(
             fields=("image", "label"),
             transform=transform,
             decode=decode,
             orientation=orientation,
             max_pixels=max_pixels,
         )
-        self._epoch = MapEpoch()
+        super().__init__(decoder, FileReader(str(root)))
         self.root = Path(root)
         self.classes = _find_classes(self.root)
         self.samples = _find_samples(self.root, self.classes)
@@ -76,33 +75,11 @@ class ImageFolder(Dataset[Any]):
         paths = "\n".join(os.path.relpath(path, self.root) for path, _ in self.samples)
         return xxhash.xxh3_128_hexdigest(paths.encode(errors="surrogateescape"))
 
-    def set_epoch(self, epoch: int, seed: int = 0) -> None:
-        """Make random transforms a function of (seed, epoch, sample) from here on.
-
-        With an EpochSampler in shardio.DataLoader they are that without it.
-        """
-        self._epoch.set(epoch, seed)
+    def locate(self, numbers: NDArray[np.int64]) -> list[LabelledFile]:
+        return [self.samples[number] for number in numbers.tolist()]
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return (image, label); negative numbers count from the end."""
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return a batch of samples (torch's DataLoader calls this)."""
-        numbers = check_indices(indices, len(self))
-        samples = [self._read(*self.samples[number]) for number in numbers.tolist()]
-        return self._decoder.decode_batch(samples, self._epoch.keys(numbers))
-
-    def _read(self, path: str, label: int) -> Sample:
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise SampleError(f"the image {path} cannot be read: {error}") from error
-        fields = {IMAGE_FIELDS[0]: content, LABEL_FIELD: str(label).encode()}
-        return Sample(key=path, fields=fields, origin=str(self.root))
 
 
 def _find_classes(root: Path) -> list[str]:

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from shardio.datasets.fields import Decode, FieldDecoder, Fields
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
 from shardio.datasets.valid import mark_valid
+from shardio.datasets.values import make_samples
+from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.order import Cursor, EpochOrder, Remainder, Split, choose_settings, iterate_steps
 from shardio.reading import SampleReader
@@ -80,7 +81,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         trusted: bool = False,
     ) -> None:
         super().__init__(remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
-        self._decoder = FieldDecoder(
+        self.decoder = FieldDecoder(
             fields=fields,
             transform=transform,
             decode=decode,
@@ -89,12 +90,12 @@ class ShardDataset(Ordered, IterableDataset[Any]):
             trusted=trusted,
         )
         self.table = open_table(source)
-        self._decoder.check_fields(self.table.manifest.fields, str(source))
+        self.decoder.check_fields(self.table.manifest.fields, str(source))
         self.shard_sizes = self.table.manifest.shard_sizes
         self.num_all_samples = int(self.shard_sizes.sum())
         self.digest = self.table.manifest.digest
         self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
-        self._reader = SampleReader(self.table)
+        self.reader = SampleReader(self.table)
         self._cell = SharedCell(0, 0)  # epoch, position where it begins
 
     @property
@@ -138,7 +139,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         dataset = copy.copy(self)
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
-        dataset._reader = SampleReader(self.table)
+        dataset.reader = SampleReader(self.table)
         dataset._cell = SharedCell(0, 0)
         return dataset
 
@@ -149,16 +150,18 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         try:
             for positions, samples in iterate_steps(order, split, steps):
                 valid = (np.concatenate(positions) < self.num_all_samples).tolist()
-                for start in range(0, len(samples), self._decoder.chunk_size):
-                    chunk = slice(start, start + self._decoder.chunk_size)
+                for start in range(0, len(samples), self.decoder.chunk_size):
+                    chunk = slice(start, start + self.decoder.chunk_size)
                     values = self._read(cursor.epoch, samples[chunk])
                     yield from map(mark_valid, values, valid[chunk]) if self.remainder == "mask" else values
         finally:
-            self._reader.close()
+            self.reader.close()
 
     def _read(self, epoch: int, samples: NDArray[np.int64]) -> list[Any]:
-        stored = self._reader.read(samples, self._decoder.stored_fields)
-        return self._decoder.decode_batch(stored, augment_keys(self.settings.seed, epoch, samples))
+        stored = self.reader.read(samples, self.decoder.stored_fields)
+        return make_samples(
+            self.decoder, self.decoder.decode_columns(stored, augment_keys(self.settings.seed, epoch, samples))
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled copy may go to a worker process, where torch.distributed is not initialised.

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import Dataset
-
-from shardio.datasets.fields import Decode, FieldDecoder, Fields
-from shardio.datasets.indices import check_indices
-from shardio.datasets.map_epoch import MapEpoch
+from shardio.datasets.map_dataset import MapDataset
+from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.reading import SampleReader
 from shardio.shards import Source, open_table
 
 
-class ShardMapDataset(Dataset[Any]):
+class ShardMapDataset(MapDataset):
     """The samples of packed shards by their numbers, in manifest order.
 
     Which samples a rank gets, and in which order, is the sampler's business, as with any map-style dataset:
@@ -46,7 +43,7 @@ class ShardMapDataset(Dataset[Any]):
         max_pixels: int = DEFAULT_MAX_PIXELS,
         trusted: bool = False,
     ) -> None:
-        self._decoder = FieldDecoder(
+        decoder = FieldDecoder(
             fields=fields,
             transform=transform,
             decode=decode,
@@ -55,33 +52,15 @@ class ShardMapDataset(Dataset[Any]):
             trusted=trusted,
         )
         self.table = open_table(source)
-        self._decoder.check_fields(self.table.manifest.fields, str(source))
+        decoder.check_fields(self.table.manifest.fields, str(source))
         self.shard_sizes = self.table.manifest.shard_sizes
         self.digest = self.table.manifest.digest
-        self._reader = SampleReader(self.table)
-        self._epoch = MapEpoch()
+        super().__init__(decoder, SampleReader(self.table))
 
     @property
     def classes(self) -> list[str]:
         """The class names, by label."""
         return list(self.table.manifest.classes)
 
-    def set_epoch(self, epoch: int, seed: int = 0) -> None:
-        """Make random transforms a function of (seed, epoch, sample) from here on.
-
-        With an EpochSampler in shardio.DataLoader they are that without it.
-        """
-        self._epoch.set(epoch, seed)
-
     def __len__(self) -> int:
         return int(self.shard_sizes.sum())
-
-    def __getitem__(self, index: int) -> Any:
-        """Return one sample; negative numbers count from the end."""
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return a batch of samples (torch's DataLoader calls this)."""
-        samples = check_indices(indices, len(self))
-        stored = self._reader.read(samples, self._decoder.stored_fields)
-        return self._decoder.decode_batch(stored, self._epoch.keys(samples))

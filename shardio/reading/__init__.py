@@ -1,5 +1,7 @@
 """From samples' numbers to their bytes."""
 
+from shardio.reading.files import FileReader, LabelledFile
 from shardio.reading.reader import SampleReader
+from shardio.reading.stored import StoredSamples
 
-__all__ = ["SampleReader"]
+__all__ = ["FileReader", "LabelledFile", "SampleReader", "StoredSamples"]

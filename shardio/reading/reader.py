@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.errors import StaleIndexError
-from shardio.sample import Sample
+from shardio.errors import SampleError, StaleIndexError
+from shardio.reading.stored import StoredSamples
 from shardio.shards import Shard, ShardTable
 
 MAX_OPEN_SHARDS = 64
@@ -28,7 +28,7 @@ class SampleReader:
         self._stops = np.cumsum(table.manifest.shard_sizes)
         self._open: OrderedDict[int, Shard] = OrderedDict()
 
-    def read(self, samples: NDArray[np.int64], fields: Sequence[str]) -> list[Sample]:
+    def read(self, samples: NDArray[np.int64], fields: Sequence[str]) -> StoredSamples:
         """Read some fields of some samples.
 
         Args:
@@ -44,19 +44,52 @@ class SampleReader:
         """
         if samples.size and not 0 <= samples.min() <= samples.max() < self._stops[-1]:
             raise IndexError(f"samples have numbers below {self._stops[-1]}, got {samples.min()} to {samples.max()}")
-        shards = np.searchsorted(self._stops, samples, side="right")
-        found: dict[int, Sample] = {}
-        # In the order in which they lie on disk, so that each shard is opened once.
-        for i in np.argsort(samples, kind="stable").tolist():
-            shard = int(shards[i])
-            start = int(self._stops[shard - 1]) if shard else 0
-            found[i] = self._shard(shard).read(int(samples[i]) - start, fields)
-        return [found[i] for i in range(len(samples))]
+        columns: list[list[bytes | None]] = [[None] * len(samples) for _ in fields]
+        for shard, places, inner in self._by_shard(samples):
+            try:
+                found = self._shard(shard).read_many(inner, fields)
+            except SampleError as error:
+                raise SampleError(str(error), place=int(places[error.place])) from error
+            for column, contents in zip(columns, found, strict=True):
+                for place, content in zip(places.tolist(), contents, strict=True):
+                    column[place] = content
+        return StoredSamples(
+            dict(zip(fields, columns, strict=True)),
+            len(samples),
+            describe=lambda place: self.describe(int(samples[place]), fields),
+            list_keys=lambda: self.keys(samples),
+        )
+
+    def keys(self, samples: NDArray[np.int64]) -> list[str]:
+        """Return the keys of some samples."""
+        keys = [""] * len(samples)
+        for shard, places, inner in self._by_shard(samples):
+            for place, key in zip(places.tolist(), self._shard(shard).index.keys(inner), strict=True):
+                keys[place] = key
+        return keys
+
+    def describe(self, sample: int, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key and where those of its fields lie, for messages."""
+        ((shard, _, inner),) = self._by_shard(np.array([sample]))
+        return self._shard(shard).describe(int(inner[0]), fields)
 
     def close(self) -> None:
         """Close all shards; reading again opens them again."""
         while self._open:
             self._open.popitem()[1].close()
+
+    def _by_shard(self, samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield for each shard its number, which of the samples lie in it, and their places there.
+
+        In the order in which they lie on disk, so that each shard is opened once, and read forwards.
+        """
+        order = np.argsort(samples, kind="stable")
+        shards = np.searchsorted(self._stops, samples[order], side="right")
+        firsts = np.flatnonzero(np.diff(shards, prepend=-1))
+        for shard, places in zip(
+            shards[firsts].tolist(), np.split(order, firsts[1:]), strict=False
+        ):  # One empty split for no samples.
+            yield shard, places, samples[places] - (self._stops[shard - 1] if shard else 0)
 
     def _shard(self, number: int) -> Shard:
         shard = self._open.get(number)

@@ -168,6 +168,27 @@ class ShardIndex:
         start = self._key_stop[sample - 1] if sample else 0
         return self._key_bytes[start : self._key_stop[sample]].tobytes().decode(errors="surrogateescape")
 
+    def keys(self, samples: NDArray[np.int64]) -> list[str]:
+        """Return the keys of some samples."""
+        if not len(samples):
+            return []
+        stops = self._key_stop[samples]
+        starts = np.where(samples > 0, self._key_stop[samples - 1], 0)
+        first = int(starts.min())
+        content = self._key_bytes[first : stops.max()].tobytes()
+        places = zip((starts - first).tolist(), (stops - first).tolist(), strict=True)
+        return [content[start:stop].decode(errors="surrogateescape") for start, stop in places]
+
+    def locate(self, samples: NDArray[np.int64], fields: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where fields of samples begin and end in the tar, both int64 [n, F]; -1 where one is lacking."""
+        starts = np.full((len(samples), len(fields)), -1, np.int64)
+        stops = starts.copy()
+        for column, row in enumerate(map(self._row.get, fields)):
+            if row is not None:
+                starts[:, column] = self.offset[row, samples]
+                stops[:, column] = starts[:, column] + self.size[row, samples]
+        return starts, stops
+
     def where(self, sample: int, field: str) -> ByteRange | None:
         """Return where a field of a sample lies in the tar, or None if the sample has no such field."""
         row = self._row.get(field)

@@ -3,7 +3,15 @@
 What each image gets is a pure function of (seed, epoch, sample), so it does not depend on who decodes it.
 """
 
-from shardio.transforms.base import Compose, Geometry, Transform, apply_transform, decode_pictures, keys_from_torch
+from shardio.transforms.base import (
+    Compose,
+    Geometry,
+    Transform,
+    apply_transform,
+    finish_images,
+    keys_from_torch,
+    plan_images,
+)
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 __all__ = [
@@ -15,6 +23,7 @@ __all__ = [
     "Resize",
     "Transform",
     "apply_transform",
-    "decode_pictures",
+    "finish_images",
     "keys_from_torch",
+    "plan_images",
 ]

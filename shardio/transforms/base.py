@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import CropPlans, DecodedPicture, DecodeError, Picture, Pixels, Sizes, decode_all
+from shardio.images import CropPlans, DecodedPicture, DecodeError, Picture, Pixels, Sizes, decode_all, decode_chunk
 from shardio.order import Words, derive_key
 
 
@@ -88,9 +88,28 @@ def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], keys
     Raises:
         DecodeError: If a picture cannot be decoded.
     """
+    return finish_images(*plan_images(transform, images, keys))
+
+
+def plan_images(
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], keys: Words
+) -> tuple[list[Any], CropPlans | None]:
+    """Transform n images as far as that needs no pixels.
+
+    Args:
+        transform: As for :func:`apply_transform`, or None.
+        images: Likewise.
+        keys: Likewise.
+
+    Returns:
+        The images, and what is still to be done with them: for :func:`finish_images`.
+
+    Raises:
+        DecodeError: If a picture had to be decoded, and cannot be.
+    """
     images = list(images)
     plans: CropPlans | None = None  # What is still to be done with the images.
-    for step, step_keys in _flatten(transform, keys):
+    for step, step_keys in _flatten(transform, keys) if transform is not None else ():
         if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
             if plans is None:
                 images = [_as_picture(step, image) for image in images]
@@ -100,22 +119,38 @@ def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], keys
             plans = step.extend(plans, parameters)
             continue
         if isinstance(step, Transform):
-            images, plans = _finish(images, plans), None
+            images, plans = finish_images(images, plans), None
             parameters = step.draw(_sizes([_as_picture(step, image) for image in images]), step_keys)
             images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
         else:
             # One by one: whole images are large, and what a callable makes of them may be small.
             images, plans = [step(image) for image in _finish_each(images, plans)], None
-    return _finish(images, plans)
+    if plans is None and images and isinstance(images[0], Picture):
+        plans = _whole(images)
+    return images, plans
 
 
-def decode_pictures(images: Sequence[Picture]) -> list[Pixels]:
-    """Decode pictures as they are.
+def finish_images(images: list[Any], plans: CropPlans | None, rows: Pixels | None = None) -> list[Any]:
+    """Carry out what :func:`plan_images` left to be done.
+
+    Args:
+        images: n images.
+        plans: What is to be done with them, if anything is.
+        rows: uint8 [n, height, width, 3], for images of that size.
+
+    Returns:
+        The n images: the rows themselves if all are of that size.
 
     Raises:
-        DecodeError: If one cannot be decoded.
+        DecodeError: If a picture cannot be decoded.
     """
-    return decode_all(images, _whole(images))
+    if plans is None:
+        return images
+    if rows is None or (plans.output_size != rows.shape[1:3]).any():
+        return decode_all(images, plans)
+    into = list(rows)
+    decode_chunk(images, plans, into)
+    return into
 
 
 def keys_from_torch(num_keys: int) -> Words:
@@ -149,22 +184,15 @@ def _render(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tup
 
 
 def _finish_each(images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
-    """Yield what :func:`_finish` returns, one by one."""
+    """Yield what :func:`finish_images` returns, one by one."""
+    if plans is None and images and isinstance(images[0], Picture):
+        plans = _whole(images)
     for number, image in enumerate(images):
         plan = None if plans is None else plans.take(np.array([number]))
         try:
-            yield _finish([image], plan)[0]
+            yield finish_images([image], plan)[0]
         except DecodeError as error:
             raise DecodeError(number, str(error)) from error
-
-
-def _finish(images: list[Any], plans: CropPlans | None) -> list[Any]:
-    """Carry out the plans, if there are any; decode pictures that nothing has touched."""
-    if plans is not None:
-        return decode_all(images, plans)
-    if images and isinstance(images[0], Picture):
-        return decode_pictures(images)
-    return images
 
 
 def _whole(images: Sequence[Picture]) -> CropPlans:

@@ -92,10 +92,10 @@ def test_few_files_are_open_however_many_shards_there_are(many_shards: ShardTabl
 def test_a_closed_reader_opens_again(packed: Path) -> None:
     before = count_open_files()
     reader = SampleReader(open_table(packed))
-    first = reader.read(numbers(0, 20), ["cls"])
+    first = list(reader.read(numbers(0, 20), ["cls"]))
     reader.close()
     reader.close()
-    assert reader.read(numbers(0, 20), ["cls"]) == first
+    assert list(reader.read(numbers(0, 20), ["cls"])) == first
     reader.close()
     assert count_open_files() == before
 
@@ -109,12 +109,12 @@ def test_a_reader_that_is_no_longer_referred_to_frees_its_descriptors(packed: Pa
 
 def test_a_pickled_reader_reads_the_same_and_carries_no_open_file(packed: Path) -> None:
     reader = SampleReader(open_table(packed))
-    samples = reader.read(np.arange(21), ["cls", "jpg"])
+    samples = list(reader.read(np.arange(21), ["cls", "jpg"]))
     before = count_open_files()
     copy = pickle.loads(pickle.dumps(reader))
     assert count_open_files() == before
     reader.close()
-    assert copy.read(np.arange(21), ["cls", "jpg"]) == samples
+    assert list(copy.read(np.arange(21), ["cls", "jpg"])) == samples
     copy.close()
 
 
@@ -124,9 +124,9 @@ import numpy as np
 from shardio.reading import SampleReader
 from shardio.shards import open_table
 reader, samples = SampleReader(open_table(sys.argv[1])), np.arange(21)
-expected = reader.read(samples, ["jpg"])
+expected = list(reader.read(samples, ["jpg"]))
 child = os.fork()
-is_equal = all(reader.read(samples, ["jpg"]) == expected for _ in range(50))
+is_equal = all(list(reader.read(samples, ["jpg"])) == expected for _ in range(50))
 if child == 0:
     os._exit(0 if is_equal else 1)
 assert is_equal

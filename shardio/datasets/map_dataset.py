@@ -1,0 +1,59 @@
+"""What map-style datasets have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from shardio.datasets.indices import check_indices
+from shardio.datasets.map_epoch import MapEpoch
+from shardio.datasets.values import make_samples
+from shardio.decoding import FieldDecoder
+from shardio.reading import FileReader, SampleReader
+
+
+class MapDataset(Dataset[Any]):
+    """Samples by number.
+
+    Attributes:
+        decoder: Makes values of what is read.
+        reader: Reads by what :meth:`locate` returns.
+        map_epoch: What is known of the epoch.
+    """
+
+    def __init__(self, decoder: FieldDecoder, reader: SampleReader | FileReader) -> None:
+        self.decoder = decoder
+        self.reader = reader
+        self.map_epoch = MapEpoch()
+
+    def set_epoch(self, epoch: int, seed: int = 0) -> None:
+        """Make random transforms a function of (seed, epoch, sample) from here on.
+
+        With an EpochSampler in shardio.DataLoader they are that without it.
+        """
+        self.map_epoch.set(epoch, seed)
+
+    def locate(self, numbers: NDArray[np.int64]) -> Any:
+        """Return what the reader reads samples by: their numbers, unless a subclass knows better."""
+        return numbers
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one sample; negative numbers count from the end."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return a batch of samples (torch's DataLoader calls this)."""
+        numbers = check_indices(indices, len(self))
+        keys, values = self.map_epoch.keys(numbers), list[Any]()
+        for start in range(0, len(numbers), self.decoder.chunk_size):
+            chunk = slice(start, start + self.decoder.chunk_size)
+            stored = self.reader.read(self.locate(numbers[chunk]), self.decoder.stored_fields)
+            values += make_samples(self.decoder, self.decoder.decode_columns(stored, keys[chunk]))
+        return values

@@ -1,0 +1,239 @@
+"""From the bytes of samples' fields to values, a column of each field."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from shardio.errors import SampleError
+from shardio.images import (
+    DEFAULT_MAX_PIXELS,
+    CropPlans,
+    DecodeError,
+    Orientation,
+    Pixels,
+    check_orientation,
+    decode_pil,
+    open_image,
+)
+from shardio.order import Words
+from shardio.reading import StoredSamples
+from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
+from shardio.transforms import finish_images, plan_images
+
+Fields = str | Sequence[str]
+Decode = Literal["array", "pil"]
+
+
+def _decode_label(content: bytes) -> int:
+    if not re.fullmatch(rb"-?[0-9]+", content.strip()):
+        raise ValueError(f"a label is written in ASCII digits, got {content[:20]!r}")
+    return int(content)
+
+
+def _decode_npy(content: bytes) -> Any:
+    return np.load(io.BytesIO(content), allow_pickle=False)
+
+
+DECODERS: dict[str, Callable[[bytes], Any]] = {
+    LABEL_FIELD: _decode_label,
+    "json": json.loads,
+    "txt": bytes.decode,
+    "npy": _decode_npy,
+}
+"""How a field is decoded, by its name; a field that is not named here comes as bytes."""
+
+TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=True),
+    "pkl": pickle.loads,
+    "pickle": pickle.loads,
+    "pyd": pickle.loads,
+}
+"""What is decoded otherwise when the caller says that the data may run code (WebDataset's names for pickles)."""
+
+
+CHUNK, CHUNK_OF_WHOLE = 64, 16
+"""Samples whose images are decoded together: fewer where whole images are held in memory before they are cropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldDecoder:
+    """Turns stored samples into columns of values.
+
+    Attributes:
+        fields: Names of fields, for samples that are tuples of values, or one name, for bare values. ``image`` is the
+            sample's image, whichever format it has, ``label`` its class, ``key`` its key.
+        transform: Applied to the image, or None.
+        decode: ``array`` gives transforms uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        orientation: Whether the EXIF orientation turns the image.
+        max_pixels: An image of more pixels is an error.
+        trusted: Whether fields may be unpickled.
+    """
+
+    fields: Fields
+    transform: Callable[[Any], Any] | None = None
+    decode: Decode = "array"
+    orientation: Orientation = "ignore"
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    trusted: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("fields must name at least one field")
+        if self.decode not in ("array", "pil"):
+            raise ValueError(f"decode must be 'array' or 'pil', got {self.decode!r}")
+        check_orientation(self.orientation)
+        if self.max_pixels < 1:
+            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
+        if self.transform is not None and not callable(self.transform):
+            raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the values, in order."""
+        return (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
+
+    @property
+    def chunk_size(self) -> int:
+        """How many samples to decode together."""
+        is_lean = self.decode == "array" and self.orientation == "ignore" and self.transform is not None
+        return CHUNK if is_lean else CHUNK_OF_WHOLE
+
+    @property
+    def stored_fields(self) -> tuple[str, ...]:
+        """The fields to read from storage, each once."""
+        stored = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
+        return tuple(dict.fromkeys(field for name in self.names for field in stored.get(name, (name,))))
+
+    def check_fields(self, present: Sequence[str], where: str) -> None:
+        """Raise ValueError if a dataset whose samples have the fields ``present`` cannot give what is asked for."""
+        for name in self.names:
+            choices = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": tuple(present)}.get(name, (name,))
+            if not set(choices) & set(present):
+                raise ValueError(
+                    f"no sample of {where} has the field {name!r}: name some of key, "
+                    f"{'image, ' if set(IMAGE_FIELDS) & set(present) else ''}{', '.join(present)} in fields=..."
+                )
+
+    def decode_columns(self, samples: StoredSamples, keys: Words) -> list[list[Any]]:
+        """Decode a chunk of samples.
+
+        Args:
+            samples: At most :attr:`chunk_size` samples with the stored fields.
+            keys: uint64 [n], one key for each sample's random transforms.
+
+        Returns:
+            A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or what the
+            transform gave.
+
+        Raises:
+            SampleError: If a field is missing or cannot be decoded.
+        """
+        return [
+            self.draw_images(samples, *self.plan_images(samples, keys))
+            if name == "image"
+            else self.decode_field(name, samples)
+            for name in self.names
+        ]
+
+    def plan_images(self, samples: StoredSamples, keys: Words) -> tuple[list[Any], CropPlans | None]:
+        """Open the samples' images and draw their transforms' parameters; nothing is decoded that need not be.
+
+        Returns:
+            The images, and what is still to be done with them.
+
+        Raises:
+            SampleError: If an image is missing or damaged.
+        """
+        columns = [samples.columns[field] for field in IMAGE_FIELDS if field in samples.columns]
+        images = []
+        for place, contents in enumerate(zip(*columns, strict=True)):
+            images.append(self._open_image(samples, place, next(filter(None, contents), None)))
+        if self.transform is None and self.decode == "pil":
+            return images, None
+        try:
+            return plan_images(self.transform, images, keys)
+        except DecodeError as error:
+            raise _cannot_decode(samples, error.number, error) from error
+
+    def draw_images(
+        self, samples: StoredSamples, images: list[Any], plans: CropPlans | None, rows: Pixels | None = None
+    ) -> list[Any]:
+        """Carry out what :meth:`plan_images` left to be done.
+
+        Args:
+            samples: The samples, for messages.
+            images: Of :meth:`plan_images`.
+            plans: Likewise.
+            rows: uint8 [n, height, width, 3], for images of that size.
+
+        Returns:
+            The n images: the rows themselves if all of them are of that size, else new arrays or other values.
+
+        Raises:
+            SampleError: If an image is damaged.
+        """
+        try:
+            return finish_images(images, plans, rows)
+        except DecodeError as error:
+            raise _cannot_decode(samples, error.number, error) from error
+
+    def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
+        """Return the values of a field that is no image.
+
+        Raises:
+            SampleError: If it is missing or cannot be decoded.
+        """
+        if name == "key":
+            return samples.keys()
+        field = LABEL_FIELD if name == "label" else name
+        column = samples.columns[field]
+        if None in column:
+            _raise_missing(samples, column.index(None), field)
+        decoder = (self.trusted and TRUSTED_DECODERS.get(field)) or DECODERS.get(field)
+        if decoder is None:
+            return list(column)
+        values = list[Any]()
+        try:
+            values.extend(map(decoder, column))  # type: ignore[arg-type]  # there is no None in it
+        except Exception as error:  # Each kind of field is wrong in ways of its own.
+            place = len(values)
+            sample = samples[place]
+            where = f"field {field!r} of sample {sample.key} in {sample.origin}"
+            message = f"{where} cannot be decoded: {str(error) or repr(error)}"
+            raise SampleError(message, place=place) from error
+        return values
+
+    def _open_image(self, samples: StoredSamples, place: int, content: bytes | None) -> Any:
+        """Return a picture that is not decoded yet, or a Pillow image."""
+        if content is None:
+            sample = samples[place]
+            message = f"sample {sample.key} in {sample.origin} has no image (none of {', '.join(IMAGE_FIELDS)})"
+            raise SampleError(message, place=place)
+        read = decode_pil if self.decode == "pil" else open_image
+        try:
+            return read(content, orientation=self.orientation, max_pixels=self.max_pixels)
+        except ValueError as error:
+            raise _cannot_decode(samples, place, error) from error
+
+
+def _cannot_decode(samples: StoredSamples, place: int, error: ValueError) -> SampleError:
+    sample = samples[place]
+    message = f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {str(error) or repr(error)}"
+    return SampleError(message, place=place)
+
+
+def _raise_missing(samples: StoredSamples, place: int, field: str) -> None:
+    sample = samples[place]
+    raise SampleError(
+        f"sample {sample.key} in {sample.origin} has no field {field!r}: name only fields that it has, as in "
+        f"fields=('image', 'key')",
+        place=place,
+    )

@@ -1,0 +1,56 @@
+"""Some samples as they were read: a column of contents for each field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import overload
+
+from shardio.sample import Sample
+
+Columns = Mapping[str, Sequence[bytes | None]]
+"""By field, the content of each sample, or None where a sample lacks the field."""
+
+
+class StoredSamples(Sequence[Sample]):
+    """Samples held by column, so that many small ones cost little; one by one on demand.
+
+    Args:
+        columns: The contents by field, in the order that the fields were asked for.
+        number: How many samples there are.
+        describe: Returns the key and the origin of one of them.
+        list_keys: Returns the keys of all of them.
+    """
+
+    def __init__(
+        self,
+        columns: Columns,
+        number: int,
+        *,
+        describe: Callable[[int], tuple[str, str]],
+        list_keys: Callable[[], list[str]],
+    ) -> None:
+        self.columns = columns
+        self._number = number
+        self._describe = describe
+        self._list_keys = list_keys
+
+    def keys(self) -> list[str]:
+        """Return the samples' keys."""
+        return self._list_keys()
+
+    def __len__(self) -> int:
+        return self._number
+
+    @overload
+    def __getitem__(self, place: int) -> Sample: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(self._number))]
+        if not -self._number <= place < self._number:
+            raise IndexError(f"sample {place} of {self._number}")
+        place %= self._number
+        key, origin = self._describe(place)
+        fields = {field: content for field, column in self.columns.items() if (content := column[place]) is not None}
+        return Sample(key=key, fields=fields, origin=origin)
