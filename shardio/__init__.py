@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shardio.errors import (
         CoverageError,
         FormatError,
+        HostError,
         PackError,
         SampleError,
         ShardioError,
@@ -33,6 +34,7 @@ _HOMES = {
     "DevicePrefetcher": "shardio.device",
     "EpochSampler": "shardio.datasets",
     "FormatError": "shardio.errors",
+    "HostError": "shardio.errors",
     "ImageFolder": "shardio.datasets",
     "Manifest": "shardio.shards",
     "PackError": "shardio.errors",
@@ -52,6 +54,7 @@ __all__ = [
     "DevicePrefetcher",
     "EpochSampler",
     "FormatError",
+    "HostError",
     "ImageFolder",
     "Manifest",
     "PackError",

@@ -7,6 +7,7 @@
     ├── FormatError         a manifest, index or tar is not what it should be: repack or fetch it again
     │   └── StaleIndexError     the tar changed after its index was made: delete the index
     ├── SampleError         one sample cannot be read or decoded: repair or remove that sample
+    ├── HostError           loading processes die again and again: look at memory, or at the samples named
     ├── StateError          a saved state belongs to another dataset or order: use the run's own
     └── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests)
 
@@ -42,6 +43,10 @@ class SampleError(ShardioError):
     def __init__(self, message: str, *, place: int = 0) -> None:
         super().__init__(message)
         self.place = place
+
+
+class HostError(ShardioError):
+    """Background processes died again and again over the same samples."""
 
 
 class StateError(ShardioError):

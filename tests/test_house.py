@@ -107,6 +107,7 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "DevicePrefetcher",
         "EpochSampler",
         "FormatError",
+        "HostError",
         "ImageFolder",
         "Manifest",
         "PackError",

@@ -7,20 +7,16 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 from torch.utils.data import DistributedSampler, Subset
 
 from shardio.datasets.ordered import Ordered
 from shardio.order import (
     Cursor,
     EpochCounter,
-    EpochOrder,
     Progress,
     Remainder,
-    Split,
     choose_settings,
     dump_state,
-    iterate_steps,
     read_state,
 )
 
@@ -72,10 +68,10 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
             raise ValueError("the dataset is empty")
         self.digest = _digest(dataset)
         sizes = getattr(dataset, "shard_sizes", None)
-        self._shard_sizes: NDArray[np.int64] = np.array([len(dataset)]) if sizes is None else sizes
+        self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
         if sizes is None and shuffle:
             lanes, window = 1 if lanes is None else lanes, len(dataset) if window is None else window
-        self.settings = choose_settings(self._shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
+        self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
         self.counter = EpochCounter()
 
     @property
@@ -131,13 +127,6 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         progress = Progress(cursor=cursor, split=self.own_split(cursor))
         self.counter.progress = progress
         return self._give_out(progress)
-
-    def batches(self, cursor: Cursor, split: Split) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield this rank's batches of an epoch, each as its positions and its samples' numbers, int64 [n]."""
-        order = EpochOrder(self._shard_sizes, self.settings, cursor.epoch)
-        for positions, samples in iterate_steps(order, split, range(split.num_batches)):
-            stops = np.cumsum([len(batch) for batch in positions])
-            yield from zip(positions, np.split(samples, stops[:-1]), strict=True)
 
     def _give_out(self, progress: Progress) -> Iterator[int]:
         for _, samples in self.batches(progress.cursor, progress.split):

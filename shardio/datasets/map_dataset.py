@@ -41,6 +41,10 @@ class MapDataset(Dataset[Any]):
         """Return what the reader reads samples by: their numbers, unless a subclass knows better."""
         return numbers
 
+    def describe(self, number: int) -> tuple[str, str]:
+        """Return a sample's key and where it lies, for messages."""
+        return self.reader.describe(self.locate(np.array([number]))[0], self.decoder.stored_fields)
+
     def __len__(self) -> int:
         raise NotImplementedError
 

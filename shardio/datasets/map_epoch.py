@@ -29,9 +29,19 @@ def known_epoch(seed: int, epoch: int) -> Iterator[None]:
         _LOADERS_EPOCH.reset(token)
 
 
-def augment_keys(seed: int, epoch: int, samples: NDArray[np.int64]) -> Words:
-    """Return one key for each sample's random transforms, uint64 [n]."""
-    return derive_key(make_key(seed, epoch, "augment"), samples.astype(np.uint64))
+def augment_keys(seed: int, epoch: int, samples: NDArray[np.int64], draws: Words | None = None) -> Words:
+    """Return one key for each sample's random transforms, uint64 [n].
+
+    Args:
+        seed: Of the order, or the dataset's own.
+        epoch: The epoch's number.
+        samples: int64 [n], the samples' numbers.
+        draws: uint64 [n], how often each was drawn before in the epoch, where a sampler repeats samples.
+    """
+    keys = derive_key(make_key(seed, epoch, "augment"), samples.astype(np.uint64))
+    if draws is not None and draws.any():
+        keys = np.where(draws > 0, derive_key(keys, draws), keys)
+    return keys
 
 
 class MapEpoch:
@@ -44,8 +54,13 @@ class MapEpoch:
         """Make keys a function of (seed, epoch, sample)."""
         self._cell.set(True, seed, epoch)
 
+    @property
+    def known(self) -> tuple[int, int] | None:
+        """The seed and epoch, if the user set them."""
+        is_set, seed, epoch = self._cell.values
+        return (seed, epoch) if is_set else None
+
     def keys(self, samples: NDArray[np.int64]) -> Words:
         """Return a key for each sample's transforms, uint64 [n], drawn by torch's generator if no epoch is known."""
-        is_set, own_seed, own_epoch = self._cell.values
-        known = _LOADERS_EPOCH.get() or ((own_seed, own_epoch) if is_set else None)
+        known = _LOADERS_EPOCH.get() or self.known
         return keys_from_torch(len(samples)) if known is None else augment_keys(*known, samples)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from shardio.order import Cursor, OrderSettings, Remainder, Split, check_remainder
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order import Cursor, EpochOrder, OrderSettings, Remainder, Split, check_remainder, iterate_steps
 from shardio.world import CarriedWorld, World, find_world
 
 
@@ -13,6 +18,7 @@ class Ordered:
         settings: The order's settings.
         digest: The dataset's identity, or "" where it has none.
         num_all_samples: The samples of the whole dataset, over all ranks.
+        shard_sizes: int64 [shards], the samples of each shard.
         remainder: What happens to the samples that do not fill a step.
         batch_size: The batch size that the user told, if any.
     """
@@ -20,6 +26,7 @@ class Ordered:
     settings: OrderSettings
     digest: str
     num_all_samples: int
+    shard_sizes: NDArray[np.int64]
 
     def __init__(
         self, *, remainder: Remainder, batch_size: int | None, rank: int | None, world_size: int | None
@@ -47,6 +54,13 @@ class Ordered:
             shuffled=self.settings.shuffle,
             remainder=remainder,
         )
+
+    def batches(self, cursor: Cursor, split: Split) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield this rank's batches of an epoch, each as its positions and its samples' numbers, int64 [n]."""
+        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
+        for positions, samples in iterate_steps(order, split, range(split.num_batches)):
+            stops = np.cumsum([len(batch) for batch in positions])
+            yield from zip(positions, np.split(samples, stops[:-1]), strict=True)
 
     def own_split(self, cursor: Cursor) -> Split:
         """Return the same by what the user told alone, as in torch's own DataLoader."""

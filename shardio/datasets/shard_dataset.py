@@ -119,6 +119,14 @@ class ShardDataset(Ordered, IterableDataset[Any]):
             raise ValueError(f"epoch must be at least 0, got {epoch}")
         self._cell.set(epoch, 0)
 
+    def locate(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what the reader reads samples by."""
+        return numbers
+
+    def describe(self, number: int) -> tuple[str, str]:
+        """Return a sample's key and where it lies, for messages."""
+        return self.reader.describe(number, self.decoder.stored_fields)
+
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch."""
         return self.own_split(Cursor(epoch=0)).num_own_samples

@@ -172,10 +172,10 @@ class FieldDecoder:
             samples: The samples, for messages.
             images: Of :meth:`plan_images`.
             plans: Likewise.
-            rows: uint8 [n, height, width, 3], for images of that size.
+            rows: uint8 [n, height, width, 3] to write to, which must fit the plans; by default new arrays.
 
         Returns:
-            The n images: the rows themselves if all of them are of that size, else new arrays or other values.
+            The n images.
 
         Raises:
             SampleError: If an image is damaged.

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images.pixels import Pixels
+
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
 
@@ -44,6 +46,10 @@ class CropPlans:
     def output_size(self) -> Sizes:
         """The sizes of what comes out."""
         return self.window[:, 2:]
+
+    def fit(self, rows: Pixels) -> bool:
+        """Return whether all that comes out is of the size of the rows, uint8 [n, height, width, 3]."""
+        return bool((self.output_size == rows.shape[1:3]).all())
 
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
         """Return whether cropping by ``boxes`` would add black around a mere part of an image, bool [n].

@@ -23,11 +23,12 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
         ValueError: If images differ in size.
     """
     if isinstance(samples[0], tuple):
-        return [_collate_column(column) for column in zip(*samples, strict=True)]
-    return _collate_column(samples)
+        return [collate_column(column) for column in zip(*samples, strict=True)]
+    return collate_column(samples)
 
 
-def _collate_column(values: Sequence[Any]) -> Any:
+def collate_column(values: Sequence[Any]) -> Any:
+    """Collate the values of one field, as :func:`collate_channels_last` does."""
     first = values[0]
     if not (isinstance(first, torch.Tensor) and first.dtype == torch.uint8 and first.ndim == 3 and first.shape[0] == 3):
         return default_collate(list(values))

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch.utils.data
 from torch.utils.data import ConcatDataset, Subset
 
 from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.device.batches import map_tensors
+from shardio.loader.bad_samples import OnError, check_on_error
+from shardio.loader.batches import ordered_batches, sampled_batches
 from shardio.loader.collate import collate_channels_last
+from shardio.loader.delivery import Delivery
+from shardio.loader.fast_path import FastPath, can_go_fast
 from shardio.loader.feeds import SamplerFeed, ShardFeed
+from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit
 from shardio.order import Cursor, Progress, Remainder, Split, dump_state, read_state
 
@@ -26,7 +34,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    Args: Those of ``torch.utils.data.DataLoader``.
+    shardio's datasets with shardio's transforms, and ``collate_fn``, ``worker_init_fn`` and
+    ``multiprocessing_context`` left alone, are decoded by ``num_workers`` threads in a few background processes,
+    into memory that is used again when the batch is freed. Its tensors cannot be resized in place. Everything else
+    runs in torch's workers.
+
+    Args: Those of ``torch.utils.data.DataLoader``, and
+        prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead.
+        on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
+            an error that names the sample; ``replace`` puts another one in its place, a function of seed, epoch and
+            sample; ``skip`` makes its batch smaller, and changes nothing else.
+        quarantine: The file to which replaced and skipped samples are appended, a JSON object a line.
 
     Raises:
         ValueError: If arguments contradict each other or the dataset.
@@ -52,11 +70,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        on_error: OnError = "raise",
+        quarantine: str | os.PathLike[str] = "quarantine.jsonl",
     ) -> None:
         if isinstance(dataset, ShardDataset) and shuffle:
             raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
         if collate_fn is None and batch_size is not None and _yields_images(dataset):
             collate_fn = collate_channels_last
+        self.on_error = check_on_error(on_error)
+        self.quarantine = quarantine
         super().__init__(
             dataset,
             batch_size,
@@ -79,6 +101,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
         self._started: Progress | None = None
         self._feed = self._make_feed()
+        self._fast_path = self._make_fast_path()
         if self._feed is not None:
             self._check_arguments(self._feed)
 
@@ -124,27 +147,61 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Start the next epoch; iterate over its batches."""
         feed = self._feed
         if feed is None:
-            return super().__iter__()
+            return super().__iter__() if self._fast_path is None else self._pin(self._start_sampler(self._fast_path))
         counter = feed.get_counter()
         cursor = counter.start(feed.source.num_all_samples)
         progress = Progress(cursor=cursor, split=self._split(feed, cursor))
-        batches = feed.start(cursor, progress.split, self._torch_options())
+        if self._fast_path is not None:
+            batches = self._pin(self._fast_path.start(ordered_batches(feed.source, cursor, progress.split)))
+        else:
+            batches = feed.start(cursor, progress.split, self._torch_options())
         counter.progress = self._started = progress
         return self._deliver(batches, progress)
 
+    def stats(self) -> LoaderStats:
+        """Return where the time went since the loader was last iterated.
+
+        Raises:
+            TypeError: If torch's workers run: only background processes of shardio's, and the training process
+                itself, say how long what took them.
+        """
+        if self._fast_path is None:
+            raise TypeError(
+                "there are no statistics of torch's workers: they need a dataset of shardio's with its own transforms, "
+                "and collate_fn, worker_init_fn and multiprocessing_context left alone"
+            )
+        return self._fast_path.tally.sum_up()
+
+    def _start_sampler(self, fast_path: FastPath) -> Delivery:
+        # As torch's own iterators begin: with a draw for the workers' seeds, and then the sampler's.
+        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+        dataset: Any = self.dataset
+        sampler: Any = self.batch_sampler
+        return fast_path.start(sampled_batches(dataset, sampler, base_seed))
+
+    def _pin(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Move batches to torch's pinned memory, if the user wants that and there is a device."""
+        if not (self.pin_memory and torch.cuda.is_available()):
+            return batches
+        return (map_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
+
     def _deliver(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        while True:
-            if self.persistent_workers and progress is not self._started:
-                raise RuntimeError(
-                    "this iterator ended when the loader was iterated again: with persistent_workers=True there is one "
-                    "at a time. Use persistent_workers=False, or a second loader"
-                )
-            try:
-                batch = next(batches)
-            except StopIteration:
-                break
-            progress.num_batches += 1
-            yield batch
+        try:
+            while True:
+                if self.persistent_workers and progress is not self._started:
+                    raise RuntimeError(
+                        "this iterator ended when the loader was iterated again: with persistent_workers=True there is "
+                        "one at a time. Use persistent_workers=False, or a second loader"
+                    )
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    break
+                progress.num_batches += 1
+                yield batch
+        finally:
+            if isinstance(batches, Delivery) and progress is self._started:
+                batches.close()
         progress.is_finished = True
         if progress.num_batches != progress.split.num_batches:
             raise RuntimeError(
@@ -179,6 +236,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if isinstance(self.sampler, EpochSampler):
             return SamplerFeed(self.dataset, self.sampler)
         return None
+
+    def _make_fast_path(self) -> FastPath | None:
+        is_left_alone = (
+            self.collate_fn is collate_channels_last
+            and self.worker_init_fn is None
+            and self.multiprocessing_context is None
+            and self.in_order
+        )
+        dataset: Any = self.dataset
+        if not is_left_alone or not can_go_fast(dataset):
+            return None
+        return FastPath(
+            dataset,
+            batch_size=self.batch_size or 1,
+            num_workers=self.num_workers,
+            prefetch=self.prefetch_factor,
+            is_persistent=self.persistent_workers,
+            timeout_s=self.timeout,
+            on_error=self.on_error,
+            quarantine=Path(self.quarantine),
+        )
 
     def _need_feed(self) -> ShardFeed | SamplerFeed:
         if self._feed is None:

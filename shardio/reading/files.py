@@ -37,9 +37,13 @@ class FileReader:
         return StoredSamples(
             {IMAGE_FIELDS[0]: images, LABEL_FIELD: labels},
             len(samples),
-            describe=lambda place: (samples[place][0], self._root),
+            describe=lambda place: self.describe(samples[place], fields),
             list_keys=lambda: [path for path, _ in samples],
         )
+
+    def describe(self, sample: LabelledFile, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key and where it lies, for messages."""
+        return sample[0], self._root
 
     def close(self) -> None:
         """Do nothing: no file stays open."""

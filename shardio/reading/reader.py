@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +18,7 @@ MAX_OPEN_SHARDS = 64
 
 
 class SampleReader:
-    """Reads samples of a dataset by their numbers in manifest order.
+    """Reads samples of a dataset by their numbers in manifest order, for any number of threads.
 
     Args:
         table: The dataset's shards.
@@ -27,6 +28,7 @@ class SampleReader:
         self._table = table
         self._stops = np.cumsum(table.manifest.shard_sizes)
         self._open: OrderedDict[int, Shard] = OrderedDict()
+        self._lock = threading.Lock()
 
     def read(self, samples: NDArray[np.int64], fields: Sequence[str]) -> StoredSamples:
         """Read some fields of some samples.
@@ -75,8 +77,8 @@ class SampleReader:
 
     def close(self) -> None:
         """Close all shards; reading again opens them again."""
-        while self._open:
-            self._open.popitem()[1].close()
+        with self._lock:
+            self._open.clear()
 
     def _by_shard(self, samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield for each shard its number, which of the samples lie in it, and their places there.
@@ -92,13 +94,15 @@ class SampleReader:
             yield shard, places, samples[places] - (self._stops[shard - 1] if shard else 0)
 
     def _shard(self, number: int) -> Shard:
-        shard = self._open.get(number)
-        if shard is None:
-            while len(self._open) >= MAX_OPEN_SHARDS:
-                self._open.popitem(last=False)[1].close()
-            shard = self._open[number] = self._open_shard(number)
-        self._open.move_to_end(number)
-        return shard
+        with self._lock:
+            shard = self._open.get(number)
+            if shard is None:
+                # Not closed but let go: another thread may be reading it, and the last one that does closes it.
+                while len(self._open) >= MAX_OPEN_SHARDS:
+                    self._open.popitem(last=False)
+                shard = self._open[number] = self._open_shard(number)
+            self._open.move_to_end(number)
+            return shard
 
     def _open_shard(self, number: int) -> Shard:
         shard = Shard(self._table.tars[number], self._table.indexes[number])

@@ -136,17 +136,17 @@ def finish_images(images: list[Any], plans: CropPlans | None, rows: Pixels | Non
     Args:
         images: n images.
         plans: What is to be done with them, if anything is.
-        rows: uint8 [n, height, width, 3], for images of that size.
+        rows: uint8 [n, height, width, 3] to write to, which must fit the plans; by default new arrays.
 
     Returns:
-        The n images: the rows themselves if all are of that size.
+        The n images.
 
     Raises:
         DecodeError: If a picture cannot be decoded.
     """
     if plans is None:
         return images
-    if rows is None or (plans.output_size != rows.shape[1:3]).any():
+    if rows is None:
         return decode_all(images, plans)
     into = list(rows)
     decode_chunk(images, plans, into)

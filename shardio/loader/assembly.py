@@ -1,0 +1,71 @@
+"""From the columns of a batch's parts to what the user gets: tensors over a slot, and what travelled beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.decoding import FieldDecoder
+from shardio.loader.collate import collate_column
+from shardio.loader.messages import Column
+from shardio.loader.slots import Views
+
+
+def assemble(
+    decoder: FieldDecoder,
+    parts: Sequence[tuple[slice, Sequence[Column]]],
+    views: Views,
+    valid: NDArray[np.bool_] | None,
+) -> Any:
+    """Make a batch.
+
+    Args:
+        decoder: Names the fields.
+        parts: The rows that each part has, and its columns. Rows that are missing in between were left out.
+        views: What lies in the batch's slot.
+        valid: bool [n], for the field ``valid``, if there is to be one.
+
+    Returns:
+        A list of columns, or the only one; images as uint8 [N, 3, H, W] in channels_last memory.
+
+    Raises:
+        ValueError: If images differ in size.
+    """
+    rows = [rows for rows, _ in parts]
+    columns = [
+        _join(name, rows, [part[place] for _, part in parts], views.get(place))
+        for place, name in enumerate(decoder.names)
+    ]
+    marks = [] if valid is None else [torch.from_numpy(valid)]
+    return columns[0] if isinstance(decoder.fields, str) and not marks else [*columns, *marks]
+
+
+def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None) -> Any:
+    if all(piece is None for piece in pieces):
+        assert view is not None, "a piece that is not here lies in the slot"
+        return _as_images(name, torch.from_numpy(_cut(view, rows)))
+    if all(isinstance(piece, np.ndarray) for piece in pieces):
+        return torch.from_numpy(np.concatenate(pieces))  # type: ignore[arg-type]  # all are arrays
+    values: list[Any] = []
+    for piece, where in zip(pieces, rows, strict=True):
+        values += list(view[where]) if piece is None and view is not None else list(piece)  # type: ignore[arg-type]
+    if name == "image":
+        values = [torch.from_numpy(image).permute(2, 0, 1) for image in values]
+    return collate_column(values)
+
+
+def _cut(view: NDArray[Any], rows: Sequence[slice]) -> NDArray[Any]:
+    """Return some rows: the view itself if they are all, without a copy if they follow each other."""
+    is_gapless = all(before.stop == after.start for before, after in pairwise(rows))
+    if not is_gapless:
+        return np.concatenate([view[where] for where in rows])
+    return view if rows[-1].stop == len(view) else view[: rows[-1].stop]
+
+
+def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:
+    return column.permute(0, 3, 1, 2) if name == "image" else column

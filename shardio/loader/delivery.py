@@ -1,0 +1,287 @@
+"""Delivery: an epoch's batches in their order, made a few ahead by whoever is free."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.decoding import FieldDecoder
+from shardio.errors import HostError, SampleError
+from shardio.loader.assembly import assemble
+from shardio.loader.bad_samples import BadSamples
+from shardio.loader.batches import BatchPlan
+from shardio.loader.crews import Crew
+from shardio.loader.hosts import Death
+from shardio.loader.layouts import Sizes, lay_out
+from shardio.loader.messages import Chunk, Column, Failed, Made, Outcome, Unreadable
+from shardio.loader.slots import Slot
+from shardio.loader.stats import Tally
+
+MAX_DEATHS = 3
+"""How often a host may die while it makes the same chunk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What is delivered.
+
+    Attributes:
+        decoder: Names the fields.
+        locate: Returns what a reader reads samples by, from their numbers.
+        describe: Returns a sample's key and where it lies, from its number.
+    """
+
+    decoder: FieldDecoder
+    locate: Callable[[NDArray[np.int64]], Any]
+    describe: Callable[[int], tuple[str, str]]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Part:
+    """A part of a batch, which is made as one chunk."""
+
+    batch: _Batch
+    plan: BatchPlan
+    row: int
+    columns: list[Column] | None = None
+    num_tries: Counter[int] = field(default_factory=Counter)  # By place, where samples are replaced.
+    num_deaths: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Batch:
+    """A batch that is being made, or waits to be taken."""
+
+    slot: Slot | None
+    parts: list[_Part] = field(default_factory=list)
+    error: BaseException | None = None
+
+    @property
+    def is_made(self) -> bool:
+        return all(part.columns is not None for part in self.parts)
+
+
+class Delivery:
+    """An iterator over an epoch's batches.
+
+    Args:
+        source: What they consist of.
+        plans: Which samples each of them has.
+        crew: Makes them; nobody else uses it meanwhile.
+        sizes: How much is made at a time.
+        bad_samples: Decides on what cannot be read.
+        timeout_s: How long to wait for a batch at the most; 0 for ever.
+        tally: Counts.
+        closes_crew: Whether the crew ends with the delivery.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plans: Iterator[BatchPlan],
+        crew: Crew,
+        sizes: Sizes,
+        bad_samples: BadSamples,
+        timeout_s: float,
+        tally: Tally,
+        *,
+        closes_crew: bool,
+    ) -> None:
+        self._source, self._plans, self._crew, self._sizes = source, plans, crew, sizes
+        self._bad_samples, self._timeout_s, self._tally = bad_samples, timeout_s, tally
+        self._closes_crew = closes_crew
+        self._is_open = True
+        self._batches: deque[_Batch] = deque()  # In their order; the first is the next to be taken.
+        self._waiting: dict[int, _Part] = {}  # By serial, what was submitted and is not answered.
+        self._next_plan = next(plans, None)
+
+    def __iter__(self) -> Delivery:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._is_open:
+            raise StopIteration
+        if self._crew.process_id != os.getpid():
+            raise RuntimeError("this iterator belongs to the process that this one was forked from: iterate again")
+        began = time.perf_counter()
+        try:
+            batch = self._take()
+            made = self._assemble(batch)
+        except BaseException:
+            self.close()
+            raise
+        self._tally.count_batch(sum(len(part.plan) for part in batch.parts), time.perf_counter() - began)
+        return made
+
+    def close(self) -> None:
+        """Stop; what was made and not taken is thrown away."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._crew.process_id != os.getpid():
+            return
+        if self._closes_crew:
+            self._crew.close()
+        elif self._batches:
+            self._crew.cancel()
+            self._crew.give_up(*self._sort_slots())
+        self._batches.clear()
+        self._waiting.clear()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_next_plan"):
+            self.close()
+
+    def _take(self) -> _Batch:
+        """Return the next batch once it is made, and have another one begun.
+
+        Raises:
+            StopIteration: If there is none.
+        """
+        if self._next_plan is not None and not self._crew.is_laid_out:
+            self._lay_out(self._next_plan)
+        self._top_up()
+        if not self._batches:
+            raise StopIteration
+        batch = self._batches[0]
+        self._wait_for(batch)
+        if batch.error is not None:
+            raise batch.error
+        self._batches.popleft()
+        self._top_up()  # Before the user computes: the crew shall not run dry meanwhile.
+        return batch
+
+    def _lay_out(self, plan: BatchPlan) -> None:
+        """Find out, by a sample that can be read, what is of fixed size."""
+        columns: list[Column] = []
+        for place in range(len(plan)):
+            probe = _Batch(slot=None)
+            probe.parts.append(_Part(batch=probe, plan=plan.take(slice(place, place + 1)), row=0))
+            self._submit(probe.parts)
+            self._wait_for(probe)
+            if isinstance(probe.error, SampleError):
+                continue  # What becomes of it is decided when its batch is made.
+            if probe.error is not None:
+                raise probe.error
+            columns = probe.parts[0].columns or []
+            break
+        layout = lay_out(columns, self._sizes.batch_size)
+        self._crew.lay_out(layout, self._sizes.num_ahead(layout))
+
+    def _top_up(self) -> None:
+        """Have as many batches begun as are made ahead."""
+        layout = self._crew.layout
+        while self._next_plan is not None and len(self._batches) < self._sizes.num_ahead(layout):
+            plan, self._next_plan = self._next_plan, next(self._plans, None)
+            has_slot = layout is not None and len(plan) <= layout.num_rows
+            batch = _Batch(slot=self._crew.take() if has_slot else None)
+            cuts = np.linspace(0, len(plan), self._sizes.num_parts(len(plan), layout) + 1).astype(int).tolist()
+            for start, stop in pairwise(cuts):
+                batch.parts.append(_Part(batch=batch, plan=plan.take(slice(start, stop)), row=start))
+            self._batches.append(batch)
+            self._submit(batch.parts)
+
+    def _submit(self, parts: list[_Part]) -> None:
+        chunks = []
+        for part in parts:
+            slot = part.batch.slot
+            chunk = Chunk(
+                serial=self._crew.next_serial(),
+                samples=self._source.locate(part.plan.numbers),
+                keys=part.plan.keys,
+                slot_id=None if slot is None else slot.slot_id,
+                row=part.row,
+            )
+            self._waiting[chunk.serial] = part
+            chunks.append(chunk)
+        self._crew.submit(chunks)
+
+    def _wait_for(self, batch: _Batch) -> None:
+        """Wait until a batch is made, or cannot be."""
+        deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
+        while not batch.is_made and batch.error is None:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise RuntimeError(f"no batch came within timeout={self._timeout_s} seconds")
+            for news in self._crew.receive(left_s):
+                if isinstance(news, Death):
+                    self._make_again(news)
+                elif (part := self._waiting.pop(news.serial, None)) is not None:
+                    self._note(part, news, is_probe=not self._batches)
+
+    def _note(self, part: _Part, outcome: Outcome, *, is_probe: bool) -> None:
+        match outcome:
+            case Made():
+                part.columns = outcome.columns
+                self._tally.times += outcome.times
+            case Failed():
+                part.batch.error = outcome.error
+                outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
+            case Unreadable() if is_probe:
+                part.batch.error = SampleError(outcome.message)
+            case Unreadable():
+                self._resolve(part, outcome)
+
+    def _resolve(self, part: _Part, outcome: Unreadable) -> None:
+        """Go on with other samples, or with fewer, or not at all."""
+        place = outcome.place
+        try:
+            part.plan = self._bad_samples.resolve(part.plan, place, outcome.message, part.num_tries[place])
+        except SampleError as error:
+            part.batch.error = error
+            return
+        part.num_tries[place] += 1
+        if len(part.plan):
+            self._submit([part])
+        else:
+            part.columns = []
+
+    def _make_again(self, death: Death) -> None:
+        """After a host died: have everything made again that is not there, in other slots."""
+        for serial in death.at_work:
+            if (part := self._waiting.get(serial)) is not None:
+                part.num_deaths += 1
+                if part.num_deaths >= MAX_DEATHS:
+                    part.batch.error = self._blame(part, death.cause)
+        unfinished = dict.fromkeys(part.batch for part in self._waiting.values())
+        self._waiting.clear()
+        self._crew.renew(*self._sort_slots())
+        for batch in unfinished:
+            if batch.error is None:
+                batch.slot = None if batch.slot is None else self._crew.take()
+                for part in batch.parts:
+                    part.columns = None  # Those that are made lie in the old slot, which not all hosts know.
+                self._submit(batch.parts)
+
+    def _blame(self, part: _Part, cause: str) -> HostError:
+        keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]
+        return HostError(
+            f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {cause}. Memory may "
+            f"have run out (fewer workers or smaller images need less), or one of these samples crashes the decoder: "
+            f"{', '.join(keys)}"
+        )
+
+    def _sort_slots(self) -> tuple[list[Slot], list[Slot]]:
+        """Return the slots to which somebody may still be writing, and those that are filled."""
+        filling = [batch.slot for batch in self._batches if batch.slot is not None and not batch.is_made]
+        filled = [batch.slot for batch in self._batches if batch.slot is not None and batch.is_made]
+        return filling, filled
+
+    def _assemble(self, batch: _Batch) -> Any:
+        views = {} if batch.slot is None else self._crew.hand_out(batch.slot)
+        parts = [part for part in batch.parts if len(part.plan)]
+        if not parts:
+            raise SampleError("all samples of a batch were skipped: there is nothing to deliver")
+        rows = [slice(part.row, part.row + len(part.plan)) for part in parts]
+        is_marked = parts[0].plan.valid is not None
+        valid = np.concatenate([part.plan.valid for part in parts]) if is_marked else None
+        columns = [part.columns or [] for part in parts]
+        return assemble(self._source.decoder, list(zip(rows, columns, strict=True)), views, valid)

@@ -1,0 +1,109 @@
+"""A host: a background process that makes chunks in some threads. It never imports torch, nor the user's script.
+
+Started by :mod:`shardio.loader.hosts` with one end of a socket pair, over which all comes that it needs: first its
+plan, then slots and chunks. It ends when the other end is closed, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import use_one_thread
+from shardio.loader.maker import ChunkMaker
+from shardio.loader.memory import Layout, map_memory
+from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
+from shardio.loader.wire import receive, send
+
+LOOK_AROUND_S = 1.0
+"""How often a host looks whether its parent still lives: somebody else may hold the other end open."""
+
+
+class Host:
+    """The host's state: its slots, and the chunks that wait."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._slots: dict[int, tuple[Layout, NDArray[np.uint8]]] = {}
+        self._chunks: SimpleQueue[Chunk] = SimpleQueue()
+        self._newest = self._cancelled = -1
+
+    def run(self) -> None:
+        """Serve until the other end is gone."""
+        parent = os.getppid()
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        send(self._end, Pong())
+        while True:
+            if not poll.poll(1000 * LOOK_AROUND_S):
+                if os.getppid() != parent:
+                    return
+                continue
+            if (received := receive(self._end)) is None:
+                return
+            message, descriptors = received
+            self._handle(message, descriptors)
+
+    def _handle(self, message: Any, descriptors: list[int]) -> None:
+        match message:
+            case Plan():
+                maker = ChunkMaker(message.reader, message.decoder)
+                for _ in range(message.num_threads):
+                    threading.Thread(target=self._make_chunks, args=(maker,), daemon=True).start()
+            case NewSlot():
+                self._slots[message.slot_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
+                os.close(descriptors[0])
+            case Forget():
+                for slot_id in message.slot_ids:
+                    self._slots.pop(slot_id, None)
+            case list():
+                for chunk in message:
+                    self._newest = chunk.serial
+                    self._chunks.put(chunk)
+            case Cancel():
+                self._cancelled = self._newest
+            case Ping():
+                send(self._end, Pong())
+
+    def _make_chunks(self, maker: ChunkMaker) -> None:
+        while True:
+            began = time.perf_counter()
+            chunk = self._chunks.get()
+            if chunk.serial > self._cancelled:
+                self._report(self._make(maker, chunk, time.perf_counter() - began))
+
+    def _make(self, maker: ChunkMaker, chunk: Chunk, wait_s: float) -> Outcome:
+        if chunk.slot_id is None:
+            return maker.make(chunk, {}, wait_s)
+        layout, memory = self._slots[chunk.slot_id]
+        rows = {place: column[chunk.rows] for place, column in layout.views(memory).items()}
+        return maker.make(chunk, rows, wait_s)
+
+    def _report(self, outcome: Outcome) -> None:
+        try:
+            send(self._end, outcome)
+        except OSError:
+            os._exit(0)  # The other end is gone.
+
+
+def main() -> None:
+    """Run a host over the descriptor that the command line names."""
+    use_one_thread()
+    with suppress(ConnectionError):  # The other end was closed while something was said to it.
+        Host(socket.socket(fileno=int(sys.argv[1]))).run()
+    # Threads that are decoding, or waiting for a slow disk, are not waited for.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

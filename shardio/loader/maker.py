@@ -1,0 +1,90 @@
+"""From a chunk to its rows: read, draw the transforms' parameters, decode."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.decoding import FieldDecoder
+from shardio.errors import SampleError
+from shardio.loader.messages import Chunk, Column, Failed, Made, Outcome, StageTimes, Unreadable
+from shardio.reading import FileReader, SampleReader
+from shardio.shards import LABEL_FIELD
+
+Rows = Mapping[int, NDArray[Any]]
+"""By the place of a field: where its n values go, [n, *shape of an item]."""
+
+
+class ChunkMaker:
+    """Makes chunks, in any number of threads at a time."""
+
+    def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
+        self._reader = reader
+        self._decoder = decoder
+
+    def make(self, chunk: Chunk, rows: Rows, wait_s: float = 0.0) -> Outcome:
+        """Make a chunk.
+
+        Args:
+            chunk: What is to be made.
+            rows: Where columns of fixed size go; one that turns out otherwise is returned instead.
+            wait_s: How long the thread waited for the chunk.
+        """
+        try:
+            columns, times = self._make(chunk, rows)
+        except SampleError as error:
+            return Unreadable(serial=chunk.serial, place=error.place, message=str(error))
+        except BaseException as error:  # Whatever it is, the training process raises it.
+            return Failed(serial=chunk.serial, error=_portable(error), traceback=traceback.format_exc())
+        return Made(serial=chunk.serial, columns=columns, times=times + StageTimes(wait_s=wait_s))
+
+    def _make(self, chunk: Chunk, rows: Rows) -> tuple[list[Column], StageTimes]:
+        decoder, columns = self._decoder, list[Column]()
+        began = time.perf_counter()
+        stored = self._reader.read(chunk.samples, decoder.stored_fields)
+        read_s, transform_s = time.perf_counter() - began, 0.0
+        for place, name in enumerate(decoder.names):
+            destination = rows.get(place)
+            if name == "image":
+                before = time.perf_counter()
+                images, plans = decoder.plan_images(stored, chunk.keys)
+                transform_s += time.perf_counter() - before
+                rows_fit = plans is not None and destination is not None and plans.fit(destination)
+                drawn = decoder.draw_images(stored, images, plans, destination if rows_fit else None)
+                columns.append(None if rows_fit else drawn)
+            else:
+                columns.append(_compact(name, decoder.decode_field(name, stored), destination))
+        decode_s = time.perf_counter() - began - read_s - transform_s
+        return columns, StageTimes(read_s=read_s, transform_s=transform_s, decode_s=decode_s)
+
+
+def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
+    """Return a column as it travels: labels as int64 [n], nothing for arrays that fit the slot."""
+    if name in ("label", LABEL_FIELD):
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            return values
+    if destination is not None and all(
+        isinstance(value, np.ndarray) and value.dtype == destination.dtype and value.shape == destination.shape[1:]
+        for value in values
+    ):
+        for row, value in zip(destination, values, strict=True):
+            row[...] = value
+        return None
+    return values
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an error that can be sent to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

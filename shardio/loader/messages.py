@@ -1,0 +1,135 @@
+"""What the training process and its hosts tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.decoding import FieldDecoder
+from shardio.loader.memory import Layout
+from shardio.order import Words
+from shardio.reading import FileReader, SampleReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All that a host must know beforehand: how samples are read and decoded. Which, it is told by chunks.
+
+    Attributes:
+        reader: Reads samples.
+        decoder: Decodes them.
+        num_threads: How many chunks the host makes at a time.
+    """
+
+    reader: SampleReader | FileReader
+    decoder: FieldDecoder
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSlot:
+    """A new slot; its memory's descriptor comes along."""
+
+    slot_id: int
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """Slots that no further chunk will name."""
+
+    slot_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Some rows of a batch that are to be made.
+
+    Attributes:
+        serial: Its number; larger than that of every chunk before it.
+        samples: What the reader reads n samples by.
+        keys: uint64 [n], one for each sample's random transforms.
+        slot_id: Where to put the columns of fixed size, or None for beside.
+        row: The first row there.
+    """
+
+    serial: int
+    samples: Any
+    keys: Words
+    slot_id: int | None
+    row: int
+
+    @property
+    def rows(self) -> slice:
+        """Its rows of the batch."""
+        return slice(self.row, self.row + len(self.keys))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Chunks that were sent before are not wanted any more. Those that are being made are finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Asks for a sign of life: :class:`Pong`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong:
+    """A sign of life; also the first message of a host."""
+
+
+Column = list[Any] | NDArray[np.generic] | None
+"""The values of one field; None where they were put into the slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Where the time of a chunk went, in seconds of its thread."""
+
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+
+    def __add__(self, other: StageTimes) -> StageTimes:
+        return StageTimes(
+            read_s=self.read_s + other.read_s,
+            transform_s=self.transform_s + other.transform_s,
+            decode_s=self.decode_s + other.decode_s,
+            wait_s=self.wait_s + other.wait_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A chunk is there: a column for each field, and where the time went."""
+
+    serial: int
+    columns: list[Column]
+    times: StageTimes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A chunk is not there because of one of its samples: its place in the chunk, and what is wrong."""
+
+    serial: int
+    place: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A chunk is not there because of an error that no single sample is to blame for."""
+
+    serial: int
+    error: BaseException
+    traceback: str
+
+
+Outcome = Made | Unreadable | Failed

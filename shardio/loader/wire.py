@@ -1,0 +1,91 @@
+"""How the training process and its hosts talk: Python values, and open files, over a socket pair.
+
+A message is one packet: a pickle, or, where that is long, the descriptor of anonymous memory that holds it, so
+that no sender ever waits for a reader. Both ends are this package: nobody else can write to the pair.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from shardio.loader.memory import make_memory
+
+MAX_INLINE = 8 * 1024
+"""Bytes of a pickle that travels in the packet: a socket's buffer holds some dozens of them."""
+
+MAX_DESCRIPTORS = 2
+"""The pickle's and a slot's."""
+
+_INLINE, _BESIDE = b"\0", b"\1"
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(end: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: If the other end is gone, or (BlockingIOError) does not read, and this one does not wait for it.
+    """
+    content = pickle.dumps(message, protocol=5)
+    if len(content) <= MAX_INLINE:
+        _send(end, [_INLINE, content], descriptors)
+        return
+    memory = make_memory(0)
+    try:
+        _write_all(memory, content)
+        _send(end, [_BESIDE], [memory, *descriptors])
+    finally:
+        os.close(memory)
+
+
+def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
+    """Return the next message and the descriptors that came with it; None if the other end is gone.
+
+    Raises:
+        BlockingIOError: If there is none, and this end does not wait.
+    """
+    descriptors = array("i")
+    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * descriptors.itemsize)
+    try:
+        packet, ancillary, _, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    if not packet:
+        return None
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    if packet[:1] == _INLINE:
+        return pickle.loads(memoryview(packet)[1:]), list(descriptors)
+    memory, *rest = descriptors
+    try:
+        return pickle.loads(_read_all(memory)), rest
+    finally:
+        os.close(memory)
+
+
+def _send(end: socket.socket, parts: list[bytes], descriptors: Sequence[int]) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+    end.sendmsg(parts, rights)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]  # One write of Linux takes 2 GiB at the most.
+
+
+def _read_all(descriptor: int) -> bytes | bytearray:
+    size = os.fstat(descriptor).st_size
+    content: bytes | bytearray = os.pread(descriptor, size, 0)
+    while len(content) < size:
+        content = bytearray(content) + os.pread(descriptor, size - len(content), len(content))
+    return content
