@@ -38,11 +38,19 @@ class SampleError(ShardioError):
 
     Attributes:
         place: Which of the samples that were asked for together it is.
+        key: Its key, where that is known.
+        where: Where it lies, likewise.
     """
 
-    def __init__(self, message: str, *, place: int = 0) -> None:
+    def __init__(self, message: str, *, place: int = 0, key: str = "", where: str = "") -> None:
         super().__init__(message)
         self.place = place
+        self.key = key
+        self.where = where
+
+    def moved_to(self, place: int) -> SampleError:
+        """Return the same for a sample at another place."""
+        return type(self)(str(self), place=place, key=self.key, where=self.where)
 
 
 class HostError(ShardioError):

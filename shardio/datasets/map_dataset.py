@@ -13,6 +13,7 @@ from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
 from shardio.datasets.values import make_samples
 from shardio.decoding import FieldDecoder
+from shardio.errors import SampleError
 from shardio.reading import FileReader, SampleReader
 
 
@@ -58,6 +59,9 @@ class MapDataset(Dataset[Any]):
         keys, values = self.map_epoch.keys(numbers), list[Any]()
         for start in range(0, len(numbers), self.decoder.chunk_size):
             chunk = slice(start, start + self.decoder.chunk_size)
-            stored = self.reader.read(self.locate(numbers[chunk]), self.decoder.stored_fields)
-            values += make_samples(self.decoder, self.decoder.decode_columns(stored, keys[chunk]))
+            try:
+                stored = self.reader.read(self.locate(numbers[chunk]), self.decoder.stored_fields)
+                values += make_samples(self.decoder, self.decoder.decode_columns(stored, keys[chunk]))
+            except SampleError as error:
+                raise error.moved_to(start + error.place) from error
         return values

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
+from shardio.datasets.bad_samples import SKIPPED, BadSamples, read_with
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
@@ -17,7 +18,7 @@ from shardio.datasets.valid import mark_valid
 from shardio.datasets.values import make_samples
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
-from shardio.order import Cursor, EpochOrder, Remainder, Split, choose_settings, iterate_steps
+from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, choose_settings, iterate_steps
 from shardio.reading import SampleReader
 from shardio.shards import Source, open_table
 from shardio.world import CarriedWorld, World, find_worker
@@ -97,6 +98,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
         self.reader = SampleReader(self.table)
         self._cell = SharedCell(0, 0)  # epoch, position where it begins
+        self._bad_samples: BadSamples | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -142,13 +144,19 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         """Let the next iteration begin at ``cursor``, in this process and in workers that already run."""
         self._cell.set(cursor.epoch, cursor.position)
 
-    def bound(self, split: Split) -> ShardDataset:
-        """Return a copy for one loader: with the batch size and world of ``split``, and an epoch of its own."""
+    def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
+        """Return a copy for one loader: with the batch size and world of ``split``, and an epoch of its own.
+
+        Args:
+            split: The loader's.
+            bad_samples: Decides on samples that cannot be read: some then come as SKIPPED.
+        """
         dataset = copy.copy(self)
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table)
         dataset._cell = SharedCell(0, 0)
+        dataset._bad_samples = bad_samples
         return dataset
 
     def _samples(self, cursor: Cursor, split: Split) -> Iterator[Any]:
@@ -160,16 +168,17 @@ class ShardDataset(Ordered, IterableDataset[Any]):
                 valid = (np.concatenate(positions) < self.num_all_samples).tolist()
                 for start in range(0, len(samples), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
-                    values = self._read(cursor.epoch, samples[chunk])
-                    yield from map(mark_valid, values, valid[chunk]) if self.remainder == "mask" else values
+                    keys = augment_keys(self.settings.seed, cursor.epoch, samples[chunk])
+                    values = read_with(self._bad_samples, self._read, samples[chunk], keys)
+                    for value, is_valid in zip(values, valid[chunk], strict=True):
+                        is_marked = self.remainder == "mask" and value is not SKIPPED
+                        yield mark_valid(value, is_valid) if is_marked else value
         finally:
             self.reader.close()
 
-    def _read(self, epoch: int, samples: NDArray[np.int64]) -> list[Any]:
+    def _read(self, samples: NDArray[np.int64], keys: Words) -> list[Any]:
         stored = self.reader.read(samples, self.decoder.stored_fields)
-        return make_samples(
-            self.decoder, self.decoder.decode_columns(stored, augment_keys(self.settings.seed, epoch, samples))
-        )
+        return make_samples(self.decoder, self.decoder.decode_columns(stored, keys))
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled copy may go to a worker process, where torch.distributed is not initialised.

@@ -208,7 +208,7 @@ class FieldDecoder:
             sample = samples[place]
             where = f"field {field!r} of sample {sample.key} in {sample.origin}"
             message = f"{where} cannot be decoded: {str(error) or repr(error)}"
-            raise SampleError(message, place=place) from error
+            raise SampleError(message, place=place, key=sample.key, where=sample.origin) from error
         return values
 
     def _open_image(self, samples: StoredSamples, place: int, content: bytes | None) -> Any:
@@ -216,7 +216,7 @@ class FieldDecoder:
         if content is None:
             sample = samples[place]
             message = f"sample {sample.key} in {sample.origin} has no image (none of {', '.join(IMAGE_FIELDS)})"
-            raise SampleError(message, place=place)
+            raise SampleError(message, place=place, key=sample.key, where=sample.origin)
         read = decode_pil if self.decode == "pil" else open_image
         try:
             return read(content, orientation=self.orientation, max_pixels=self.max_pixels)
@@ -227,7 +227,7 @@ class FieldDecoder:
 def _cannot_decode(samples: StoredSamples, place: int, error: ValueError) -> SampleError:
     sample = samples[place]
     message = f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {str(error) or repr(error)}"
-    return SampleError(message, place=place)
+    return SampleError(message, place=place, key=sample.key, where=sample.origin)
 
 
 def _raise_missing(samples: StoredSamples, place: int, field: str) -> None:
@@ -236,4 +236,6 @@ def _raise_missing(samples: StoredSamples, place: int, field: str) -> None:
         f"sample {sample.key} in {sample.origin} has no field {field!r}: name only fields that it has, as in "
         f"fields=('image', 'key')",
         place=place,
+        key=sample.key,
+        where=sample.origin,
     )

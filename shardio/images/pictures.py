@@ -196,5 +196,7 @@ def _errors_of_pillow() -> Iterator[None]:
         yield
     except ValueError:
         raise
+    except PIL.UnidentifiedImageError as error:  # Its own words name an address in memory.
+        raise ValueError("it is no image of a format that is known here") from error
     except Exception as error:
         raise ValueError(str(error) or repr(error)) from error

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
+
+from shardio.datasets.bad_samples import SKIPPED
+from shardio.errors import SampleError
+
+ALL_SKIPPED = "all samples of a batch were skipped: there is nothing to deliver"
 
 
 def collate_channels_last(samples: Sequence[Any]) -> Any:
@@ -25,6 +31,19 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
     if isinstance(samples[0], tuple):
         return [collate_column(column) for column in zip(*samples, strict=True)]
     return collate_column(samples)
+
+
+@dataclass(frozen=True, slots=True)
+class CollateKept:
+    """Collate the samples that were not left out."""
+
+    collate: Callable[[list[Any]], Any]
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        kept = [sample for sample in samples if sample is not SKIPPED]
+        if not kept:
+            raise SampleError(ALL_SKIPPED)
+        return self.collate(kept)
 
 
 def collate_column(values: Sequence[Any]) -> Any:

@@ -11,10 +11,10 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, Subset
 
 from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.datasets.bad_samples import BadSamples, OnError, check_on_error
 from shardio.device.batches import map_tensors
-from shardio.loader.bad_samples import OnError, check_on_error
 from shardio.loader.batches import ordered_batches, sampled_batches
-from shardio.loader.collate import collate_channels_last
+from shardio.loader.collate import CollateKept, collate_channels_last
 from shardio.loader.delivery import Delivery
 from shardio.loader.fast_path import FastPath, can_go_fast
 from shardio.loader.feeds import SamplerFeed, ShardFeed
@@ -100,10 +100,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
         self._started: Progress | None = None
+        self._bad_samples = self._make_bad_samples()
         self._feed = self._make_feed()
         self._fast_path = self._make_fast_path()
         if self._feed is not None:
             self._check_arguments(self._feed)
+        self._check_on_error()
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
@@ -219,7 +221,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return {
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
-            "collate_fn": self.collate_fn,
+            "collate_fn": self.collate_fn if self.on_error != "skip" else CollateKept(self.collate_fn),
             "pin_memory": self.pin_memory,
             "timeout": self.timeout,
             "worker_init_fn": WorkerInit(self.worker_init_fn),
@@ -232,10 +234,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def _make_feed(self) -> ShardFeed | SamplerFeed | None:
         if isinstance(self.dataset, ShardDataset):
-            return ShardFeed(self.dataset)
+            return ShardFeed(self.dataset, self._bad_samples)
         if isinstance(self.sampler, EpochSampler):
-            return SamplerFeed(self.dataset, self.sampler)
+            return SamplerFeed(self.dataset, self.sampler, self._bad_samples)
         return None
+
+    def _make_bad_samples(self) -> BadSamples | None:
+        dataset: Any = self.dataset
+        if self.on_error == "raise":
+            return None
+        num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
+        return BadSamples(self.on_error, Path(self.quarantine), num_samples)
 
     def _make_fast_path(self) -> FastPath | None:
         is_left_alone = (
@@ -254,8 +263,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             prefetch=self.prefetch_factor,
             is_persistent=self.persistent_workers,
             timeout_s=self.timeout,
-            on_error=self.on_error,
-            quarantine=Path(self.quarantine),
+            bad_samples=self._bad_samples,
         )
 
     def _need_feed(self) -> ShardFeed | SamplerFeed:
@@ -265,6 +273,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"got {type(self.dataset).__name__} with {type(self.sampler).__name__}"
             )
         return self._feed
+
+    def _check_on_error(self) -> None:
+        if self.on_error != "raise" and self._feed is None and self._fast_path is None:
+            raise ValueError(
+                f"on_error={self.on_error!r} needs a dataset of shardio's, with its own transforms or its own order "
+                "(a ShardDataset, or sampler=EpochSampler(dataset)): otherwise torch's loader reads the samples"
+            )
+        if self.on_error == "skip" and self.batch_size is None:
+            raise ValueError("on_error='skip' makes batches smaller, and with batch_size=None there are none")
 
     def _check_arguments(self, feed: ShardFeed | SamplerFeed) -> None:
         if not self.in_order:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.datasets.bad_samples import BadSamples
 from shardio.decoding import FieldDecoder
 from shardio.errors import HostError, SampleError
 from shardio.loader.assembly import assemble
-from shardio.loader.bad_samples import BadSamples
 from shardio.loader.batches import BatchPlan
+from shardio.loader.collate import ALL_SKIPPED
 from shardio.loader.crews import Crew
 from shardio.loader.hosts import Death
 from shardio.loader.layouts import Sizes, lay_out
@@ -77,7 +78,7 @@ class Delivery:
         plans: Which samples each of them has.
         crew: Makes them; nobody else uses it meanwhile.
         sizes: How much is made at a time.
-        bad_samples: Decides on what cannot be read.
+        bad_samples: Decides on what cannot be read; None for an error.
         timeout_s: How long to wait for a batch at the most; 0 for ever.
         tally: Counts.
         closes_crew: Whether the crew ends with the delivery.
@@ -89,7 +90,7 @@ class Delivery:
         plans: Iterator[BatchPlan],
         crew: Crew,
         sizes: Sizes,
-        bad_samples: BadSamples,
+        bad_samples: BadSamples | None,
         timeout_s: float,
         tally: Tally,
         *,
@@ -226,19 +227,27 @@ class Delivery:
                 part.batch.error = outcome.error
                 outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
             case Unreadable() if is_probe:
-                part.batch.error = SampleError(outcome.message)
+                part.batch.error = outcome.error
             case Unreadable():
                 self._resolve(part, outcome)
 
     def _resolve(self, part: _Part, outcome: Unreadable) -> None:
         """Go on with other samples, or with fewer, or not at all."""
-        place = outcome.place
+        place, plan = outcome.error.place, part.plan
+        if self._bad_samples is None:
+            part.batch.error = outcome.error
+            return
+        number, key = int(plan.numbers[place]), plan.keys[place]
         try:
-            part.plan = self._bad_samples.resolve(part.plan, place, outcome.message, part.num_tries[place])
+            other = self._bad_samples.decide(outcome.error, number, key, part.num_tries[place])
         except SampleError as error:
             part.batch.error = error
             return
-        part.num_tries[place] += 1
+        if other is None:
+            part.plan = plan.take(np.delete(np.arange(len(plan)), place))
+        else:
+            part.num_tries[place] += 1
+            plan.numbers[place] = other
         if len(part.plan):
             self._submit([part])
         else:
@@ -279,7 +288,7 @@ class Delivery:
         views = {} if batch.slot is None else self._crew.hand_out(batch.slot)
         parts = [part for part in batch.parts if len(part.plan)]
         if not parts:
-            raise SampleError("all samples of a batch were skipped: there is nothing to deliver")
+            raise SampleError(ALL_SKIPPED)
         rows = [slice(part.row, part.row + len(part.plan)) for part in parts]
         is_marked = parts[0].plan.valid is not None
         valid = np.concatenate([part.plan.valid for part in parts]) if is_marked else None

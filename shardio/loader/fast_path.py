@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, TypeGuard
 
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
-from shardio.loader.bad_samples import BadSamples, OnError
+from shardio.datasets.bad_samples import BadSamples
 from shardio.loader.batches import BatchPlan
 from shardio.loader.crews import CallerCrew, Crew, HostCrew
 from shardio.loader.delivery import Delivery, Source
@@ -50,8 +49,7 @@ class FastPath:
         prefetch: Batches made ahead, if the user says.
         is_persistent: Whether the hosts outlive an epoch.
         timeout_s: How long to wait for a batch at the most; 0 for ever.
-        on_error: What becomes of samples that cannot be read.
-        quarantine: Where those are written down.
+        bad_samples: Decides on what cannot be read; None for an error.
     """
 
     def __init__(
@@ -63,8 +61,7 @@ class FastPath:
         prefetch: int | None,
         is_persistent: bool,
         timeout_s: float,
-        on_error: OnError,
-        quarantine: Path,
+        bad_samples: BadSamples | None,
     ) -> None:
         self._dataset = dataset
         self._num_workers = num_workers
@@ -76,8 +73,7 @@ class FastPath:
             chunk_size=dataset.decoder.chunk_size,
             prefetch=prefetch or DEFAULT_PREFETCH,
         )
-        num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
-        self._bad_samples = BadSamples(on_error, quarantine, num_samples, dataset.describe)
+        self._bad_samples = bad_samples
         self._crew: Crew | None = None
         self._last: Delivery | None = None
         self.tally = Tally(num_workers=num_workers)

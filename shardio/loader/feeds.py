@@ -10,20 +10,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch.utils.data
+from numpy.typing import NDArray
 
 from shardio.datasets import EpochSampler, ShardDataset
-from shardio.datasets.map_epoch import known_epoch
+from shardio.datasets.bad_samples import SKIPPED, BadSamples, read_with
+from shardio.datasets.map_epoch import augment_keys, known_epoch
 from shardio.datasets.valid import mark_valid
-from shardio.order import Cursor, EpochCounter, Split
+from shardio.order import Cursor, EpochCounter, Split, Words
 from shardio.world import World
 
 
 class ShardFeed:
     """Feeds a ShardDataset: its copies in the workers compute their batches themselves."""
 
-    def __init__(self, dataset: ShardDataset) -> None:
+    def __init__(self, dataset: ShardDataset, bad_samples: BadSamples | None) -> None:
         self.source = dataset
+        self._bad_samples = bad_samples
         self._counter = EpochCounter()
         self._num_epoch_sets = 0
         self._world: World | None = None
@@ -44,7 +48,7 @@ class ShardFeed:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
         world = World(rank=split.rank, world_size=split.world_size)
         if self._bound is None or not options["persistent_workers"] or world != self._world:
-            self._world, self._bound = world, self.source.bound(split)
+            self._world, self._bound = world, self.source.bound(split, self._bad_samples)
             self._workers = torch.utils.data.DataLoader(self._bound, **options)
         self._bound.start_at(cursor)
         assert self._workers is not None, "made with the bound dataset"
@@ -54,9 +58,9 @@ class ShardFeed:
 class SamplerFeed:
     """Feeds a map-style dataset in the order of an EpochSampler, which runs in this process."""
 
-    def __init__(self, dataset: Any, sampler: EpochSampler) -> None:
+    def __init__(self, dataset: Any, sampler: EpochSampler, bad_samples: BadSamples | None) -> None:
         self.source = sampler
-        self._dataset = _TicketDataset(dataset)
+        self._dataset = _TicketDataset(dataset, bad_samples)
         self._tickets = _Tickets(sampler)
         self._workers: torch.utils.data.DataLoader[Any] | None = None
 
@@ -113,18 +117,24 @@ class _Tickets:
 class _TicketDataset(torch.utils.data.Dataset[Any]):
     """A map-style dataset that is asked by tickets."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, bad_samples: BadSamples | None) -> None:
         self.dataset = dataset
+        self._bad_samples = bad_samples
 
     def __getitem__(self, ticket: _Ticket) -> Any:
         return self.__getitems__([ticket])[0]
 
     def __getitems__(self, tickets: list[_Ticket]) -> list[Any]:
-        numbers = [ticket.number for ticket in tickets]
-        has_batches = callable(getattr(self.dataset, "__getitems__", None))
-        with known_epoch(tickets[0].seed, tickets[0].epoch):
-            samples = self.dataset.__getitems__(numbers) if has_batches else [self.dataset[n] for n in numbers]
+        numbers = np.array([ticket.number for ticket in tickets])
+        seed, epoch = tickets[0].seed, tickets[0].epoch
+        with known_epoch(seed, epoch):
+            samples = read_with(self._bad_samples, self._read, numbers, augment_keys(seed, epoch, numbers))
         return [
-            sample if ticket.is_valid is None else mark_valid(sample, ticket.is_valid)
+            sample if ticket.is_valid is None or sample is SKIPPED else mark_valid(sample, ticket.is_valid)
             for sample, ticket in zip(samples, tickets, strict=True)
         ]
+
+    def _read(self, numbers: NDArray[np.int64], _: Words) -> list[Any]:
+        if callable(getattr(self.dataset, "__getitems__", None)):
+            return list(self.dataset.__getitems__(numbers.tolist()))
+        return [self.dataset[number] for number in numbers.tolist()]

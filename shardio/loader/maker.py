@@ -39,7 +39,7 @@ class ChunkMaker:
         try:
             columns, times = self._make(chunk, rows)
         except SampleError as error:
-            return Unreadable(serial=chunk.serial, place=error.place, message=str(error))
+            return Unreadable(serial=chunk.serial, error=error)
         except BaseException as error:  # Whatever it is, the training process raises it.
             return Failed(serial=chunk.serial, error=_portable(error), traceback=traceback.format_exc())
         return Made(serial=chunk.serial, columns=columns, times=times + StageTimes(wait_s=wait_s))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder
+from shardio.errors import SampleError
 from shardio.loader.memory import Layout
 from shardio.order import Words
 from shardio.reading import FileReader, SampleReader
@@ -116,11 +117,10 @@ class Made:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A chunk is not there because of one of its samples: its place in the chunk, and what is wrong."""
+    """A chunk is not there because of one of its samples; the error says which."""
 
     serial: int
-    place: int
-    message: str
+    error: SampleError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ class FileReader:
         Raises:
             SampleError: If a file cannot be read.
         """
-        images = [_read_whole(place, path) for place, (path, _) in enumerate(samples)]
+        images = [self._read_whole(place, path) for place, (path, _) in enumerate(samples)]
         labels = [b"%d" % label for _, label in samples]
         return StoredSamples(
             {IMAGE_FIELDS[0]: images, LABEL_FIELD: labels},
@@ -48,10 +48,10 @@ class FileReader:
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-
-def _read_whole(place: int, path: str) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path for each file would cost as much as reading it
-            return file.readall()
-    except OSError as error:
-        raise SampleError(f"the image {path} cannot be read: {error}", place=place) from error
+    def _read_whole(self, place: int, path: str) -> bytes:
+        try:
+            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path costs as much as the reading
+                return file.readall()
+        except OSError as error:
+            message = f"the image {path} cannot be read: {error}"
+            raise SampleError(message, place=place, key=path, where=self._root) from error

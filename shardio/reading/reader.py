@@ -51,7 +51,7 @@ class SampleReader:
             try:
                 found = self._shard(shard).read_many(inner, fields)
             except SampleError as error:
-                raise SampleError(str(error), place=int(places[error.place])) from error
+                raise error.moved_to(int(places[error.place])) from error
             for column, contents in zip(columns, found, strict=True):
                 for place, content in zip(places.tolist(), contents, strict=True):
                     column[place] = content

@@ -64,7 +64,7 @@ class Shard:
             contents = {field: self.tar.read(range_) for field, range_ in where.items() if range_}
         except (OSError, EOFError) as error:
             key, origin = self.describe(sample, fields)
-            raise SampleError(f"sample {key} cannot be read from {origin}: {error}") from error
+            raise SampleError(f"sample {key} cannot be read from {origin}: {error}", key=key, where=origin) from error
         key, origin = self.describe(sample, fields)
         return Sample(key=key, fields=contents, origin=origin)
 
@@ -100,7 +100,7 @@ class Shard:
             for sample in samples.tolist():
                 read.append(self.read(sample, fields))
         except SampleError as error:
-            raise SampleError(str(error), place=len(read)) from error
+            raise error.moved_to(len(read)) from error
         return [[sample.fields.get(field) for sample in read] for field in fields]
 
     def describe(self, sample: int, fields: Iterable[str]) -> tuple[str, str]:
