@@ -7,6 +7,7 @@ import sys
 import typer
 
 import shardio
+from shardio.cli.bench import bench
 from shardio.cli.check import check
 from shardio.cli.info import info
 from shardio.cli.order import order
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, train, tile, untile):
+for command in (pack, info, order, check, bench, train, tile, untile):
     app.command()(command)
 
 

@@ -57,10 +57,14 @@ class Ordered:
 
     def batches(self, cursor: Cursor, split: Split) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield this rank's batches of an epoch, each as its positions and its samples' numbers, int64 [n]."""
-        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
-        for positions, samples in iterate_steps(order, split, range(split.num_batches)):
+        for positions, samples in self.steps(cursor, split):
             stops = np.cumsum([len(batch) for batch in positions])
             yield from zip(positions, np.split(samples, stops[:-1]), strict=True)
+
+    def steps(self, cursor: Cursor, split: Split) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
+        """Yield the same, some batches at a time: the positions of each, and the samples of all of them end to end."""
+        order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
+        return iterate_steps(order, split, range(split.num_batches))
 
     def own_split(self, cursor: Cursor) -> Split:
         """Return the same by what the user told alone, as in torch's own DataLoader."""

@@ -40,12 +40,14 @@ class BatchPlan:
 
 def ordered_batches(source: Ordered, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
     """Yield the batches of an order of shardio's."""
-    for positions, numbers in source.batches(cursor, split):
-        yield BatchPlan(
-            numbers=numbers,
-            keys=augment_keys(source.settings.seed, cursor.epoch, numbers),
-            valid=positions < split.num_samples if split.remainder == "mask" else None,
-        )
+    for positions, numbers in source.steps(cursor, split):
+        valid = np.concatenate(positions) < split.num_samples if split.remainder == "mask" else None
+        keys = augment_keys(source.settings.seed, cursor.epoch, numbers)
+        several = BatchPlan(numbers=numbers, keys=keys, valid=valid)
+        stop = 0
+        for batch in positions:
+            start, stop = stop, stop + len(batch)
+            yield several.take(slice(start, stop))
 
 
 def sampled_batches(dataset: MapDataset, sampler: Iterable[list[int]], base_seed: int) -> Iterator[BatchPlan]:

@@ -19,8 +19,11 @@ from shardio.loader.memory import Layout
 from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
 from shardio.loader.wire import make_pair, receive, send
 
+MAX_LONE_HOSTS = 4
+"""Up to so many threads have a process each. Beside each other in one they wait for the GIL, a tenth of the time."""
+
 THREADS_PER_HOST = 2
-"""Threads that decode need the GIL for a tenth of their time; the more there are in a process, the more they wait."""
+"""Threads of a process where there are more: each process takes 25 MB of its own."""
 
 PATIENCE_S = 5.0
 """How long all hosts may be silent before they are asked for a sign of life, and how long one may take to answer."""
@@ -209,7 +212,7 @@ class HostPool:
 
 def divide_threads(num_threads: int) -> list[int]:
     """Return how many threads each host has."""
-    num_hosts = -(-num_threads // THREADS_PER_HOST)
+    num_hosts = max(min(num_threads, MAX_LONE_HOSTS), -(-num_threads // THREADS_PER_HOST))
     return [num_threads // num_hosts + (number < num_threads % num_hosts) for number in range(num_hosts)]
 
 
