@@ -22,14 +22,12 @@ class Crew(ABC):
     """Makes chunks, in the order in which they are submitted.
 
     Attributes:
-        process_id: The process that it belongs to.
         num_threads: How many chunks it makes at a time.
         layout: How a batch lies in a slot; None before :meth:`lay_out`, or if nothing is of fixed size.
         is_laid_out: Whether :meth:`lay_out` was called.
     """
 
     def __init__(self, num_threads: int) -> None:
-        self.process_id = os.getpid()
         self.num_threads = num_threads
         self.layout: Layout | None = None
         self.is_laid_out = False
@@ -38,6 +36,10 @@ class Crew(ABC):
     def lay_out(self, layout: Layout | None, num_ahead: int) -> None:
         """Say how a batch lies in a slot, and how many are made ahead of the one that is wanted."""
         self.layout, self.is_laid_out = layout, True
+
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Say whether it works for this process, and not for one from which this one was forked."""
 
     def next_serial(self) -> int:
         """Return the next chunk's number."""
@@ -82,8 +84,12 @@ class HostCrew(Crew):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.num_threads)
+        self._process_id = os.getpid()
         self._pool = HostPool(plan)
         self._ring: SlotRing | None = None
+
+    def is_here(self) -> bool:
+        return self._process_id == os.getpid()
 
     def lay_out(self, layout: Layout | None, num_ahead: int) -> None:
         super().lay_out(layout, num_ahead)
@@ -128,10 +134,14 @@ class CallerCrew(Crew):
 
     def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
         super().__init__(1)
+        self._reader = reader
         self._maker = ChunkMaker(reader, decoder)
         self._chunks: deque[Chunk] = deque()
         self._views: dict[int, Views] = {}
         self._num_taken = 0
+
+    def is_here(self) -> bool:
+        return True
 
     def take(self) -> Slot:
         assert self.layout is not None, "it was laid out"
@@ -163,3 +173,4 @@ class CallerCrew(Crew):
 
     def close(self) -> None:
         self.cancel()
+        self._reader.close()

@@ -202,7 +202,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 progress.num_batches += 1
                 yield batch
         finally:
-            if isinstance(batches, Delivery) and progress is self._started:
+            if isinstance(batches, Delivery):
                 batches.close()
         progress.is_finished = True
         if progress.num_batches != progress.split.num_batches:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -110,7 +109,7 @@ class Delivery:
     def __next__(self) -> Any:
         if not self._is_open:
             raise StopIteration
-        if self._crew.process_id != os.getpid():
+        if not self._crew.is_here():
             raise RuntimeError("this iterator belongs to the process that this one was forked from: iterate again")
         began = time.perf_counter()
         try:
@@ -127,7 +126,7 @@ class Delivery:
         if not self._is_open:
             return
         self._is_open = False
-        if self._crew.process_id != os.getpid():
+        if not self._crew.is_here():
             return
         if self._closes_crew:
             self._crew.close()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeGuard
 
@@ -75,34 +75,46 @@ class FastPath:
         )
         self._bad_samples = bad_samples
         self._crew: Crew | None = None
-        self._last: Delivery | None = None
+        self._last: Callable[[], Delivery | None] = _nothing
         self.tally = Tally(num_workers=num_workers)
 
     def start(self, plans: Iterator[BatchPlan]) -> Delivery:
         """Begin an epoch; an unfinished one before it ends, where hosts are persistent."""
-        if self._last is not None:
-            self._last.close()
-        crew = self._crew
-        if crew is None or crew.process_id != os.getpid():
-            crew = self._make_crew()
+        last = self._last()
+        if last is not None and self._is_persistent:
+            last.close()
+        if self._crew is None or not self._is_persistent or not self._crew.is_here():
+            self._crew = self._make_crew(self._crew)
         self.tally = Tally(num_workers=self._num_workers)
         dataset = self._dataset
         delivery = Delivery(
             Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe),
             plans,
-            crew,
+            self._crew,
             self._sizes,
             self._bad_samples,
             self._timeout_s,
             self.tally,
             closes_crew=not self._is_persistent,
         )
-        if self._is_persistent:
-            self._crew, self._last = crew, delivery
+        self._last = weakref.ref(delivery)
         return delivery
 
-    def _make_crew(self) -> Crew:
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or a pickled one, gets hosts of its own.
+        return {**self.__dict__, "_crew": None, "_last": _nothing}
+
+    def _make_crew(self, former: Crew | None) -> Crew:
         reader, decoder = self._dataset.reader, self._dataset.decoder
-        if not self._num_workers:
-            return CallerCrew(reader, decoder)
-        return HostCrew(Plan(reader=reader, decoder=decoder, num_threads=self._num_workers))
+        crew: Crew
+        if self._num_workers:
+            crew = HostCrew(Plan(reader=reader, decoder=decoder, num_threads=self._num_workers))
+        else:
+            crew = CallerCrew(reader, decoder)
+        if former is not None and former.is_laid_out:
+            crew.lay_out(former.layout, self._sizes.num_ahead(former.layout))
+        return crew
+
+
+def _nothing() -> None:
+    """Stand for the reference to a delivery before there is one."""

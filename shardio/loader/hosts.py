@@ -119,6 +119,8 @@ class HostPool:
 
     def submit(self, chunks: Iterable[Chunk]) -> None:
         """Have chunks made, each by the host that has the least to do; none if there is a death to be received."""
+        if self._deaths:
+            return
         shares: dict[int, list[Chunk]] = {}
         for chunk in chunks:
             number = min(range(len(self._hosts)), key=lambda number: self._hosts[number].load)

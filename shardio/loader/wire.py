@@ -6,6 +6,7 @@ that no sender ever waits for a reader. Both ends are this package: nobody else 
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
@@ -52,15 +53,18 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
 
     Raises:
         BlockingIOError: If there is none, and this end does not wait.
+        OSError: If this process has no descriptor left.
     """
     descriptors = array("i")
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * descriptors.itemsize)
     try:
-        packet, ancillary, _, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
+        packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return None
     if not packet:
         return None
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, "too many open files: there is no descriptor left for a batch; see `ulimit -n`")
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     if packet[:1] == _INLINE:
