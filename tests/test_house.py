@@ -96,6 +96,10 @@ def test_folders_without_torch_load_without_it() -> None:
     assert "torch" not in modules_after(statement)
 
 
+def test_hosts_start_without_torch() -> None:
+    assert "torch" not in modules_after("import shardio.loader.host")
+
+
 def test_the_command_line_starts_without_torch() -> None:
     assert "torch" not in modules_after("import shardio.cli.main")
 
