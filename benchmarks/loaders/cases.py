@@ -1,0 +1,165 @@
+"""What is measured: one function a case, run in the process of one candidate."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.loaders.checks import BytesCheck, Figures, ImageCheck, count_samples
+from benchmarks.loaders.data import small_samples
+from benchmarks.loaders.files import list_files
+from benchmarks.loaders.job import Epochs, Job
+from benchmarks.loaders.measure import PeakMemory, Stopwatch, measure_pss
+from benchmarks.loaders.registry import Candidate
+
+MEGABYTE = 1e6
+LOOP = 200_000
+"""Turns of the counting loop that is run between two batches: some milliseconds of plain Python."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One run of a candidate."""
+
+    candidate: Candidate
+    job: Job
+    work: Path
+    num_epochs: int
+
+    def make(self) -> Epochs:
+        """Make its loader."""
+        return self.candidate.make(self.job)
+
+
+def measure_throughput(trial: Trial) -> Figures:
+    """Check and warm up for an epoch, then time whole epochs, from one's end to the next one's.
+
+    Memory is sampled while nothing is timed.
+    """
+    labels = [label for _, label in list_files(trial.work / "folder")]
+    check = ImageCheck(labels, trial.job.batch_size)
+    return _measure_epochs(trial, check)
+
+
+def measure_small(trial: Trial) -> Figures:
+    """Do the same with samples that are a list of bytes objects."""
+    job = replace(trial.job, batch_size=512)
+    check = BytesCheck(small_samples(job.num_samples))
+    return _measure_epochs(replace(trial, job=job), check)
+
+
+def measure_first_batch(trial: Trial) -> Figures:
+    """Time until the first batch: of a fresh loader, and of the second epoch of one whose workers live."""
+    fresh = replace(trial, job=replace(trial.job, is_persistent=False)).make()
+    cold = _time_first(fresh)
+    loader = trial.make()
+    for _ in loader:
+        pass
+    return {"cold_ms": 1e3 * cold, "second_epoch_ms": 1e3 * _time_first(loader)}
+
+
+def measure_training_process(trial: Trial) -> Figures:
+    """Measure what a loader takes from the training process: CPU time, and the pace of other Python code.
+
+    There is one worker, so that on two cores the main thread has one to itself: what its loop loses then, it loses to
+    other threads of its process. ``process_time`` is of all threads of the process, and of no other.
+    """
+    loader = replace(trial, job=replace(trial.job, num_workers=1)).make()
+    for _ in loader:
+        pass
+    start, num_samples = time.process_time(), 0
+    for batch in loader:
+        num_samples += count_samples(batch)
+    cpu_s = time.process_time() - start
+    alone = sorted(_time_loop() for _ in range(50))[25]
+    beside = []
+    for _ in loader:
+        beside += [_time_loop() for _ in range(4)]
+    return {
+        "training_process_us": 1e6 * cpu_s / num_samples,
+        "python_pace": alone * len(beside) / sum(beside),
+    }
+
+
+def measure_memory(trial: Trial) -> Figures:
+    """Measure the memory that a loader with 8 workers and batches of 256 adds, as the largest over two epochs."""
+    root = os.getpid()
+    loader = replace(trial, job=replace(trial.job, num_workers=8, batch_size=256)).make()
+    before = measure_pss(root)
+    with PeakMemory(root) as memory:
+        for _ in range(2):
+            for _ in loader:
+                pass
+    return {"added_mb": (memory.peak - before) / MEGABYTE}
+
+
+def measure_flatness(trial: Trial) -> Figures:
+    """Measure the memory of a small dataset's loader after 2 and after 50 epochs."""
+    root = os.getpid()
+    loader = replace(trial, job=replace(trial.job, data=trial.work / "tiny")).make()
+    figures = {}
+    for epoch in range(1, 51):
+        for _ in loader:
+            pass
+        if epoch in (2, 50):
+            figures[f"epoch_{epoch}_mb"] = measure_pss(root) / MEGABYTE
+    return figures
+
+
+CASES: dict[str, Callable[[Trial], Figures]] = {
+    "train": measure_throughput,
+    "eval": measure_throughput,
+    "small": measure_small,
+    "first-batch": measure_first_batch,
+    "training-process": measure_training_process,
+    "memory": measure_memory,
+    "flatness": measure_flatness,
+}
+"""By name, what each case measures."""
+
+
+def _measure_epochs(trial: Trial, check: ImageCheck | BytesCheck) -> Figures:
+    root = os.getpid()
+    loader = trial.make()
+    with PeakMemory(root) as memory:
+        for batch in loader:
+            check.add(batch)
+    figures = check.finish()
+    del check, batch
+    watch, num_samples = Stopwatch(), 0
+    for _ in range(trial.num_epochs):
+        for batch in loader:
+            num_samples += count_samples(batch)
+    times = watch.stop()
+    memory.sample()
+    expected = trial.num_epochs * trial.job.num_samples
+    if num_samples != expected:
+        raise RuntimeError(f"{num_samples} samples came while time was taken, instead of {expected}")
+    return {
+        **figures,
+        "samples_per_s": num_samples / times.wall_s,
+        "cpu_us": 1e6 * times.cpu_s / num_samples,
+        "others_cores": max(0.0, times.machine_cpu_s - times.cpu_s) / times.wall_s,
+        "peak_mb": memory.peak / MEGABYTE,
+    }
+
+
+def _time_first(loader: Epochs) -> float:
+    start = time.perf_counter()
+    batches = iter(loader)
+    for _ in islice(batches, 1):
+        seconds = time.perf_counter() - start
+    del batches  # Ends the workers, unless they are to live.
+    return seconds
+
+
+def _time_loop() -> float:
+    start = time.perf_counter()
+    number = LOOP
+    while number:
+        number -= 1
+    return time.perf_counter() - start

@@ -1,0 +1,72 @@
+"""Loaders that decode in C++ of their own: DALI on the CPU, and FFCV."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.loaders.job import RATIO, SCALE, SHORTER_SIDE, TARGET, Batch, Epochs, Job, Repeated
+
+
+def make_dali(job: Job) -> Epochs:
+    """Return DALI's pipeline for the CPU: only the crop is decoded, and resized without antialiasing."""
+    dali: Any = importlib.import_module("nvidia.dali")
+    plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
+    fn, types = dali.fn, dali.types
+    pipeline = dali.Pipeline(
+        batch_size=job.batch_size, num_threads=job.num_workers, device_id=None, prefetch_queue_depth=2, seed=0
+    )
+    resize = {"interp_type": types.INTERP_LINEAR, "antialias": False}
+    with pipeline:
+        # The buffer holds as many samples as the others shuffle among.
+        content, label = fn.readers.file(
+            file_root=str(job.data), random_shuffle=True, initial_fill=1000, name="reader", prefetch_queue_depth=2
+        )
+        if job.crop == "train":
+            image = fn.decoders.image_random_crop(
+                content, random_area=list(SCALE), random_aspect_ratio=list(RATIO), num_attempts=10
+            )
+            image = fn.resize(image, size=[TARGET, TARGET], **resize)
+            image = fn.flip(image, horizontal=fn.random.coin_flip())
+        else:
+            image = fn.decoders.image(content)
+            image = fn.resize(image, resize_shorter=SHORTER_SIDE, **resize)
+            image = fn.crop(image, crop=(TARGET, TARGET))
+        pipeline.set_outputs(image, label)
+    iterator = plugin.DALIClassificationIterator(
+        pipeline, reader_name="reader", last_batch_policy=plugin.LastBatchPolicy.PARTIAL, auto_reset=True
+    )
+
+    def iterate() -> Iterator[Batch]:
+        for (batch,) in iterator:
+            yield batch["data"], batch["label"]
+
+    return Repeated(iterate)
+
+
+def make_ffcv(job: Job) -> Epochs:
+    """Return FFCV's loader, which resizes by areas: that is how it is built."""
+    loader: Any = importlib.import_module("ffcv.loader")
+    images: Any = importlib.import_module("ffcv.fields.rgb_image")
+    basics: Any = importlib.import_module("ffcv.fields.basics")
+    transforms: Any = importlib.import_module("ffcv.transforms")
+    if job.crop == "train":
+        steps = [
+            images.RandomResizedCropRGBImageDecoder((TARGET, TARGET), scale=SCALE, ratio=RATIO),
+            transforms.RandomHorizontalFlip(),
+        ]
+    else:
+        steps = [images.CenterCropRGBImageDecoder((TARGET, TARGET), ratio=TARGET / SHORTER_SIDE)]
+    return loader.Loader(  # type: ignore[no-any-return]
+        str(job.data / "images.beton"),
+        batch_size=job.batch_size,
+        num_workers=job.num_workers,
+        order=loader.OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=False,
+        pipelines={
+            "image": [*steps, transforms.ToTensor()],
+            "label": [basics.IntDecoder(), transforms.ToTensor(), transforms.Squeeze()],
+        },
+    )

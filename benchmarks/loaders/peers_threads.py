@@ -1,0 +1,58 @@
+"""Loaders whose threads decode in the training process: batches travel nowhere, but the interpreter is shared.
+
+Each task is a whole batch: OpenCV gives up the GIL while it works, and handing over each image would take it again.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, RandomSampler
+
+from benchmarks.loaders.crops import make_batch, use_one_thread
+from benchmarks.loaders.files import list_files
+from benchmarks.loaders.job import Batch, Epochs, Job, Repeated
+
+
+def make_nodes(job: Job) -> Epochs:
+    """Return torchdata's nodes: a sampler of batches, threads that make them, a queue before the user."""
+    nodes: Any = importlib.import_module("torchdata.nodes")
+    node = nodes.SamplerWrapper(_make_sampler(job))
+    node = nodes.ParallelMapper(node, _make_loader(job), num_workers=job.num_workers, method="thread")
+    return nodes.Loader(nodes.Prefetcher(node, prefetch_factor=2), restart_on_stop_iteration=True)  # type: ignore[no-any-return]
+
+
+def make_spdl(job: Job) -> Epochs:
+    """Return SPDL's pipeline: a source of batches' numbers, one stage of as many threads as there are workers."""
+    pipeline: Any = importlib.import_module("spdl.pipeline")
+    sampler, load = _make_sampler(job), _make_loader(job)
+
+    def iterate() -> Iterator[Batch]:
+        builder = pipeline.PipelineBuilder().add_source(sampler)
+        builder = builder.pipe(load, concurrency=job.num_workers, output_order="input").add_sink(3)
+        built = builder.build(num_threads=job.num_workers, use_thread_output_queue=True)
+        with built.auto_stop():
+            yield from built.get_iterator()
+
+    return Repeated(iterate)
+
+
+def _make_sampler(job: Job) -> BatchSampler:
+    return BatchSampler(RandomSampler(range(job.num_samples)), job.batch_size, drop_last=False)
+
+
+def _make_loader(job: Job) -> Callable[[Sequence[int]], Batch]:
+    use_one_thread()
+    files = list_files(job.data)
+
+    def load(indices: Sequence[int]) -> Batch:
+        contents = [Path(files[index][0]).read_bytes() for index in indices]
+        labels = np.array([files[index][1] for index in indices])
+        return torch.from_numpy(make_batch(contents, job.crop)), torch.from_numpy(labels)
+
+    return load

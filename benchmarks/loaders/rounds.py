@@ -1,0 +1,126 @@
+"""Rounds: every candidate once in each, in a process of its own, and another one first each time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.progress import Progress
+
+from benchmarks.loaders.checks import Figures
+from benchmarks.loaders.data import prepare
+from benchmarks.loaders.registry import Candidate
+
+TIMEOUT_S = 1800
+
+
+@dataclass(slots=True, kw_only=True)
+class Result:
+    """What was measured of one candidate.
+
+    Attributes:
+        rounds: The figures of each round; empty where ``problem`` says why.
+        problem: Why it was not measured.
+    """
+
+    candidate: Candidate
+    rounds: list[Figures] = field(default_factory=list)
+    problem: str = ""
+
+    def figures(self, name: str) -> list[float]:
+        """Return one figure of each round."""
+        return [figures[name] for figures in self.rounds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How it is measured."""
+
+    work: Path
+    num_samples: int
+    num_small: int
+    num_workers: int
+    num_epochs: int
+    num_rounds: int
+
+
+def run_case(case: str, candidates: Sequence[Candidate], settings: Settings) -> list[Result]:
+    """Run all rounds of a case; return what came out, in the candidates' order."""
+    results = [Result(candidate=candidate) for candidate in candidates]
+    with Progress(transient=True) as progress:
+        bar = progress.add_task(case, total=len(results) * (1 + settings.num_rounds))
+        places = {}
+        for result in results:
+            progress.update(bar, description=f"{case}: data for {result.candidate.name}", advance=1)
+            places[result.candidate.name] = _prepare(case, result, settings)
+        for number in range(settings.num_rounds):
+            first = number % len(results)
+            for result in results[first:] + results[:first]:
+                progress.update(bar, description=f"{case}: {result.candidate.name}", advance=1)
+                if not result.problem:
+                    _run_once(case, result, places[result.candidate.name], settings)
+    _compare_contents(results, settings.num_samples)
+    return results
+
+
+def _prepare(case: str, result: Result, settings: Settings) -> Path:
+    if not result.candidate.is_installed:
+        result.problem = "not installed"
+        return settings.work
+    try:
+        if case == "flatness":
+            prepare(settings.work, "tiny", settings.num_small)
+        return prepare(settings.work, result.candidate.storage, settings.num_small)
+    except RuntimeError as error:
+        result.problem = str(error)
+        return settings.work
+
+
+def _run_once(case: str, result: Result, data: Path, settings: Settings) -> None:
+    num_samples = settings.num_small if case == "small" else settings.num_samples
+    numbers = (num_samples, settings.num_workers, settings.num_epochs)
+    command = [sys.executable, "-m", "benchmarks.loaders.worker", case, result.candidate.name]
+    command += [str(settings.work), str(data), *map(str, numbers)]
+    # A session of its own: its CPU time and memory are found by it, and nothing of it lives on.
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        result.problem = f"took longer than {TIMEOUT_S} s"
+        return
+    finally:
+        _end_session(process.pid)
+    if process.returncode:
+        result.problem = f"exit code {process.returncode}: {errors[-2000:]}"
+        return
+    result.rounds.append(json.loads(output.splitlines()[-1]))
+
+
+def _end_session(leader: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _compare_contents(results: list[Result], num_samples: int) -> None:
+    """Refuse candidates whose images are brighter or darker than the others', as a mean over all of an epoch."""
+    means = {}
+    for result in results:
+        if result.rounds and "mean_pixel" in result.rounds[0]:
+            means[id(result)] = sum(result.figures("mean_pixel")) / len(result.rounds)
+    if not means:
+        return
+    middle = sorted(means.values())[len(means) // 2]
+    # The means of random crops of one image differ by some 15 levels.
+    allowed = 0.75 + 4 * 15 / num_samples**0.5
+    for result in results:
+        if id(result) in means and abs(means[id(result)] - middle) > allowed:
+            result.problem = f"its pixels have a mean of {means[id(result)]:.2f}, those of others of {middle:.2f}"

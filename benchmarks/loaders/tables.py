@@ -1,0 +1,102 @@
+"""The measurements as tables in Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from benchmarks.loaders.registry import PIXELS_CHANGED, PIXELS_KEPT, SMALL
+from benchmarks.loaders.rounds import Result
+from benchmarks.timing import ratios, summarise
+
+Column = tuple[str, Callable[[Result], str]]
+
+
+def make_tables(case: str, results: Sequence[Result]) -> str:
+    """Return the tables of a case, and what could not be measured."""
+    measured = [result for result in results if result.rounds and not result.problem]
+    parts = []
+    if case in ("train", "eval", "small"):
+        for stored in (PIXELS_KEPT, PIXELS_CHANGED, SMALL):
+            group = [result for result in measured if result.candidate.stored == stored]
+            if group:
+                parts.append(f"**{case}: {stored}**\n\n" + _throughput_table(group))
+        if measured:
+            others = [cores for result in measured for cores in result.figures("others_cores")]
+            parts.append(f"CPUs that other programs took meanwhile: {summarise(others, 2)}.")
+    elif measured:
+        names = list(measured[0].rounds[0])
+        columns = [(_HEADS[name], _figure(name, *_DIGITS[name])) for name in names]
+        parts.append(f"**{case}**\n\n" + _table(measured, columns))
+    problems = [f"- {result.candidate.title}: {_last_line(result.problem)}" for result in results if result.problem]
+    if problems:
+        parts.append(f"{case}, not measured:\n\n" + "\n".join(problems))
+    return "\n\n".join(parts) + "\n"
+
+
+def find_reference(results: Sequence[Result]) -> Result | None:
+    """Return the fastest loader of others, by its median."""
+    peers = [result for result in results if result.candidate.is_peer]
+    return max(peers, key=_median_speed, default=None)
+
+
+def sort_by_speed(results: Sequence[Result]) -> list[Result]:
+    """Return results with the fastest first."""
+    return sorted(results, key=_median_speed, reverse=True)
+
+
+def _throughput_table(results: Sequence[Result]) -> str:
+    reference = find_reference(results)
+
+    def compare(result: Result) -> str:
+        if reference is None:
+            return ""
+        speeds, others = result.figures("samples_per_s"), reference.figures("samples_per_s")
+        return summarise(ratios(speeds, others), 2)
+
+    head = "of the fastest peer's" if reference is None else f"of the fastest peer's, {reference.candidate.title}"
+    columns = [
+        ("samples/s", _figure("samples_per_s")),
+        (head, compare),
+        ("CPU, µs a sample", _figure("cpu_us", 1 if results[0].candidate.stored == SMALL else 0)),
+        ("memory, MB", _figure("peak_mb")),
+    ]
+    return _table(sort_by_speed(results), columns)
+
+
+def _figure(name: str, digits: int = 0, factor: float = 1) -> Callable[[Result], str]:
+    return lambda result: summarise([factor * figure for figure in result.figures(name)], digits)
+
+
+_HEADS = {
+    "cold_ms": "first batch of a fresh loader, ms",
+    "second_epoch_ms": "of the next epoch, ms",
+    "training_process_us": "CPU of the training process, µs a sample",
+    "python_pace": "pace of Python beside it",
+    "added_mb": "memory added, MB",
+    "epoch_2_mb": "memory after 2 epochs, MB",
+    "epoch_50_mb": "after 50, MB",
+}
+_DIGITS = {
+    **dict.fromkeys(_HEADS, (0,)),
+    "training_process_us": (1,),
+    "python_pace": (2,),
+    "epoch_2_mb": (1,),
+    "epoch_50_mb": (1,),
+}
+
+
+def _table(results: Sequence[Result], columns: Sequence[Column]) -> str:
+    lines = ["| | " + " | ".join(head for head, _ in columns) + " |", "|---|" + "---|" * len(columns)]
+    for result in results:
+        title = f"**{result.candidate.title}**" if result.candidate.is_shardio else result.candidate.title
+        lines.append(f"| {title} | " + " | ".join(cell(result) for _, cell in columns) + " |")
+    return "\n".join(lines)
+
+
+def _median_speed(result: Result) -> float:
+    return statistics.median(result.figures("samples_per_s"))
+
+
+def _last_line(problem: str) -> str:
+    return problem.strip().splitlines()[-1]
