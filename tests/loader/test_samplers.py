@@ -1,0 +1,75 @@
+"""Map-style datasets with torch's own samplers: torch's batches, and random transforms that can be repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader as TorchLoader
+
+from shardio import DataLoader, ImageFolder, ShardMapDataset
+from shardio.transforms import RandomResizedCrop
+
+
+def make(packed: Path, **options: Any) -> DataLoader:
+    return DataLoader(ShardMapDataset(packed, fields="key"), **options)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4, "shuffle": True},
+        {"batch_size": 4, "shuffle": True, "drop_last": True},
+        {"batch_size": 5, "sampler": SequentialSampler(range(21))},
+        {"batch_size": 4, "sampler": SubsetRandomSampler([20, 3, 7, 1, 15])},
+        {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 21, 30)},
+        {"batch_sampler": BatchSampler(RandomSampler(range(21)), 4, drop_last=False)},
+        {"batch_sampler": [[1], [2, 3, 4], [0] * 9, [-1]]},
+    ],
+    ids=lambda options: "-".join(type(value).__name__ for value in options.values()),
+)
+def test_batches_are_those_of_torchs_loader(packed: Path, options: dict[str, Any], num_workers: int) -> None:
+    torch.manual_seed(3)
+    expected = [list(batch) for batch in TorchLoader(ShardMapDataset(packed, fields="key"), **options)]
+    torch.manual_seed(3)
+    loader = make(packed, num_workers=num_workers, **options)
+    assert [list(batch) for batch in loader] == expected
+    assert len(loader) == len(expected)
+
+
+def test_a_generator_decides_on_the_order(packed: Path) -> None:
+    def epochs(seed: int) -> list[list[list[str]]]:
+        loader = make(packed, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(seed))
+        return [list(loader), list(loader)]
+
+    assert epochs(1) == epochs(1) != epochs(2)
+    assert epochs(1)[0] != epochs(1)[1]
+
+
+def crops(images: Path, *, num_workers: int, epoch: int | None, sampler: Any) -> torch.Tensor:
+    folder = ImageFolder(images, transform=RandomResizedCrop(16))
+    if epoch is not None:
+        folder.set_epoch(epoch, seed=5)
+    torch.manual_seed(0)
+    loader = DataLoader(folder, batch_size=4, sampler=sampler, num_workers=num_workers)
+    return torch.cat([pictures for pictures, _ in loader])
+
+
+def test_crops_do_not_depend_on_workers_and_follow_torchs_seed(images: Path) -> None:
+    one = crops(images, num_workers=0, epoch=None, sampler=SequentialSampler(range(21)))
+    assert torch.equal(one, crops(images, num_workers=3, epoch=None, sampler=SequentialSampler(range(21))))
+    repeated = crops(images, num_workers=2, epoch=None, sampler=[2] * 9)
+    assert len({picture.numpy().tobytes() for picture in repeated}) == 9
+
+
+def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeats_differ(images: Path) -> None:
+    plain = crops(images, num_workers=0, epoch=1, sampler=SequentialSampler(range(21)))
+    sampler = [2, 7, 2, 2, 7, 0, 2, 2, 1, 2]
+    drawn = crops(images, num_workers=2, epoch=1, sampler=sampler)
+    assert torch.equal(drawn[[0, 1, 5, 8]], plain[[2, 7, 0, 1]])
+    assert len({picture.numpy().tobytes() for picture in drawn}) == len(sampler)
+    assert torch.equal(drawn, crops(images, num_workers=0, epoch=1, sampler=sampler))
