@@ -63,6 +63,7 @@ class _Batch:
     slot: Slot | None
     parts: list[_Part] = field(default_factory=list)
     error: BaseException | None = None
+    is_probe: bool = False  # Made to see what is of fixed size, and not for the user.
 
     @property
     def is_made(self) -> bool:
@@ -163,7 +164,7 @@ class Delivery:
         """Find out, by a sample that can be read, what is of fixed size."""
         columns: list[Column] = []
         for place in range(len(plan)):
-            probe = _Batch(slot=None)
+            probe = _Batch(slot=None, is_probe=True)
             probe.parts.append(_Part(batch=probe, plan=plan.take(slice(place, place + 1)), row=0))
             self._submit(probe.parts)
             self._wait_for(probe)
@@ -180,7 +181,7 @@ class Delivery:
         """Have as many batches begun as are made ahead."""
         layout = self._crew.layout
         while self._next_plan is not None and len(self._batches) < self._sizes.num_ahead(layout):
-            plan, self._next_plan = self._next_plan, next(self._plans, None)
+            plan = self._next_plan
             has_slot = layout is not None and len(plan) <= layout.num_rows
             batch = _Batch(slot=self._crew.take() if has_slot else None)
             cuts = np.linspace(0, len(plan), self._sizes.num_parts(len(plan), layout) + 1).astype(int).tolist()
@@ -188,6 +189,11 @@ class Delivery:
                 batch.parts.append(_Part(batch=batch, plan=plan.take(slice(start, stop)), row=start))
             self._batches.append(batch)
             self._submit(batch.parts)
+            try:
+                self._next_plan = next(self._plans, None)
+            except Exception as error:  # A user's sampler failed: after the batches that it gave.
+                self._next_plan = None
+                self._batches.append(_Batch(slot=None, error=error))
 
     def _submit(self, parts: list[_Part]) -> None:
         chunks = []
@@ -215,9 +221,9 @@ class Delivery:
                 if isinstance(news, Death):
                     self._make_again(news)
                 elif (part := self._waiting.pop(news.serial, None)) is not None:
-                    self._note(part, news, is_probe=not self._batches)
+                    self._note(part, news)
 
-    def _note(self, part: _Part, outcome: Outcome, *, is_probe: bool) -> None:
+    def _note(self, part: _Part, outcome: Outcome) -> None:
         match outcome:
             case Made():
                 part.columns = outcome.columns
@@ -225,20 +231,16 @@ class Delivery:
             case Failed():
                 part.batch.error = outcome.error
                 outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
-            case Unreadable() if is_probe:
+            case Unreadable() if self._bad_samples is None or part.batch.is_probe:
                 part.batch.error = outcome.error
             case Unreadable():
-                self._resolve(part, outcome)
+                self._resolve(part, outcome.error, self._bad_samples)
 
-    def _resolve(self, part: _Part, outcome: Unreadable) -> None:
-        """Go on with other samples, or with fewer, or not at all."""
-        place, plan = outcome.error.place, part.plan
-        if self._bad_samples is None:
-            part.batch.error = outcome.error
-            return
-        number, key = int(plan.numbers[place]), plan.keys[place]
+    def _resolve(self, part: _Part, problem: SampleError, bad_samples: BadSamples) -> None:
+        """Go on with another sample, or with one less, or not at all."""
+        place, plan = problem.place, part.plan
         try:
-            other = self._bad_samples.decide(outcome.error, number, key, part.num_tries[place])
+            other = bad_samples.decide(problem, int(plan.numbers[place]), plan.keys[place], part.num_tries[place])
         except SampleError as error:
             part.batch.error = error
             return

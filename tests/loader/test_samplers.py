@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,18 @@ def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeat
     assert torch.equal(drawn[[0, 1, 5, 8]], plain[[2, 7, 0, 1]])
     assert len({picture.numpy().tobytes() for picture in drawn}) == len(sampler)
     assert torch.equal(drawn, crops(images, num_workers=0, epoch=1, sampler=sampler))
+
+
+def failing_sampler() -> Iterator[list[int]]:
+    yield [1, 2]
+    yield [3]
+    raise RuntimeError("the sampler has no more luck")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_samplers_error_comes_after_the_batches_that_it_gave(packed: Path, num_workers: int) -> None:
+    batches = iter(make(packed, batch_sampler=failing_sampler(), num_workers=num_workers))
+    assert [len(next(batches)), len(next(batches))] == [2, 1]
+    with pytest.raises(RuntimeError, match="no more luck"):
+        next(batches)
+    assert list(batches) == []
