@@ -1,0 +1,122 @@
+"""Samples that cannot be read where torch's workers run: the policies of the fast path, and its batches."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Subset
+
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio.transforms import Compose, RandomResizedCrop
+
+CROP = Compose([RandomResizedCrop(48)])
+
+
+def identity(image: Any) -> Any:
+    return image
+
+
+USERS = Compose([RandomResizedCrop(48), identity])
+"""The same, but with a callable of the user's, so that torch's workers run."""
+
+
+@pytest.fixture(scope="module")
+def damaged(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples of conftest's, the 2nd and 4th of the second shard of which are no images any more."""
+    copy = tmp_path_factory.mktemp("damaged") / "packed"
+    shutil.copytree(packed, copy)
+    tar = copy / "shard-000001.tar"
+    pieces = tar.read_bytes().split(b"\xff\xd8\xff")
+    tar.write_bytes(
+        b"\xff\xd8\xff".join(pieces[:2])
+        + b"\0\0\0"
+        + pieces[2]
+        + b"\xff\xd8\xff"
+        + pieces[3]
+        + b"\0\0\0"
+        + pieces[4]
+        + b"\xff\xd8\xff"
+        + pieces[5]
+    )
+    return copy
+
+
+def make(source: Path, kind: str, transform: Any, **options: Any) -> DataLoader:
+    if kind == "shards":
+        dataset: Any = ShardDataset(
+            source, fields=("image", "key"), shuffle=True, remainder="mask", transform=transform
+        )
+        return DataLoader(dataset, batch_size=4, **options)
+    dataset = ShardMapDataset(source, fields=("image", "key"), transform=transform)
+    if kind == "subset":
+        dataset = Subset(dataset, list(range(21)))
+    sampler = EpochSampler(dataset, seed=1, remainder="mask")
+    return DataLoader(dataset, batch_size=4, sampler=sampler, **options)
+
+
+def keys_of(loader: DataLoader) -> list[tuple[tuple[str, ...], list[bool]]]:
+    batches = [(tuple(keys), valid.tolist()) for images, keys, valid in loader if len(images) == len(keys)]
+    assert len(batches) == 6
+    return batches
+
+
+@pytest.mark.parametrize("kind", ["shards", "map", "subset"])
+@pytest.mark.parametrize("on_error", ["replace", "skip"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_policies_are_those_of_the_fast_path(
+    damaged: Path, packed: Path, tmp_path: Path, kind: str, on_error: str, num_workers: int
+) -> None:
+    options = {"on_error": on_error, "num_workers": num_workers}
+    users = keys_of(make(damaged, kind, USERS, quarantine=tmp_path / "users", **options))
+    if kind != "subset":
+        assert users == keys_of(make(damaged, kind, CROP, quarantine=tmp_path / "ours", **options))
+    whole = keys_of(make(packed, kind, CROP))
+    entries = [json.loads(line) for line in (tmp_path / "users").read_text().splitlines()]
+    bad = {entry["key"] for entry in entries}
+    assert len(bad) == 2
+    assert {entry["action"] for entry in entries} == {"replaced" if on_error == "replace" else "skipped"}
+    assert all("shard-000001.tar at byte" in entry["where"] for entry in entries)
+    for (keys, valid), (expected, _) in zip(users, whole, strict=True):
+        assert len(valid) == len(keys)
+        if on_error == "skip":
+            assert list(keys) == [key for key in expected if key not in bad]
+        else:
+            assert all(
+                key == before or (before in bad and key not in bad) for key, before in zip(keys, expected, strict=True)
+            )
+
+
+def test_by_default_the_sample_is_named(damaged: Path) -> None:
+    with pytest.raises(SampleError, match=r"shard-000001\.tar at byte \d+ cannot be decoded"):
+        list(make(damaged, "shards", USERS, num_workers=1))
+
+
+def test_the_same_replacement_gets_the_same_crop(damaged: Path, tmp_path: Path) -> None:
+    options = {"on_error": "replace", "quarantine": tmp_path / "quarantine"}
+    users, ours = (make(damaged, "shards", transform, **options) for transform in (USERS, CROP))
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(users, ours, strict=True))
+
+
+def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) -> None:
+    with pytest.raises(ValueError, match="on_error='skip' needs a dataset of shardio's"):
+        DataLoader(range(5), on_error="skip")
+    with pytest.raises(ValueError, match="with batch_size=None there are none"):
+        DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
+    with pytest.raises(ValueError, match="on_error must be one of raise, replace, skip"):
+        DataLoader(ShardDataset(packed), on_error="ignore")  # type: ignore[arg-type]  # the test
+
+
+def test_an_image_folder_goes_on_without_a_file(images: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(images, tmp_path / "images")
+    folder = ImageFolder(root, transform=USERS)
+    Path(folder.samples[3][0]).unlink()
+    loader = DataLoader(
+        folder, batch_size=7, sampler=EpochSampler(folder), on_error="skip", quarantine=tmp_path / "quarantine"
+    )
+    assert sum(len(labels) for _, labels in loader) == 20
+    assert json.loads((tmp_path / "quarantine").read_text())["key"] == folder.samples[3][0]
