@@ -48,7 +48,7 @@ def assemble(
 def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None) -> Any:
     if all(piece is None for piece in pieces):
         assert view is not None, "a piece that is not here lies in the slot"
-        return _as_images(name, torch.from_numpy(_cut(view, rows)))
+        return _as_images(name, _cut(view, rows))
     if all(isinstance(piece, np.ndarray) for piece in pieces):
         return torch.from_numpy(np.concatenate(pieces))  # type: ignore[arg-type]  # all are arrays
     values: list[Any] = []
@@ -59,12 +59,13 @@ def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDAr
     return collate_column(values)
 
 
-def _cut(view: NDArray[Any], rows: Sequence[slice]) -> NDArray[Any]:
-    """Return some rows: the view itself if they are all, without a copy if they follow each other."""
+def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
+    """Return some rows, without a copy if they follow each other."""
     is_gapless = all(before.stop == after.start for before, after in pairwise(rows))
     if not is_gapless:
-        return np.concatenate([view[where] for where in rows])
-    return view if rows[-1].stop == len(view) else view[: rows[-1].stop]
+        return torch.from_numpy(np.concatenate([view[where] for where in rows]))
+    # Of the tensor, not of the array: numpy's slices hold the slot's memory, and not the array that is watched.
+    return torch.from_numpy(view)[: rows[-1].stop]
 
 
 def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:

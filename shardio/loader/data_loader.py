@@ -258,7 +258,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return None
         return FastPath(
             dataset,
-            batch_size=self.batch_size or 1,
+            batch_size=self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1,
             num_workers=self.num_workers,
             prefetch=self.prefetch_factor,
             is_persistent=self.persistent_workers,

@@ -48,7 +48,6 @@ class Source:
 class _Part:
     """A part of a batch, which is made as one chunk."""
 
-    batch: _Batch
     plan: BatchPlan
     row: int
     columns: list[Column] | None = None
@@ -101,7 +100,9 @@ class Delivery:
         self._closes_crew = closes_crew
         self._is_open = True
         self._batches: deque[_Batch] = deque()  # In their order; the first is the next to be taken.
-        self._waiting: dict[int, _Part] = {}  # By serial, what was submitted and is not answered.
+        # By serial, what was submitted and is not answered. Parts do not refer to their batches: such a cycle would
+        # keep slots until the garbage collector comes.
+        self._waiting: dict[int, tuple[_Batch, _Part]] = {}
         self._next_plan = next(plans, None)
 
     def __iter__(self) -> Delivery:
@@ -165,8 +166,8 @@ class Delivery:
         columns: list[Column] = []
         for place in range(len(plan)):
             probe = _Batch(slot=None, is_probe=True)
-            probe.parts.append(_Part(batch=probe, plan=plan.take(slice(place, place + 1)), row=0))
-            self._submit(probe.parts)
+            probe.parts.append(_Part(plan=plan.take(slice(place, place + 1)), row=0))
+            self._submit(probe, probe.parts)
             self._wait_for(probe)
             if isinstance(probe.error, SampleError):
                 continue  # What becomes of it is decided when its batch is made.
@@ -186,19 +187,19 @@ class Delivery:
             batch = _Batch(slot=self._crew.take() if has_slot else None)
             cuts = np.linspace(0, len(plan), self._sizes.num_parts(len(plan), layout) + 1).astype(int).tolist()
             for start, stop in pairwise(cuts):
-                batch.parts.append(_Part(batch=batch, plan=plan.take(slice(start, stop)), row=start))
+                batch.parts.append(_Part(plan=plan.take(slice(start, stop)), row=start))
             self._batches.append(batch)
-            self._submit(batch.parts)
+            self._submit(batch, batch.parts)
             try:
                 self._next_plan = next(self._plans, None)
             except Exception as error:  # A user's sampler failed: after the batches that it gave.
                 self._next_plan = None
                 self._batches.append(_Batch(slot=None, error=error))
 
-    def _submit(self, parts: list[_Part]) -> None:
+    def _submit(self, batch: _Batch, parts: list[_Part]) -> None:
         chunks = []
+        slot = batch.slot
         for part in parts:
-            slot = part.batch.slot
             chunk = Chunk(
                 serial=self._crew.next_serial(),
                 samples=self._source.locate(part.plan.numbers),
@@ -206,7 +207,7 @@ class Delivery:
                 slot_id=None if slot is None else slot.slot_id,
                 row=part.row,
             )
-            self._waiting[chunk.serial] = part
+            self._waiting[chunk.serial] = batch, part
             chunks.append(chunk)
         self._crew.submit(chunks)
 
@@ -220,29 +221,29 @@ class Delivery:
             for news in self._crew.receive(left_s):
                 if isinstance(news, Death):
                     self._make_again(news)
-                elif (part := self._waiting.pop(news.serial, None)) is not None:
-                    self._note(part, news)
+                elif (asked := self._waiting.pop(news.serial, None)) is not None:
+                    self._note(*asked, news)
 
-    def _note(self, part: _Part, outcome: Outcome) -> None:
+    def _note(self, batch: _Batch, part: _Part, outcome: Outcome) -> None:
         match outcome:
             case Made():
                 part.columns = outcome.columns
                 self._tally.times += outcome.times
             case Failed():
-                part.batch.error = outcome.error
+                batch.error = outcome.error
                 outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
-            case Unreadable() if self._bad_samples is None or part.batch.is_probe:
-                part.batch.error = outcome.error
+            case Unreadable() if self._bad_samples is None or batch.is_probe:
+                batch.error = outcome.error
             case Unreadable():
-                self._resolve(part, outcome.error, self._bad_samples)
+                self._resolve(batch, part, outcome.error, self._bad_samples)
 
-    def _resolve(self, part: _Part, problem: SampleError, bad_samples: BadSamples) -> None:
+    def _resolve(self, batch: _Batch, part: _Part, problem: SampleError, bad_samples: BadSamples) -> None:
         """Go on with another sample, or with one less, or not at all."""
         place, plan = problem.place, part.plan
         try:
             other = bad_samples.decide(problem, int(plan.numbers[place]), plan.keys[place], part.num_tries[place])
         except SampleError as error:
-            part.batch.error = error
+            batch.error = error
             return
         if other is None:
             part.plan = plan.take(np.delete(np.arange(len(plan)), place))
@@ -250,18 +251,19 @@ class Delivery:
             part.num_tries[place] += 1
             plan.numbers[place] = other
         if len(part.plan):
-            self._submit([part])
+            self._submit(batch, [part])
         else:
             part.columns = []
 
     def _make_again(self, death: Death) -> None:
         """After a host died: have everything made again that is not there, in other slots."""
         for serial in death.at_work:
-            if (part := self._waiting.get(serial)) is not None:
+            if (asked := self._waiting.get(serial)) is not None:
+                batch, part = asked
                 part.num_deaths += 1
                 if part.num_deaths >= MAX_DEATHS:
-                    part.batch.error = self._blame(part, death.cause)
-        unfinished = dict.fromkeys(part.batch for part in self._waiting.values())
+                    batch.error = self._blame(part, death.cause)
+        unfinished = dict.fromkeys(batch for batch, _ in self._waiting.values())
         self._waiting.clear()
         self._crew.renew(*self._sort_slots())
         for batch in unfinished:
@@ -269,7 +271,7 @@ class Delivery:
                 batch.slot = None if batch.slot is None else self._crew.take()
                 for part in batch.parts:
                     part.columns = None  # Those that are made lie in the old slot, which not all hosts know.
-                self._submit(batch.parts)
+                self._submit(batch, batch.parts)
 
     def _blame(self, part: _Part, cause: str) -> HostError:
         keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]

@@ -79,13 +79,18 @@ class Host:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
+            # A slot may be forgotten at any time, but not before its chunks are cancelled.
+            slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
             if chunk.serial > self._cancelled:
-                self._report(self._make(maker, chunk, time.perf_counter() - began))
+                self._report(self._make(maker, chunk, slot, time.perf_counter() - began))
+            del slot  # Or it would stay mapped until the next chunk comes.
 
-    def _make(self, maker: ChunkMaker, chunk: Chunk, wait_s: float) -> Outcome:
-        if chunk.slot_id is None:
+    def _make(
+        self, maker: ChunkMaker, chunk: Chunk, slot: tuple[Layout, NDArray[np.uint8]] | None, wait_s: float
+    ) -> Outcome:
+        if slot is None:
             return maker.make(chunk, {}, wait_s)
-        layout, memory = self._slots[chunk.slot_id]
+        layout, memory = slot
         rows = {place: column[chunk.rows] for place, column in layout.views(memory).items()}
         return maker.make(chunk, rows, wait_s)
 

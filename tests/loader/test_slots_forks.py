@@ -1,0 +1,309 @@
+"""Slots and other processes: what a forked child has of a batch stays as it is, whatever its parent goes on to do.
+
+What is forked here is a fresh process, not the one that runs the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.multiprocessing
+
+from shardio import DataLoader, ShardMapDataset
+from shardio.transforms import RandomResizedCrop
+from tests.slots import (
+    NUM_SLOTS,
+    assert_same,
+    find_hosts,
+    find_slots,
+    make_loader,
+    make_oracle,
+    pack_pictures,
+    slot_of,
+    slots_of,
+    wait_until,
+)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def run_alone(function: Callable[..., None], *arguments: object) -> None:
+    """Call a function of this module in a process of its own."""
+    code = f"import sys; from {__name__} import {function.__name__} as f; f(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
+
+
+def fork(work: Callable[[], object]) -> Callable[[], str]:
+    """Fork a child; return a function that lets it work, waits until it has ended, and returns what it answered."""
+    told, tell = os.pipe()
+    answers, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        try:
+            assert os.read(told, 1), "the parent has failed"
+            os.write(answer, str(work()).encode())
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    os.close(told)
+    os.close(answer)
+
+    def ask() -> str:
+        os.write(tell, b"!")
+        os.close(tell)
+        with os.fdopen(answers) as file:
+            text = file.read()
+        assert os.waitpid(child, 0)[1] == 0
+        return text
+
+    return ask
+
+
+def digest(batches: Any) -> str:
+    """Return a digest of batches, by numpy alone: torch's threads do not outlive a fork."""
+    sha = hashlib.sha256()
+    for images, labels, keys in batches:
+        sha.update(images.numpy().tobytes() + labels.numpy().tobytes() + repr(list(keys)).encode())
+    return sha.hexdigest()
+
+
+def hold_in_child_and_parent(packed: str) -> None:
+    loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
+    slots_of(loader)
+    expected = list(islice(oracle, 3)) and list(islice(oracle, 3))
+    iterator = iter(loader)
+    held = list(islice(iterator, 3))
+    ask_one = fork(lambda: digest(held))
+    for _ in range(2):
+        slots_of(loader)
+    assert_same(held, expected)
+    ask_other = fork(lambda: digest(held))
+    slots = {slot_of(images) for images, *_ in held}
+    iterator = iter(loader)
+    slots_of(islice(iterator, 3))
+    held.clear()  # The children alone hold them from now on. Free slots are scarce in the middle of an epoch.
+    used = set.union(*(slots_of(batches) for batches in (iterator, loader, loader)))
+    assert not slots & used, "the children share their pages"
+    assert ask_one() == ask_other() == digest(expected)
+
+
+def test_batches_stay_in_child_and_parent_while_the_parent_goes_on(pictures: Path) -> None:
+    run_alone(hold_in_child_and_parent, pictures)
+
+
+def fork_with_a_batch_in_each_epoch(packed: str) -> None:
+    loader = make_loader(Path(packed), persistent_workers=True)
+    before = find_slots()
+    for epoch in range(8):
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        held = list(islice(iterator, 2))
+        want = digest(held)
+        assert fork(lambda held=held: digest(held))() == want  # type: ignore[misc]  # mypy sees a lambda of an argument
+        del held
+        slots_of(iterator)
+        assert len(find_slots() - before) <= NUM_SLOTS + 2
+
+
+def test_slots_that_a_child_held_are_given_back(pictures: Path) -> None:
+    run_alone(fork_with_a_batch_in_each_epoch, pictures)
+
+
+def fork_while_others_take(packed: str) -> None:
+    """Fork again and again while another thread iterates."""
+    loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
+    expected = [list(oracle) for _ in range(4)]
+    held: list[Any] = []
+    seen: list[Any] = []
+
+    def iterate() -> None:
+        for _ in range(4):
+            epoch = []
+            for batch in loader:
+                held[:] = [batch]
+                epoch.append(digest([batch]))
+            seen.append(epoch)
+
+    thread = threading.Thread(target=iterate)
+    thread.start()
+    asked = []
+    while thread.is_alive():
+        batches = list(held)
+        want = digest(batches)
+        asked.append((want, fork(lambda batches=batches: digest(batches))))  # type: ignore[misc]  # likewise
+        del batches
+        if len(asked) > 3:
+            want, ask = asked.pop(0)
+            assert ask() == want
+    thread.join()
+    assert all(ask() == want for want, ask in asked)
+    assert seen == [[digest([batch]) for batch in epoch] for epoch in expected]
+
+
+def test_a_thread_may_fork_while_another_one_iterates(pictures: Path) -> None:
+    run_alone(fork_while_others_take, pictures)
+
+
+def free_in_child(packed: str) -> None:
+    loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
+    hosts: set[int] = set()
+    for _ in range(2):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 4))
+        hosts = hosts or find_hosts()
+
+        def free(kept: list[Any] = kept) -> str:
+            nonlocal loader, iterator
+            kept.clear()
+            del loader, iterator
+            return "freed"
+
+        ask = fork(free)
+        kept += islice(iterator, 2)
+        assert ask() == "freed"
+        kept += iterator
+        assert_same(kept, list(oracle))
+        assert_same(list(loader), list(oracle))
+        assert find_hosts() == hosts
+
+
+def test_what_a_child_frees_is_no_concern_of_its_parent(pictures: Path) -> None:
+    run_alone(free_in_child, pictures)
+
+
+def iterate_in_child(packed: str) -> None:
+    loader, oracle = make_loader(Path(packed), num_workers=3, persistent_workers=True), make_oracle(Path(packed))
+    expected = [list(oracle) for _ in range(3)]
+    iterator = iter(loader)
+    kept = list(islice(iterator, 3))
+    hosts = find_hosts()
+    assert len(hosts) > 1
+
+    def iterate() -> str:
+        assert not find_hosts()
+        for epoch in (2, 1, 2):
+            loader.set_epoch(epoch)
+            assert digest(loader) == digest(expected[epoch])
+        own = find_hosts()
+        assert len(own) == len(hosts)
+        assert not own & hosts
+        assert digest(kept) == digest(expected[0][:3])
+        return " ".join(map(str, own))
+
+    ask = fork(iterate)
+    kept += islice(iterator, 3)
+    own = ask().split()
+    assert_same([*kept, *iterator], expected[0])
+    assert_same(list(loader), expected[1])
+    assert find_hosts() == hosts
+    wait_until(lambda: not any(Path("/proc", host, "exe").exists() for host in own))
+
+
+def test_a_child_iterates_with_hosts_of_its_own(pictures: Path) -> None:
+    run_alone(iterate_in_child, pictures)
+
+
+def use_iterator_in_child(packed: str) -> None:
+    dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
+    for loader in (
+        make_loader(Path(packed), persistent_workers=True),
+        make_loader(Path(packed)),
+        DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2),
+    ):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 3))
+
+        def use(iterator: Any = iterator) -> str:
+            with pytest.raises(RuntimeError, match="belongs to the process that this one was forked from"):
+                next(iterator)
+            return "refused"
+
+        assert fork(use)() == "refused"
+        assert len([*kept, *iterator]) == 13
+    iterator = iter(make_oracle(Path(packed)))
+    kept = list(islice(iterator, 3))
+    ask = fork(lambda: digest([*kept, *iterator]))
+    assert digest([*kept, *iterator]) == ask(), "without hosts each goes on by itself"
+
+
+def test_an_iterator_stays_with_the_process_that_began_it(pictures: Path) -> None:
+    run_alone(use_iterator_in_child, pictures)
+
+
+def end_children(packed: str) -> None:
+    loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
+    hosts: set[int] = set()
+    for end in (os._exit, sys.exit):
+        iterator = iter(loader)
+        kept = list(islice(iterator, 3))
+        hosts = hosts or find_hosts()
+        child = os.fork()
+        if child == 0:
+            end(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert_same([*kept, *iterator], list(oracle))
+        assert find_hosts() == hosts
+
+
+def test_hosts_stay_when_a_child_ends(pictures: Path) -> None:
+    run_alone(end_children, pictures)
+
+
+def answer(batches: Any, may_look: Any, digests: Any) -> None:
+    """Take batches out of a queue, and say later what they are."""
+    held = [batches.get() for _ in range(3)]
+    digests.put("held")
+    may_look.wait()
+    digests.put(digest(held))
+
+
+def pass_by_queue(packed: str, method: str) -> None:
+    context: Any = {"fork": multiprocessing, "spawn": torch.multiprocessing}[method].get_context(method)
+    loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
+    slots_of(loader)
+    expected = list(oracle) and list(oracle)
+    batches, may_look, digests = context.Queue(), context.Event(), context.Queue()
+    child = context.Process(target=answer, args=(batches, may_look, digests), daemon=True)
+    iterator = iter(loader)
+    first = next(iterator)  # Forked with one batch at hand.
+    child.start()
+    batches.put(first)
+    for _ in range(2):
+        batches.put(next(iterator))
+    rest = list(iterator)
+    for _ in range(2):
+        slots_of(loader)
+    assert digests.get() == "held"
+    assert_same([first, *rest], [expected[0], *expected[3:]])
+    del first
+    for _ in range(2):
+        slots_of(loader)
+    may_look.set()
+    assert digests.get() == digest(expected[:3])
+    child.join()
+    assert child.exitcode == 0
+    oracle.set_epoch(9)
+    loader.set_epoch(9)
+    assert_same(list(loader), list(oracle))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_batches_that_another_process_got_stay_as_they_were(pictures: Path, method: str) -> None:
+    run_alone(pass_by_queue, pictures, method)

@@ -1,0 +1,126 @@
+"""What lies in slots of a loader, and which hosts fill them, as the system sees it; and batches to compare."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import shardio
+from shardio import DataLoader, ShardDataset
+from shardio.transforms import RandomResizedCrop
+from tests.sources import write_images
+
+NUM_SAMPLES = 100
+BATCH_SIZE = 8  # 12 full batches, and one of 4
+PREFETCH = 4
+NUM_SLOTS = PREFETCH + 2
+"""The batches that are made ahead, the one that the user gets, and the one that he then lets go."""
+
+
+def pack_pictures(root: Path) -> Path:
+    """Pack images whose crops, of 48 * 48 * 3 bytes, are large enough for slots."""
+    write_images(root / "images", classes=4, per_class=NUM_SAMPLES // 4, width=64, height=56)
+    shardio.pack(root / "images", root / "packed", max_shard_samples=40)
+    return root / "packed"
+
+
+def make_loader(packed: Path, *, num_workers: int = 2, **options: Any) -> DataLoader:
+    """Make a loader of shuffled crops, labels and keys."""
+    dataset = ShardDataset(
+        packed, fields=("image", "label", "key"), shuffle=True, seed=5, transform=RandomResizedCrop(48)
+    )
+    ahead = {"prefetch_factor": PREFETCH} if num_workers else {}
+    return DataLoader(dataset, num_workers=num_workers, **{"batch_size": BATCH_SIZE, **ahead, **options})
+
+
+def make_oracle(packed: Path, **options: Any) -> DataLoader:
+    """Make a loader of the same batches that has no slots, as the training process itself decodes."""
+    return make_loader(packed, num_workers=0, **options)
+
+
+def assert_same(got: Any, expected: Any) -> None:
+    """Compare batches, or lists of batches: types, dtypes, shapes and contents. Torch has tuples of strings, too."""
+    if isinstance(expected, list | tuple):
+        assert isinstance(got, list | tuple)
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert_same(one, other)
+        return
+    assert type(got) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+        assert torch.equal(got, expected)
+    elif isinstance(expected, dict):
+        assert_same(list(got), list(expected))
+        assert_same(list(got.values()), list(expected.values()))
+    else:
+        assert got == expected
+
+
+def find_slots(process_id: int | None = None) -> set[int]:
+    """Return the numbers that the system gave to the slots that a process has mapped, by default this one."""
+    return {inode for _, _, inode in _read_mappings(process_id or os.getpid())}
+
+
+def slot_of(tensor: torch.Tensor) -> int | None:
+    """Return the number of the slot in which a tensor lies."""
+    address = tensor.data_ptr()
+    inodes = [inode for start, stop, inode in _read_mappings(os.getpid()) if start <= address < stop]
+    return inodes[0] if inodes else None
+
+
+def slots_of(batches: Iterable[Any]) -> set[int | None]:
+    """Return the slots in which the images of batches lie, each looked up when it comes and then let go."""
+    slots = set()
+    for images, *_ in batches:
+        slots.add(slot_of(images))
+        del images, _
+    return slots
+
+
+def find_hosts() -> set[int]:
+    """Return the ids of the hosts that this process has."""
+    return {int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _is_host(folder)}
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    """Wait for what other processes do soon."""
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to pass"
+        time.sleep(0.01)
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Leave cycles uncollected: what is freed within is freed because nobody refers to it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _is_host(process: Path) -> bool:
+    try:
+        is_ours = f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
+        return is_ours and b"shardio.loader.host" in (process / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # It has just ended.
+
+
+def _read_mappings(process_id: int) -> Iterator[tuple[int, int, int]]:
+    """Yield first address, end and inode of what is mapped of slots."""
+    for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
+        if "memfd:shardio" in line:
+            addresses, _, _, _, inode, *_ = line.split()
+            start, stop = addresses.split("-")
+            yield int(start, 16), int(stop, 16), int(inode)
