@@ -38,9 +38,8 @@ class Host:
         self._chunks: SimpleQueue[Chunk] = SimpleQueue()
         self._newest = self._cancelled = -1
 
-    def run(self) -> None:
-        """Serve until the other end is gone."""
-        parent = os.getppid()
+    def run(self, parent: int) -> None:
+        """Serve until the other end is gone, or the process that has the number ``parent``."""
         poll = select.poll()
         poll.register(self._end, select.POLLIN)
         send(self._end, Pong())
@@ -102,10 +101,11 @@ class Host:
 
 
 def main() -> None:
-    """Run a host over the descriptor that the command line names."""
+    """Run a host over the descriptor, and for the process, that the command line names."""
     use_one_thread()
     with suppress(ConnectionError):  # The other end was closed while something was said to it.
-        Host(socket.socket(fileno=int(sys.argv[1]))).run()
+        descriptor, parent = map(int, sys.argv[1:])
+        Host(socket.socket(fileno=descriptor)).run(parent)
     # Threads that are decoding, or waiting for a slow disk, are not waited for.
     os._exit(0)
 

@@ -227,7 +227,7 @@ def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS": "1",  # numpy would start a thread for each core, and use none of them.
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "shardio.loader.host", str(descriptor)],
+        [sys.executable, "-m", "shardio.loader.host", str(descriptor), str(os.getpid())],
         pass_fds=[descriptor],
         env=environment,
         stdin=subprocess.DEVNULL,
