@@ -14,6 +14,7 @@ from shardio.datasets.map_epoch import MapEpoch
 from shardio.datasets.values import make_samples
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
+from shardio.order import Words
 from shardio.reading import FileReader, SampleReader
 
 
@@ -56,7 +57,15 @@ class MapDataset(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return a batch of samples (torch's DataLoader calls this)."""
         numbers = check_indices(indices, len(self))
-        keys, values = self.map_epoch.keys(numbers), list[Any]()
+        return self.read(numbers, self.map_epoch.keys(numbers))
+
+    def read(self, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
+        """Return samples by numbers, int64 [n], with random keys for their transforms, uint64 [n].
+
+        Raises:
+            SampleError: If one cannot be read or decoded.
+        """
+        values = list[Any]()
         for start in range(0, len(numbers), self.decoder.chunk_size):
             chunk = slice(start, start + self.decoder.chunk_size)
             try:

@@ -65,7 +65,7 @@ def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
     if not is_gapless:
         return torch.from_numpy(np.concatenate([view[where] for where in rows]))
     # Of the tensor, not of the array: numpy's slices hold the slot's memory, and not the array that is watched.
-    return torch.from_numpy(view)[: rows[-1].stop]
+    return torch.from_numpy(view)[rows[0].start : rows[-1].stop]
 
 
 def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:

@@ -50,13 +50,16 @@ def ordered_batches(source: Ordered, cursor: Cursor, split: Split) -> Iterator[B
             yield several.take(slice(start, stop))
 
 
-def sampled_batches(dataset: MapDataset, sampler: Iterable[list[int]], base_seed: int) -> Iterator[BatchPlan]:
+def sampled_batches(
+    dataset: MapDataset, sampler: Iterable[list[int]], base_seed: int, epoch: int
+) -> Iterator[BatchPlan]:
     """Yield the batches that a batch sampler of torch's draws.
 
     Args:
         dataset: The dataset that it draws from.
         sampler: Yields lists of indices.
         base_seed: Of random transforms, where the dataset was not told the epoch: then each draw is another one.
+        epoch: How many epochs of this seed there were before.
     """
     known = dataset.map_epoch.known
     num_drawn = 0
@@ -65,7 +68,7 @@ def sampled_batches(dataset: MapDataset, sampler: Iterable[list[int]], base_seed
         numbers = check_indices(indices, len(dataset))
         if known is None:
             draws = np.arange(num_drawn, num_drawn + len(numbers), dtype=np.uint64)
-            keys = derive_key(make_key(base_seed, "draws"), draws)
+            keys = derive_key(make_key(base_seed, epoch, "draws"), draws)
         else:
             keys = augment_keys(*known, numbers, _count_draws(times_drawn, numbers))
         num_drawn += len(numbers)

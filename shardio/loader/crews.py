@@ -23,9 +23,12 @@ class Crew(ABC):
 
     Attributes:
         num_threads: How many chunks it makes at a time.
+        works_ahead: Whether it works while nobody waits for it.
         layout: How a batch lies in a slot; None before :meth:`lay_out`, or if nothing is of fixed size.
         is_laid_out: Whether :meth:`lay_out` was called.
     """
+
+    works_ahead: bool
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
@@ -82,6 +85,8 @@ class Crew(ABC):
 class HostCrew(Crew):
     """Hosts, and a ring of slots. It lives until it is closed, or nobody refers to it any more."""
 
+    works_ahead = True
+
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan.num_threads)
         self._process_id = os.getpid()
@@ -93,9 +98,11 @@ class HostCrew(Crew):
 
     def lay_out(self, layout: Layout | None, num_ahead: int) -> None:
         super().lay_out(layout, num_ahead)
-        if layout is not None:
-            # One batch is with the user, and the one before it, while the next is asked for.
-            self._ring = SlotRing(layout, num_ahead + 2, self._pool.announce, self._pool.forget)
+        num_spare = num_ahead + 2  # One batch is with the user, and the one before it, while the next is asked for.
+        if self._ring is not None and layout is not None:
+            self._ring.lay_out(layout, num_spare)
+        elif layout is not None:
+            self._ring = SlotRing(layout, num_spare, self._pool.announce, self._pool.forget)
 
     def take(self) -> Slot:
         assert self._ring is not None, "it was laid out"
@@ -107,6 +114,7 @@ class HostCrew(Crew):
 
     def give_up(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         if self._ring is not None:
+            self._ring.collect()
             self._ring.drop(filling)
             for slot in filled:
                 self._ring.put_back(slot)
@@ -127,10 +135,13 @@ class HostCrew(Crew):
 
     def close(self) -> None:
         self._pool.close()
+        self._ring = None  # What the user holds stays, and is freed with what holds it.
 
 
 class CallerCrew(Crew):
     """The training process itself: it makes a chunk when it wants to receive one."""
+
+    works_ahead = False
 
     def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
         super().__init__(1)
@@ -173,4 +184,5 @@ class CallerCrew(Crew):
 
     def close(self) -> None:
         self.cancel()
+        self._views.clear()
         self._reader.close()

@@ -15,8 +15,8 @@ from shardio.datasets.bad_samples import BadSamples, OnError, check_on_error
 from shardio.device.batches import map_tensors
 from shardio.loader.batches import ordered_batches, sampled_batches
 from shardio.loader.collate import CollateKept, collate_channels_last
-from shardio.loader.delivery import Delivery
-from shardio.loader.fast_path import FastPath, can_go_fast
+from shardio.loader.delivery import SUPERSEDED, Delivery
+from shardio.loader.fast_path import FastPath, why_not_fast
 from shardio.loader.feeds import SamplerFeed, ShardFeed
 from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit
@@ -40,7 +40,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     runs in torch's workers.
 
     Args: Those of ``torch.utils.data.DataLoader``, and
-        prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead.
+        prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead; by
+            default 2, or as many small ones as keep all workers busy.
         on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
             an error that names the sample; ``replace`` puts another one in its place, a function of seed, epoch and
             sample; ``skip`` makes its batch smaller, and changes nothing else.
@@ -100,12 +101,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         )
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
         self._started: Progress | None = None
+        self._fast_path: FastPath | None = None
+        self._fast_settings: tuple[Any, ...] = ()
+        self._base_seed: tuple[int, int] | None = None
+        self._check_on_error()
         self._bad_samples = self._make_bad_samples()
         self._feed = self._make_feed()
-        self._fast_path = self._make_fast_path()
         if self._feed is not None:
             self._check_arguments(self._feed)
-        self._check_on_error()
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
@@ -147,14 +150,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Any:
         """Start the next epoch; iterate over its batches."""
-        feed = self._feed
+        feed, fast_path = self._feed, self._choose_fast_path()
         if feed is None:
-            return super().__iter__() if self._fast_path is None else self._pin(self._start_sampler(self._fast_path))
+            return super().__iter__() if fast_path is None else self._start_sampler(fast_path)
+        # First what may fail: an epoch that could not be started is not counted.
+        crew = None if fast_path is None else fast_path.ready_crew()
         counter = feed.get_counter()
         cursor = counter.start(feed.source.num_all_samples)
         progress = Progress(cursor=cursor, split=self._split(feed, cursor))
-        if self._fast_path is not None:
-            batches = self._pin(self._fast_path.start(ordered_batches(feed.source, cursor, progress.split)))
+        if fast_path is not None and crew is not None:
+            batches = self._pin(fast_path.start(crew, ordered_batches(feed.source, cursor, progress.split)))
         else:
             batches = feed.start(cursor, progress.split, self._torch_options())
         counter.progress = self._started = progress
@@ -167,19 +172,21 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             TypeError: If torch's workers run: only background processes of shardio's, and the training process
                 itself, say how long what took them.
         """
-        if self._fast_path is None:
-            raise TypeError(
-                "there are no statistics of torch's workers: they need a dataset of shardio's with its own transforms, "
-                "and collate_fn, worker_init_fn and multiprocessing_context left alone"
-            )
-        return self._fast_path.tally.sum_up()
+        fast_path = self._choose_fast_path()
+        if fast_path is None:
+            raise TypeError(f"there are no statistics of torch's workers, and they run because {self._why_not_fast()}")
+        return fast_path.tally.sum_up()
 
-    def _start_sampler(self, fast_path: FastPath) -> Delivery:
-        # As torch's own iterators begin: with a draw for the workers' seeds, and then the sampler's.
-        base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+    def _start_sampler(self, fast_path: FastPath) -> Iterator[Any]:
+        if self._base_seed is None or not self.persistent_workers:
+            # As torch's own iterators begin: with a draw for the workers' seeds, once for workers that stay.
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+            self._base_seed = seed, 0
+        seed, epoch = self._base_seed
+        self._base_seed = seed, epoch + 1
         dataset: Any = self.dataset
         sampler: Any = self.batch_sampler
-        return fast_path.start(sampled_batches(dataset, sampler, base_seed))
+        return self._pin(fast_path.start(fast_path.ready_crew(), sampled_batches(dataset, sampler, seed, epoch)))
 
     def _pin(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Move batches to torch's pinned memory, if the user wants that and there is a device."""
@@ -191,10 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         try:
             while True:
                 if self.persistent_workers and progress is not self._started:
-                    raise RuntimeError(
-                        "this iterator ended when the loader was iterated again: with persistent_workers=True there is "
-                        "one at a time. Use persistent_workers=False, or a second loader"
-                    )
+                    raise RuntimeError(SUPERSEDED)
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -246,25 +250,37 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
         return BadSamples(self.on_error, Path(self.quarantine), num_samples)
 
-    def _make_fast_path(self) -> FastPath | None:
-        is_left_alone = (
-            self.collate_fn is collate_channels_last
-            and self.worker_init_fn is None
-            and self.multiprocessing_context is None
-            and self.in_order
-        )
-        dataset: Any = self.dataset
-        if not is_left_alone or not can_go_fast(dataset):
+    def _choose_fast_path(self) -> FastPath | None:
+        """Return who delivers by hosts and slots, for the attributes as they are now: they may be set at any time."""
+        if self._why_not_fast() is not None:
             return None
-        return FastPath(
-            dataset,
-            batch_size=self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1,
-            num_workers=self.num_workers,
-            prefetch=self.prefetch_factor,
-            is_persistent=self.persistent_workers,
-            timeout_s=self.timeout,
-            bad_samples=self._bad_samples,
-        )
+        settings = (self.num_workers, self.prefetch_factor, self.timeout, self.persistent_workers)
+        if self._fast_path is None or self._fast_settings != settings:
+            dataset: Any = self.dataset
+            self._fast_settings = settings
+            self._fast_path = FastPath(
+                dataset,
+                batch_size=self.batch_size,
+                num_workers=self.num_workers,
+                prefetch=self.prefetch_factor,
+                is_persistent=self.persistent_workers,
+                timeout_s=self.timeout,
+                bad_samples=self._bad_samples,
+            )
+        return self._fast_path
+
+    def _why_not_fast(self) -> str | None:
+        """Return why torch's workers load the samples, if they do."""
+        for name, default in (("worker_init_fn", None), ("multiprocessing_context", None), ("in_order", True)):
+            if getattr(self, name) != default:
+                return f"{name} is {getattr(self, name)!r}"
+        if self.collate_fn is not collate_channels_last:
+            return "samples are collated by a function of the user's, or not at all"
+        return why_not_fast(self.dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy gets hosts of its own.
+        return {**self.__dict__, "_fast_path": None}
 
     def _need_feed(self) -> ShardFeed | SamplerFeed:
         if self._feed is None:
@@ -275,7 +291,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._feed
 
     def _check_on_error(self) -> None:
-        if self.on_error != "raise" and self._feed is None and self._fast_path is None:
+        has_order = isinstance(self.dataset, ShardDataset) or isinstance(self.sampler, EpochSampler)
+        if self.on_error != "raise" and not has_order and self._why_not_fast() is not None:
             raise ValueError(
                 f"on_error={self.on_error!r} needs a dataset of shardio's, with its own transforms or its own order "
                 "(a ShardDataset, or sampler=EpochSampler(dataset)): otherwise torch's loader reads the samples"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -21,12 +21,17 @@ from shardio.loader.collate import ALL_SKIPPED
 from shardio.loader.crews import Crew
 from shardio.loader.hosts import Death
 from shardio.loader.layouts import Sizes, lay_out
-from shardio.loader.messages import Chunk, Column, Failed, Made, Outcome, Unreadable
-from shardio.loader.slots import Slot
+from shardio.loader.messages import Chunk, Failed, Made, Outcome, Unreadable
+from shardio.loader.pending import Batch, Part, sort_slots
 from shardio.loader.stats import Tally
 
 MAX_DEATHS = 3
 """How often a host may die while it makes the same chunk."""
+
+SUPERSEDED = (
+    "this iterator ended when the loader was iterated again: with persistent_workers=True there is one at a time. Use "
+    "persistent_workers=False, or a second loader"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,37 +49,13 @@ class Source:
     describe: Callable[[int], tuple[str, str]]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Part:
-    """A part of a batch, which is made as one chunk."""
-
-    plan: BatchPlan
-    row: int
-    columns: list[Column] | None = None
-    num_tries: Counter[int] = field(default_factory=Counter)  # By place, where samples are replaced.
-    num_deaths: int = 0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Batch:
-    """A batch that is being made, or waits to be taken."""
-
-    slot: Slot | None
-    parts: list[_Part] = field(default_factory=list)
-    error: BaseException | None = None
-    is_probe: bool = False  # Made to see what is of fixed size, and not for the user.
-
-    @property
-    def is_made(self) -> bool:
-        return all(part.columns is not None for part in self.parts)
-
-
 class Delivery:
     """An iterator over an epoch's batches.
 
     Args:
         source: What they consist of.
         plans: Which samples each of them has.
+        batch_size: Samples of a full batch, if the user says.
         crew: Makes them; nobody else uses it meanwhile.
         sizes: How much is made at a time.
         bad_samples: Decides on what cannot be read; None for an error.
@@ -87,6 +68,7 @@ class Delivery:
         self,
         source: Source,
         plans: Iterator[BatchPlan],
+        batch_size: int | None,
         crew: Crew,
         sizes: Sizes,
         bad_samples: BadSamples | None,
@@ -95,20 +77,23 @@ class Delivery:
         *,
         closes_crew: bool,
     ) -> None:
-        self._source, self._plans, self._crew, self._sizes = source, plans, crew, sizes
+        self._source, self._plans, self._batch_size, self._crew, self._sizes = source, plans, batch_size, crew, sizes
         self._bad_samples, self._timeout_s, self._tally = bad_samples, timeout_s, tally
         self._closes_crew = closes_crew
         self._is_open = True
-        self._batches: deque[_Batch] = deque()  # In their order; the first is the next to be taken.
+        self._superseded = False
+        self._batches: deque[Batch] = deque()  # In their order; the first is the next to be taken.
         # By serial, what was submitted and is not answered. Parts do not refer to their batches: such a cycle would
         # keep slots until the garbage collector comes.
-        self._waiting: dict[int, tuple[_Batch, _Part]] = {}
-        self._next_plan = next(plans, None)
+        self._waiting: dict[int, tuple[Batch, Part]] = {}
 
     def __iter__(self) -> Delivery:
         return self
 
     def __next__(self) -> Any:
+        """Return the next batch. One that cannot be made raises; the next call goes on behind it."""
+        if self._superseded:
+            raise RuntimeError(SUPERSEDED)
         if not self._is_open:
             raise StopIteration
         if not self._crew.is_here():
@@ -120,83 +105,98 @@ class Delivery:
         except BaseException:
             self.close()
             raise
+        if batch.error is not None:
+            raise batch.error
         self._tally.count_batch(sum(len(part.plan) for part in batch.parts), time.perf_counter() - began)
         return made
 
-    def close(self) -> None:
-        """Stop; what was made and not taken is thrown away."""
+    def close(self, *, superseded: bool = False) -> None:
+        """Stop; what was made and not taken is thrown away.
+
+        Args:
+            superseded: Whether somebody else gets the crew now, so that to be asked for more is a mistake.
+        """
         if not self._is_open:
             return
-        self._is_open = False
+        self._is_open, self._superseded = False, superseded
         if not self._crew.is_here():
             return
         if self._closes_crew:
             self._crew.close()
-        elif self._batches:
+        else:
             self._crew.cancel()
-            self._crew.give_up(*self._sort_slots())
+            self._crew.give_up(*sort_slots(self._batches))
         self._batches.clear()
         self._waiting.clear()
 
     def __del__(self) -> None:
-        if hasattr(self, "_next_plan"):
+        if hasattr(self, "_waiting"):
             self.close()
 
-    def _take(self) -> _Batch:
-        """Return the next batch once it is made, and have another one begun.
+    def _take(self) -> Batch:
+        """Return the next batch once it is made, or cannot be, and have another one begun.
 
         Raises:
             StopIteration: If there is none.
         """
-        if self._next_plan is not None and not self._crew.is_laid_out:
-            self._lay_out(self._next_plan)
         self._top_up()
         if not self._batches:
             raise StopIteration
         batch = self._batches[0]
         self._wait_for(batch)
-        if batch.error is not None:
-            raise batch.error
         self._batches.popleft()
-        self._top_up()  # Before the user computes: the crew shall not run dry meanwhile.
+        if batch.error is not None:
+            self._crew.give_up(*sort_slots([batch]))
+            self._waiting = {serial: asked for serial, asked in self._waiting.items() if asked[0] is not batch}
+        if self._crew.works_ahead:
+            self._top_up()  # Before the user computes: the crew shall not run dry meanwhile.
         return batch
+
+    def _top_up(self) -> None:
+        """Have as many batches begun as are made ahead."""
+        while len(self._batches) < self._num_ahead and (plan := self._draw()) is not None:
+            if not self._crew.is_laid_out:
+                self._lay_out(plan)
+            layout = self._crew.layout
+            if layout is not None and len(plan) > layout.num_rows:
+                layout = replace(layout, num_rows=len(plan))
+                self._crew.lay_out(layout, self._sizes.num_ahead(layout))
+            batch = Batch(slot=None if layout is None else self._crew.take())
+            cuts = np.linspace(0, len(plan), self._sizes.num_parts(len(plan), layout) + 1).astype(int).tolist()
+            for start, stop in pairwise(cuts):
+                batch.parts.append(Part(plan=plan.take(slice(start, stop)), row=start))
+            self._batches.append(batch)
+            self._submit(batch, batch.parts)
+
+    @property
+    def _num_ahead(self) -> int:
+        return self._sizes.num_ahead(self._crew.layout) if self._crew.works_ahead else 1
+
+    def _draw(self) -> BatchPlan | None:
+        """Return the samples of the next batch that is not begun, if there is one."""
+        try:
+            return next(self._plans, None)
+        except Exception as error:  # A user's sampler failed: that is told after the batches that it gave.
+            self._plans = iter(())
+            self._batches.append(Batch(slot=None, error=error))
+            return None
 
     def _lay_out(self, plan: BatchPlan) -> None:
         """Find out, by a sample that can be read, what is of fixed size."""
-        columns: list[Column] = []
         for place in range(len(plan)):
-            probe = _Batch(slot=None, is_probe=True)
-            probe.parts.append(_Part(plan=plan.take(slice(place, place + 1)), row=0))
+            probe = Batch(slot=None, is_probe=True)
+            probe.parts.append(Part(plan=plan.take(slice(place, place + 1)), row=0))
             self._submit(probe, probe.parts)
             self._wait_for(probe)
             if isinstance(probe.error, SampleError):
                 continue  # What becomes of it is decided when its batch is made.
             if probe.error is not None:
                 raise probe.error
-            columns = probe.parts[0].columns or []
-            break
-        layout = lay_out(columns, self._sizes.batch_size)
-        self._crew.lay_out(layout, self._sizes.num_ahead(layout))
+            layout = lay_out(self._source.decoder.names, probe.parts[0].columns or [], self._batch_size or len(plan))
+            self._crew.lay_out(layout, self._sizes.num_ahead(layout))
+            return
 
-    def _top_up(self) -> None:
-        """Have as many batches begun as are made ahead."""
-        layout = self._crew.layout
-        while self._next_plan is not None and len(self._batches) < self._sizes.num_ahead(layout):
-            plan = self._next_plan
-            has_slot = layout is not None and len(plan) <= layout.num_rows
-            batch = _Batch(slot=self._crew.take() if has_slot else None)
-            cuts = np.linspace(0, len(plan), self._sizes.num_parts(len(plan), layout) + 1).astype(int).tolist()
-            for start, stop in pairwise(cuts):
-                batch.parts.append(_Part(plan=plan.take(slice(start, stop)), row=start))
-            self._batches.append(batch)
-            self._submit(batch, batch.parts)
-            try:
-                self._next_plan = next(self._plans, None)
-            except Exception as error:  # A user's sampler failed: after the batches that it gave.
-                self._next_plan = None
-                self._batches.append(_Batch(slot=None, error=error))
-
-    def _submit(self, batch: _Batch, parts: list[_Part]) -> None:
+    def _submit(self, batch: Batch, parts: list[Part]) -> None:
         chunks = []
         slot = batch.slot
         for part in parts:
@@ -211,7 +211,7 @@ class Delivery:
             chunks.append(chunk)
         self._crew.submit(chunks)
 
-    def _wait_for(self, batch: _Batch) -> None:
+    def _wait_for(self, batch: Batch) -> None:
         """Wait until a batch is made, or cannot be."""
         deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
         while not batch.is_made and batch.error is None:
@@ -224,7 +224,7 @@ class Delivery:
                 elif (asked := self._waiting.pop(news.serial, None)) is not None:
                     self._note(*asked, news)
 
-    def _note(self, batch: _Batch, part: _Part, outcome: Outcome) -> None:
+    def _note(self, batch: Batch, part: Part, outcome: Outcome) -> None:
         match outcome:
             case Made():
                 part.columns = outcome.columns
@@ -237,7 +237,7 @@ class Delivery:
             case Unreadable():
                 self._resolve(batch, part, outcome.error, self._bad_samples)
 
-    def _resolve(self, batch: _Batch, part: _Part, problem: SampleError, bad_samples: BadSamples) -> None:
+    def _resolve(self, batch: Batch, part: Part, problem: SampleError, bad_samples: BadSamples) -> None:
         """Go on with another sample, or with one less, or not at all."""
         place, plan = problem.place, part.plan
         try:
@@ -262,10 +262,10 @@ class Delivery:
                 batch, part = asked
                 part.num_deaths += 1
                 if part.num_deaths >= MAX_DEATHS:
-                    batch.error = self._blame(part, death.cause)
+                    batch.error = self._blame(part, death)
         unfinished = dict.fromkeys(batch for batch, _ in self._waiting.values())
         self._waiting.clear()
-        self._crew.renew(*self._sort_slots())
+        self._crew.renew(*sort_slots(self._batches))
         for batch in unfinished:
             if batch.error is None:
                 batch.slot = None if batch.slot is None else self._crew.take()
@@ -273,21 +273,26 @@ class Delivery:
                     part.columns = None  # Those that are made lie in the old slot, which not all hosts know.
                 self._submit(batch, batch.parts)
 
-    def _blame(self, part: _Part, cause: str) -> HostError:
+    def _blame(self, part: Part, death: Death) -> HostError:
+        if not death.was_ready:
+            return HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
         keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]
         return HostError(
-            f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {cause}. Memory may "
-            f"have run out (fewer workers or smaller images need less), or one of these samples crashes the decoder: "
-            f"{', '.join(keys)}"
+            f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {death.cause}. "
+            f"Memory may have run out (fewer workers or smaller images need less), or one of these samples crashes the "
+            f"decoder: {', '.join(keys)}"
         )
 
-    def _sort_slots(self) -> tuple[list[Slot], list[Slot]]:
-        """Return the slots to which somebody may still be writing, and those that are filled."""
-        filling = [batch.slot for batch in self._batches if batch.slot is not None and not batch.is_made]
-        filled = [batch.slot for batch in self._batches if batch.slot is not None and batch.is_made]
-        return filling, filled
+    def _assemble(self, batch: Batch) -> Any:
+        """Return what the user gets, or note why there is nothing to get."""
+        if batch.error is None:
+            try:
+                return self._join(batch)
+            except Exception as error:
+                batch.error = error
+        return None
 
-    def _assemble(self, batch: _Batch) -> Any:
+    def _join(self, batch: Batch) -> Any:
         views = {} if batch.slot is None else self._crew.hand_out(batch.slot)
         parts = [part for part in batch.parts if len(part.plan)]
         if not parts:

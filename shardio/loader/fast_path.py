@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import os
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeGuard
+from typing import Any
 
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.datasets.bad_samples import BadSamples
@@ -21,16 +21,19 @@ FastDataset = ShardDataset | ShardMapDataset | ImageFolder
 
 _TRANSFORMS: frozenset[type] = frozenset([CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize])
 
-DEFAULT_PREFETCH = 2
-"""Batches that are made ahead, by all workers together: one to take at any time, one to work on."""
 
-
-def can_go_fast(dataset: Any) -> TypeGuard[FastDataset]:
-    """Say whether hosts can make a dataset's samples: nothing of it is the user's own code."""
-    if type(dataset) not in (ShardDataset, ShardMapDataset, ImageFolder) or not sys.platform.startswith("linux"):
-        return False
+def why_not_fast(dataset: Any) -> str | None:
+    """Return why hosts cannot make a dataset's samples; None if nothing of it is the user's own code."""
+    if type(dataset) not in (ShardDataset, ShardMapDataset, ImageFolder):
+        return f"{type(dataset).__name__} is no dataset of shardio's"
+    if not hasattr(os, "memfd_create"):
+        return "this Python has no os.memfd_create, as on Linux with glibc 2.27 and newer"
     decoder = dataset.decoder
-    return decoder.decode == "array" and not decoder.trusted and _is_ours(decoder.transform)
+    if decoder.trusted:
+        return "trusted=True lets fields run code"
+    if decoder.decode != "array" or not _is_ours(decoder.transform):
+        return f"the transform {decoder.transform!r} is not shardio's alone"
+    return None
 
 
 def _is_ours(transform: Callable[[Any], Any] | None) -> bool:
@@ -43,8 +46,8 @@ class FastPath:
     """Delivers the epochs of one loader.
 
     Args:
-        dataset: For which :func:`can_go_fast`.
-        batch_size: Samples of a full batch.
+        dataset: For which :func:`why_not_fast` has nothing to say.
+        batch_size: Samples of a full batch, if the user says.
         num_workers: Decoding threads, in hosts; 0 for the training process itself.
         prefetch: Batches made ahead, if the user says.
         is_persistent: Whether the hosts outlive an epoch.
@@ -56,7 +59,7 @@ class FastPath:
         self,
         dataset: FastDataset,
         *,
-        batch_size: int,
+        batch_size: int | None,
         num_workers: int,
         prefetch: int | None,
         is_persistent: bool,
@@ -64,33 +67,37 @@ class FastPath:
         bad_samples: BadSamples | None,
     ) -> None:
         self._dataset = dataset
+        self._batch_size = batch_size
         self._num_workers = num_workers
         self._is_persistent = is_persistent
         self._timeout_s = timeout_s
-        self._sizes = Sizes(
-            batch_size=batch_size,
-            num_threads=max(num_workers, 1),
-            chunk_size=dataset.decoder.chunk_size,
-            prefetch=prefetch or DEFAULT_PREFETCH,
-        )
         self._bad_samples = bad_samples
+        self._sizes = Sizes(num_threads=max(num_workers, 1), chunk_size=dataset.decoder.chunk_size, prefetch=prefetch)
         self._crew: Crew | None = None
         self._last: Callable[[], Delivery | None] = _nothing
         self.tally = Tally(num_workers=num_workers)
 
-    def start(self, plans: Iterator[BatchPlan]) -> Delivery:
-        """Begin an epoch; an unfinished one before it ends, where hosts are persistent."""
-        last = self._last()
-        if last is not None and self._is_persistent:
-            last.close()
-        if self._crew is None or not self._is_persistent or not self._crew.is_here():
-            self._crew = self._make_crew(self._crew)
+    def ready_crew(self) -> Crew:
+        """Have who makes the next epoch's batches; an unfinished epoch before it ends, where hosts are persistent."""
+        if self._is_persistent and (last := self._last()) is not None:
+            last.close(superseded=True)
+        former = self._crew
+        if former is None or not self._is_persistent or not former.is_here():
+            self._crew = self._make_crew()
+            if former is not None and former.is_laid_out:
+                self._crew.lay_out(former.layout, self._sizes.num_ahead(former.layout))
+        assert self._crew is not None, "it was just made"
+        return self._crew
+
+    def start(self, crew: Crew, plans: Iterator[BatchPlan]) -> Delivery:
+        """Begin an epoch, with the crew of :meth:`ready_crew`."""
         self.tally = Tally(num_workers=self._num_workers)
         dataset = self._dataset
         delivery = Delivery(
             Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe),
             plans,
-            self._crew,
+            self._batch_size,
+            crew,
             self._sizes,
             self._bad_samples,
             self._timeout_s,
@@ -100,20 +107,11 @@ class FastPath:
         self._last = weakref.ref(delivery)
         return delivery
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy, or a pickled one, gets hosts of its own.
-        return {**self.__dict__, "_crew": None, "_last": _nothing}
-
-    def _make_crew(self, former: Crew | None) -> Crew:
+    def _make_crew(self) -> Crew:
         reader, decoder = self._dataset.reader, self._dataset.decoder
-        crew: Crew
-        if self._num_workers:
-            crew = HostCrew(Plan(reader=reader, decoder=decoder, num_threads=self._num_workers))
-        else:
-            crew = CallerCrew(reader, decoder)
-        if former is not None and former.is_laid_out:
-            crew.lay_out(former.layout, self._sizes.num_ahead(former.layout))
-        return crew
+        if not self._num_workers:
+            return CallerCrew(reader, decoder)
+        return HostCrew(Plan(reader=reader, decoder=decoder, num_threads=self._num_workers))
 
 
 def _nothing() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import SKIPPED, BadSamples, read_with
+from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import augment_keys, known_epoch
 from shardio.datasets.valid import mark_valid
 from shardio.order import Cursor, EpochCounter, Split, Words
@@ -134,7 +135,9 @@ class _TicketDataset(torch.utils.data.Dataset[Any]):
             for sample, ticket in zip(samples, tickets, strict=True)
         ]
 
-    def _read(self, numbers: NDArray[np.int64], _: Words) -> list[Any]:
+    def _read(self, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
+        if isinstance(self.dataset, MapDataset) and type(self.dataset).__getitems__ is MapDataset.__getitems__:
+            return self.dataset.read(numbers, keys)  # With the keys of what was replaced.
         if callable(getattr(self.dataset, "__getitems__", None)):
             return list(self.dataset.__getitems__(numbers.tolist()))
         return [self.dataset[number] for number in numbers.tolist()]

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import use_one_thread
-from shardio.loader.maker import ChunkMaker
+from shardio.loader.maker import ChunkMaker, describe_failure
 from shardio.loader.memory import Layout, map_memory
 from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
 from shardio.loader.wire import receive, send
@@ -75,6 +76,13 @@ class Host:
                 send(self._end, Pong())
 
     def _make_chunks(self, maker: ChunkMaker) -> None:
+        try:
+            self._make_chunks_for_ever(maker)
+        except BaseException:  # A host that answers, and has a thread less, would be waited for in vain.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _make_chunks_for_ever(self, maker: ChunkMaker) -> None:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
@@ -96,8 +104,10 @@ class Host:
     def _report(self, outcome: Outcome) -> None:
         try:
             send(self._end, outcome)
-        except OSError:
+        except ConnectionError:
             os._exit(0)  # The other end is gone.
+        except Exception as error:  # It cannot be pickled, or there is no memory for it.
+            send(self._end, describe_failure(outcome.serial, error))
 
 
 def main() -> None:

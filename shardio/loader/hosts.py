@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,10 @@ STARTUP_PATIENCE_S = 120.0
 """How long a host may take to start: a disk that is cold or far away is no reason to give it up."""
 
 CLOSE_S = 5.0
-"""How long a host may take to end before it is killed."""
+"""How long hosts may take to end before they are killed."""
+
+_START = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.loader.host import main; main()"
+"""The program of a host: it finds modules where this process does, and not in the working directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +45,12 @@ class Death:
     Attributes:
         cause: How, for people.
         at_work: The serials of the chunks that it was making.
+        was_ready: Whether it had started.
     """
 
     cause: str
     at_work: tuple[int, ...]
+    was_ready: bool
 
 
 class _Host:
@@ -71,10 +76,10 @@ class _Host:
     def load(self) -> float:
         return len(self.waiting) / self.num_threads
 
-    def wait(self) -> None:
+    def wait(self, deadline: float) -> None:
         """Wait until it has ended by itself, after its end was closed; not for ever."""
         try:
-            self.process.wait(CLOSE_S)
+            self.process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -98,16 +103,11 @@ class HostPool:
         _watch_forks()
         self._plan = plan
         self._hosts: list[_Host] = []
-        self._deaths: list[Death] = []
+        self._dying: dict[_Host, str] = {}  # Those that cannot be talked to, and why they are given up.
         self._finalizer = weakref.finalize(self, _close_all, self._hosts, os.getpid())
-        _pools.add(self)
+        _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))  # Also of pools that failed to start.
         for num_threads in divide_threads(plan.num_threads):
             self._hosts.append(_Host(replace(plan, num_threads=num_threads)))
-
-    @property
-    def num_threads(self) -> int:
-        """How many chunks are made at a time."""
-        return self._plan.num_threads
 
     def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
         """Tell all hosts of a new slot."""
@@ -119,16 +119,13 @@ class HostPool:
 
     def submit(self, chunks: Iterable[Chunk]) -> None:
         """Have chunks made, each by the host that has the least to do; none if there is a death to be received."""
-        if self._deaths:
-            return
-        shares: dict[int, list[Chunk]] = {}
+        shares: dict[_Host, list[Chunk]] = {}
         for chunk in chunks:
-            number = min(range(len(self._hosts)), key=lambda number: self._hosts[number].load)
-            self._hosts[number].waiting[chunk.serial] = None
-            shares.setdefault(number, []).append(chunk)
-        for number, share in shares.items():
-            if not self._deaths:
-                self._tell(self._hosts[number], share)
+            host = min(self._hosts, key=lambda host: host.load)
+            host.waiting[chunk.serial] = None
+            shares.setdefault(host, []).append(chunk)
+        for host, share in shares.items():
+            self._tell(host, share)
 
     def cancel(self) -> None:
         """Want nothing any more of what was submitted."""
@@ -138,20 +135,18 @@ class HostPool:
 
     def receive(self, timeout_s: float | None) -> list[Outcome | Death]:
         """Wait for news; return none after ``timeout_s``, or after some seconds in which hosts were looked after."""
-        poll = select.poll()
-        hosts = {host.end.fileno(): host for host in self._hosts}
-        for descriptor in hosts:
-            poll.register(descriptor, select.POLLIN)
-        wait_s = 0.0 if self._deaths else PATIENCE_S if timeout_s is None else min(timeout_s, PATIENCE_S)
-        ready = poll.poll(1000 * wait_s)
         news: list[Outcome | Death] = []
-        for descriptor, _ in ready:
-            news += self._listen(hosts[descriptor])
-        if not ready and wait_s:
-            self._look_after()
-        news += self._deaths
-        self._deaths = []
-        return news
+        if not self._dying:
+            poll = select.poll()
+            hosts = {host.end.fileno(): host for host in self._hosts}
+            for descriptor in hosts:
+                poll.register(descriptor, select.POLLIN)
+            ready = poll.poll(1000 * (PATIENCE_S if timeout_s is None else min(timeout_s, PATIENCE_S)))
+            for descriptor, _ in ready:
+                news += self._listen(hosts[descriptor])
+            if not ready:
+                self._look_after()
+        return [*news, *self._replace_dying()]
 
     def close(self) -> None:
         """End all hosts."""
@@ -171,7 +166,7 @@ class HostPool:
             except BlockingIOError:
                 return news
             if received is None:
-                self._replace(host, "")
+                self._dying[host] = ""
                 return news
             message, _ = received
             host.asked_at, host.is_ready = None, True
@@ -182,7 +177,7 @@ class HostPool:
     def _look_after(self) -> None:
         """Ask hosts that owe something for a sign of life, and give up those that were asked and gave none."""
         now = time.monotonic()
-        for host in list(self._hosts):
+        for host in self._hosts:
             patience_s = PATIENCE_S if host.is_ready else STARTUP_PATIENCE_S
             if not host.waiting:
                 continue
@@ -190,26 +185,33 @@ class HostPool:
                 host.asked_at = now
                 self._tell(host, Ping())
             elif now - host.asked_at >= patience_s:
-                self._replace(host, f"it gave no sign of life for {patience_s:.0f} s and was given up: ")
+                self._dying[host] = f"it gave no sign of life for {patience_s:.0f} s and was given up: "
 
     def _tell_all(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        for host in list(self._hosts):
+        for host in self._hosts:
             self._tell(host, message, descriptors)
 
     def _tell(self, host: _Host, message: Any, descriptors: Sequence[int] = ()) -> None:
+        if host in self._dying:
+            return
         try:
             send(host.end, message, descriptors)
         except BlockingIOError:
-            self._replace(host, "it did not read what it was told and was given up: ")
-        except (BrokenPipeError, ConnectionResetError):
-            self._replace(host, "")
+            self._dying[host] = "it did not read what it was told and was given up: "
+        except ConnectionError:
+            self._dying[host] = ""
 
-    def _replace(self, host: _Host, why: str) -> None:
-        at_work = tuple(list(host.waiting)[: host.num_threads])
-        cause = why + host.kill()
-        self._hosts[self._hosts.index(host)] = _Host(replace(self._plan, num_threads=host.num_threads))
-        self._deaths.append(Death(cause=cause, at_work=at_work))
-        self.cancel()
+    def _replace_dying(self) -> list[Death]:
+        """Put others in the place of those that cannot be talked to; want nothing any more of what was submitted."""
+        deaths = []
+        while self._dying:
+            for host, why in list(self._dying.items()):
+                at_work = tuple(host.waiting)[: host.num_threads]
+                deaths.append(Death(cause=why + host.kill(), at_work=at_work, was_ready=host.is_ready))
+                self._hosts[self._hosts.index(host)] = _Host(replace(self._plan, num_threads=host.num_threads))
+                del self._dying[host]
+            self.cancel()  # By which more of them may turn out to be dead.
+        return deaths
 
 
 def divide_threads(num_threads: int) -> list[int]:
@@ -219,15 +221,10 @@ def divide_threads(num_threads: int) -> list[int]:
 
 
 def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
-    package = Path(__file__).parents[2]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(package), *filter(None, sys.path)]),
-        "PYTHONSAFEPATH": "1",  # Files in the working directory must not stand in for modules.
-        "OPENBLAS_NUM_THREADS": "1",  # numpy would start a thread for each core, and use none of them.
-    }
+    path = [str(entry) or str(Path.cwd()) for entry in sys.path] + [str(Path(__file__).parents[2])]
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start a thread for each core, for nothing.
     return subprocess.Popen(
-        [sys.executable, "-m", "shardio.loader.host", str(descriptor), str(os.getpid())],
+        [sys.executable, "-c", _START, repr(path), str(descriptor), str(os.getpid())],
         pass_fds=[descriptor],
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -241,12 +238,13 @@ def _close_all(hosts: list[_Host], process_id: int) -> None:
         return
     for host in hosts:
         host.end.close()
+    deadline = time.monotonic() + CLOSE_S
     for host in hosts:
-        host.wait()
+        host.wait(deadline)
     hosts.clear()
 
 
-_pools: weakref.WeakSet[HostPool] = weakref.WeakSet()
+_pools: dict[int, weakref.ref[HostPool]] = {}
 
 
 @cache
@@ -255,5 +253,6 @@ def _watch_forks() -> None:
 
 
 def _leave_to_parent() -> None:
-    for pool in list(_pools):
-        pool.leave_to_parent()
+    for reference in list(_pools.values()):  # At once: other threads may make pools meanwhile.
+        if (pool := reference()) is not None:
+            pool.leave_to_parent()

@@ -41,7 +41,7 @@ class ChunkMaker:
         except SampleError as error:
             return Unreadable(serial=chunk.serial, error=error)
         except BaseException as error:  # Whatever it is, the training process raises it.
-            return Failed(serial=chunk.serial, error=_portable(error), traceback=traceback.format_exc())
+            return describe_failure(chunk.serial, error)
         return Made(serial=chunk.serial, columns=columns, times=times + StageTimes(wait_s=wait_s))
 
     def _make(self, chunk: Chunk, rows: Rows) -> tuple[list[Column], StageTimes]:
@@ -79,6 +79,11 @@ def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> 
             row[...] = value
         return None
     return values
+
+
+def describe_failure(serial: int, error: BaseException) -> Failed:
+    """Return what the training process is told of an error that was just caught."""
+    return Failed(serial=serial, error=_portable(error), traceback=traceback.format_exc())
 
 
 def _portable(error: BaseException) -> BaseException:

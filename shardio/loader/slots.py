@@ -23,51 +23,49 @@ Views = dict[int, NDArray[Any]]
 """The columns of a slot, by the place of their field."""
 
 
+class _Watch(weakref.ref["NDArray[Any]"]):
+    """A reference to a column that the user has. When that is freed, it goes to a queue, without any Python code."""
+
+    __slots__ = ("slot_id",)
+    slot_id: int
+
+
 class Slot:
     """Memory for a batch, as the training process has it.
 
     Attributes:
         slot_id: Its number, never used again.
+        layout: How a batch lies in it.
         is_retired: Whether it must not be filled again.
     """
 
     def __init__(self, slot_id: int, layout: Layout, memory: NDArray[np.uint8]) -> None:
         self.slot_id = slot_id
+        self.layout = layout
         self.is_retired = False
-        self._layout = layout
         self._memory = memory
-        self._watched: list[weakref.ref[NDArray[Any]]] = []
-        self._num_held = 0
+        self._watches: list[_Watch] = []
 
     def views(self) -> Views:
         """Return the columns."""
-        return self._layout.views(self._memory)
+        return self.layout.views(self._memory)
 
-    def hand_out(self, on_freed: Callable[[object], None]) -> Views:
-        """Return the columns, and call ``on_freed`` when what was made of one of them is freed, once for each.
+    def hand_out(self, freed: SimpleQueue[_Watch]) -> Views:
+        """Return the columns, and have something put into ``freed`` when what was made of one is freed.
 
         A tensor's storage holds the array that it was made of, so the array lives as long as any view of it.
         """
         views = self.views()
-        self._num_held = len(views)
-        self._watched = [weakref.ref(view, on_freed) for view in views.values()]
+        for view in views.values():
+            watch = _Watch(view, freed.put)
+            watch.slot_id = self.slot_id
+            self._watches.append(watch)
         return views
 
-    def release(self) -> bool:
-        """Count one column as freed; return whether it was the last."""
-        self._num_held -= 1
-        return not self._num_held
-
-
-class _Returns:
-    """Where freed columns are announced, by their slots' numbers."""
-
-    def __init__(self) -> None:
-        self.queue: SimpleQueue[int] = SimpleQueue()
-
-    def add(self, slot_id: int, _: object) -> None:
-        """Do what a finalizer may do: it runs in any thread at any time, also in the middle of the queue's own code."""
-        self.queue.put(slot_id)
+    def release(self, watch: _Watch) -> bool:
+        """Note that a column was freed; return whether it was the last."""
+        self._watches.remove(watch)
+        return not self._watches
 
 
 class SlotRing:
@@ -87,29 +85,35 @@ class SlotRing:
         announce: Callable[[int, Layout, int], None],
         forget: Callable[[tuple[int, ...]], None],
     ) -> None:
-        self.layout = layout
+        self._layout = layout
         self._num_spare = num_spare
         self._announce, self._forget = announce, forget
-        self._returns = _Returns()
+        self._freed: SimpleQueue[_Watch] = SimpleQueue()
         self._free: list[Slot] = []
         self._held: dict[int, Slot] = {}
         self._num_made = 0
         _watch_forks()
-        _rings.add(self)
+        _rings[id(self)] = weakref.ref(self, partial(_rings.pop, id(self)))
+
+    def lay_out(self, layout: Layout, num_spare: int) -> None:
+        """Use slots of another layout from here on."""
+        self._layout, self._num_spare = layout, num_spare
+        self.drop(self._free)
+        self._free = []
 
     def take(self) -> Slot:
         """Return a slot to fill."""
-        self._collect()
+        self.collect()
         return self._free.pop() if self._free else self._make()
 
     def hand_out(self, slot: Slot) -> Views:
         """Return a filled slot's columns; the slot comes back by itself when nobody holds them any more."""
         self._held[slot.slot_id] = slot
-        return slot.hand_out(partial(self._returns.add, slot.slot_id))
+        return slot.hand_out(self._freed)
 
     def put_back(self, slot: Slot) -> None:
-        """Take back a slot whose content is not wanted, and which nobody is filling."""
-        if slot.is_retired:
+        """Take back a slot whose content is not wanted any more, and which nobody is filling."""
+        if slot.is_retired or slot.layout is not self._layout or len(self._free) >= self._num_spare:
             self.drop([slot])
         else:
             self._free.append(slot)
@@ -136,32 +140,25 @@ class SlotRing:
         for slot in list(self._held.values()):
             slot.is_retired = True
 
-    def leave_to_parent(self) -> None:
-        """In a forked child: take no notice of what is freed here."""
-        self._returns.queue = SimpleQueue()
+    def collect(self) -> None:
+        """Take back what the user has freed."""
+        while True:
+            try:
+                watch = self._freed.get_nowait()
+            except Empty:
+                return
+            if self._held[watch.slot_id].release(watch):
+                self.put_back(self._held.pop(watch.slot_id))
 
     def _make(self) -> Slot:
-        descriptor = make_memory(self.layout.num_bytes)
+        descriptor = make_memory(self._layout.num_bytes)
         try:
-            memory = _map(descriptor, self.layout.num_bytes)
-            self._announce(self._num_made, self.layout, descriptor)
+            memory = _map(descriptor, self._layout.num_bytes)
+            self._announce(self._num_made, self._layout, descriptor)
         finally:
             os.close(descriptor)
         self._num_made += 1
-        return Slot(self._num_made - 1, self.layout, memory)
-
-    def _collect(self) -> None:
-        """Take back what the user has freed."""
-        gone = list[Slot]()
-        while True:
-            try:
-                slot_id = self._returns.queue.get_nowait()
-            except Empty:
-                break
-            if self._held[slot_id].release():
-                slot = self._held.pop(slot_id)
-                (gone if slot.is_retired or len(self._free) >= self._num_spare else self._free).append(slot)
-        self.drop(gone)
+        return Slot(self._num_made - 1, self._layout, memory)
 
 
 def _map(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
@@ -171,21 +168,17 @@ def _map(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     return memory.numpy()
 
 
-_rings: weakref.WeakSet[SlotRing] = weakref.WeakSet()
+_rings: dict[int, weakref.ref[SlotRing]] = {}
 
 
 @cache
 def _watch_forks() -> None:
-    # A forked child shares the pages of the batches that are out: they must stay as they are.
-    os.register_at_fork(before=_retire_held, after_in_parent=_retire_held, after_in_child=_leave_to_parent)
+    # A forked child shares the pages of the batches that are out: they must stay as they are. Before and after, for a
+    # batch that another thread gets in between is held by the child, too.
+    os.register_at_fork(before=_retire_held, after_in_parent=_retire_held)
 
 
 def _retire_held() -> None:
-    # Before and after: a batch that another thread got in between is held by the child, too.
-    for ring in list(_rings):
-        ring.retire_held()
-
-
-def _leave_to_parent() -> None:
-    for ring in list(_rings):
-        ring.leave_to_parent()
+    for reference in list(_rings.values()):  # At once: other threads may make rings meanwhile.
+        if (ring := reference()) is not None:
+            ring.retire_held()

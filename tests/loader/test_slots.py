@@ -238,7 +238,6 @@ def test_a_batch_sampler_may_say_any_size(pictures: Path) -> None:
             batch_sampler=lists,
             num_workers=num_workers,
             generator=torch.Generator().manual_seed(7),
-            persistent_workers=num_workers > 0,
         )
 
     loader, oracle = make(2), make(0)
