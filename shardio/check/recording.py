@@ -72,8 +72,13 @@ def record(loader: Iterable[Any], coverage: Coverage, *, rank: int = 0, key: Key
 @contextmanager
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
     """Let a DataLoader's workers tag their batches, as long as the block lasts."""
-    # Persistent workers keep the collate function that they were started with, also when it is put back here.
-    if not isinstance(loader, HasWorkers) or getattr(loader, "persistent_workers", False):
+    # Persistent workers keep the collate function that they were started with, also when it is put back here. And
+    # a loader of shardio's that goes without torch's workers would run them to call another collate function.
+    if (
+        not isinstance(loader, HasWorkers)
+        or getattr(loader, "persistent_workers", False)
+        or not getattr(loader, "runs_torchs_workers", True)
+    ):
         yield
         return
     collate = loader.collate_fn

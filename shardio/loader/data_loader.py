@@ -177,6 +177,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             raise TypeError(f"there are no statistics of torch's workers, and they run because {self._why_not_fast()}")
         return fast_path.tally.sum_up()
 
+    @property
+    def runs_torchs_workers(self) -> bool:
+        """Whether torch's workers make the batches, and not shardio's background processes or this one."""
+        return self._why_not_fast() is not None
+
     def _start_sampler(self, fast_path: FastPath) -> Iterator[Any]:
         if self._base_seed is None or not self.persistent_workers:
             # As torch's own iterators begin: with a draw for the workers' seeds, once for workers that stay.

@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -33,6 +34,9 @@ STARTUP_PATIENCE_S = 120.0
 
 CLOSE_S = 5.0
 """How long hosts may take to end before they are killed."""
+
+LAST_WORDS_S = 1.0
+"""How long a host that closed its end by itself may take to end."""
 
 _START = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.loader.host import main; main()"
 """The program of a host: it finds modules where this process does, and not in the working directory."""
@@ -70,7 +74,8 @@ class _Host:
         finally:
             theirs.close()
         self.end.setblocking(False)
-        send(self.end, plan)
+        with suppress(ConnectionError):  # It died already: whoever listens to it will notice.
+            send(self.end, plan)
 
     @property
     def load(self) -> float:
@@ -83,8 +88,11 @@ class _Host:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def kill(self) -> str:
+    def kill(self, *, is_ending: bool = False) -> str:
         """Kill it if it lives, wait until nobody writes to its slots any more, and say how it ended."""
+        if is_ending:  # Its own exit code says more than that it was killed.
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(LAST_WORDS_S)
         self.process.kill()
         code = self.process.wait()
         self.end.close()
@@ -203,15 +211,25 @@ class HostPool:
 
     def _replace_dying(self) -> list[Death]:
         """Put others in the place of those that cannot be talked to; want nothing any more of what was submitted."""
-        deaths = []
-        while self._dying:
-            for host, why in list(self._dying.items()):
+        deaths: dict[_Host, Death] = {}
+        while dying := {host: why for host, why in self._dying.items() if host not in deaths}:
+            for host, why in dying.items():
                 at_work = tuple(host.waiting)[: host.num_threads]
-                deaths.append(Death(cause=why + host.kill(), at_work=at_work, was_ready=host.is_ready))
-                self._hosts[self._hosts.index(host)] = _Host(replace(self._plan, num_threads=host.num_threads))
-                del self._dying[host]
+                deaths[host] = Death(cause=why + host.kill(is_ending=not why), at_work=at_work, was_ready=host.is_ready)
             self.cancel()  # By which more of them may turn out to be dead.
-        return deaths
+        for host in deaths:  # After that: new ones may die at once, too.
+            self._hosts[self._hosts.index(host)] = _Host(replace(self._plan, num_threads=host.num_threads))
+            del self._dying[host]
+        if not deaths:
+            return []
+        # One for all of them: whoever hears of a death submits all again, and by the next the serials were others.
+        return [
+            Death(
+                cause="; ".join(death.cause for death in deaths.values()),
+                at_work=tuple(serial for death in deaths.values() for serial in death.at_work),
+                was_ready=any(death.was_ready for death in deaths.values()),
+            )
+        ]
 
 
 def divide_threads(num_threads: int) -> list[int]:

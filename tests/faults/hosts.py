@@ -1,0 +1,190 @@
+"""Loaders to disturb, and the processes in which they work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
+"""Gives images that are large enough to lie in slots."""
+
+BATCH_SIZE = 16
+"""Of six batches an epoch, each of which two or more workers make together."""
+
+PROGRAM = b"from shardio.loader.host import main; main()"
+"""How the program of a host ends, by which it is found."""
+
+DEADLINE_S = 60.0
+"""After which something that is waited for is taken for lost."""
+
+Kind = Literal["shards", "map", "folder"]
+KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
+
+Batches = list[list[list[Any]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Data:
+    """The same images twice.
+
+    Attributes:
+        images: A directory of class folders.
+        shards: Its pack.
+    """
+
+    images: Path
+    shards: Path
+
+
+def make_loader(data: Data, kind: Kind = "shards", num_workers: int = 0, **options: Any) -> DataLoader:
+    """Return a shuffling loader over one kind of dataset, the same for any number of workers. None of them hangs."""
+    timeout = DEADLINE_S if num_workers else 0
+    options = {"batch_size": BATCH_SIZE, "num_workers": num_workers, "timeout": timeout, **options}
+    fields = ("image", "label", "key")
+    if kind == "shards":
+        return DataLoader(ShardDataset(data.shards, fields=fields, shuffle=True, transform=CROP), **options)
+    dataset: Any = ImageFolder(data.images, transform=CROP)
+    if kind == "map":
+        dataset = ShardMapDataset(data.shards, fields=fields, transform=CROP)
+    return DataLoader(dataset, sampler=EpochSampler(dataset), **options)
+
+
+def plain(batch: Any) -> list[list[Any]]:
+    """Return a batch as plain values that can be compared."""
+    return [part.tolist() if isinstance(part, torch.Tensor) else list(part) for part in batch]
+
+
+def batches_of(loader: Any) -> Batches:
+    """Return the batches as plain values, made so after the last one has come: none may have changed meanwhile."""
+    return [plain(batch) for batch in list(loader)]
+
+
+def collect(loader: Any, batches: Batches, after_first: Callable[[], None] = lambda: None) -> None:
+    """Put the batches into a list, which has those before an error; do something when the first is there."""
+    for batch in loader:
+        batches.append(plain(batch))
+        if len(batches) == 1:
+            after_first()
+
+
+def find_hosts() -> list[int]:
+    """Return the ids of the hosts that this process started, the oldest first."""
+    return [
+        process_id
+        for process_id, parent, command in _list_processes()
+        if parent == os.getpid() and command[1:2] == [b"-c"] and command[2].endswith(PROGRAM)
+    ]
+
+
+def find_marked(mark: str) -> list[int]:
+    """Return the ids of the living processes that have a word in their environment."""
+    found = []
+    for process_id, _, _ in _list_processes():
+        try:
+            environment = Path(f"/proc/{process_id}/environ").read_bytes()
+        except OSError:
+            continue
+        if mark.encode() in environment:
+            found.append(process_id)
+    return found
+
+
+def _list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
+    """Yield the id, the parent's id, and the command line of each process that is no zombie."""
+    for process_id in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+        try:
+            status = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+            command = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # It ended meanwhile.
+        if status[0] not in "ZX":
+            yield process_id, int(status[1]), command
+
+
+def count_mapped_slots() -> int:
+    """Return how many slots this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:shardio")
+
+
+def count_threads() -> int:
+    """Return how many threads this process has, Python's or not."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def wait_until(is_so: Callable[[], object], what: str) -> None:
+    """Wait until something is so; fail after a long time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        time.sleep(0.005)
+
+
+def send_signal(process_id: int, number: signal.Signals) -> None:
+    """Send a signal to a process that may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(process_id, number)
+
+
+@contextmanager
+def meanwhile(disturb: Callable[[], None]) -> Iterator[None]:
+    """Run something in a thread beside the block; wait for it at the block's end."""
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def install_slowness(modules: Path, seconds: float) -> None:
+    """Let hosts take that long for each chunk, so that they are at work when something happens to them."""
+    _install(modules, f"    time.sleep({seconds})")
+
+
+def install_poison(modules: Path, key: str, max_deaths: int) -> None:
+    """Let hosts abort, up to so many of them, when they are to make a chunk with that sample in it.
+
+    Each leaves a file ``death-<n>`` behind.
+    """
+    _install(
+        modules,
+        f"""
+    if {key!r} in self._reader.keys(chunk.samples):
+        for number in range({max_deaths}):
+            try:
+                os.close(os.open({str(modules)!r} + f"/death-{{number}}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.abort()
+""",
+    )
+
+
+def _install(modules: Path, what: str) -> None:
+    """Have hosts do something before they make a chunk: the interpreter imports sitecustomize when it starts."""
+    (modules / "sitecustomize.py").write_text(
+        f"""
+import os, time
+from shardio.loader.maker import ChunkMaker
+
+make = ChunkMaker.make
+
+def make_after_all(self, chunk, rows, wait_s=0.0):
+{what}
+    return make(self, chunk, rows, wait_s)
+
+ChunkMaker.make = make_after_all
+"""
+    )

@@ -1,0 +1,218 @@
+"""Samples that cannot be read: an error at its place, another sample, or a smaller batch, and nothing else changes."""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import SampleError
+from tests.faults.damage import (
+    BATCH_SIZE,
+    NUM_SAMPLES,
+    SHARD_SIZE,
+    Subject,
+    cut_off,
+    empty,
+    fill_with_noise,
+    key_of,
+    order_of,
+    remove,
+)
+from tests.faults.hosts import KINDS, Batches, Kind, batches_of, collect, plain
+
+workers = pytest.mark.parametrize("num_workers", [0, 1, 3])
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@pytest.fixture
+def subject(tmp_path: Path, kind: Kind) -> Subject:
+    return Subject(tmp_path, kind)
+
+
+def without_bad(subject: Subject, batches: Batches) -> Batches:
+    """Return the twin's batches without the rows of samples that are damaged."""
+    return [
+        [[value for value, number in zip(part, numbers, strict=True) if number not in subject.bad] for part in batch]
+        for numbers, batch in zip(order_of(subject.kind), batches, strict=True)
+    ]
+
+
+@kinds
+@workers
+def test_raise_stops_at_the_samples_batch_and_names_it(subject: Subject, num_workers: int) -> None:
+    numbers = order_of(subject.kind)
+    stop = next(place for place, batch in enumerate(numbers) if set(batch) & set(subject.bad))
+    loader, batches = subject.loader(num_workers), Batches()
+    with pytest.raises(SampleError) as error_info:
+        collect(loader, batches)
+    assert batches == batches_of(islice(subject.loader(0, clean=True), stop))
+    assert loader.state_dict()["position"] == stop * BATCH_SIZE
+    message = str(error_info.value)
+    (named,) = [number for number in set(numbers[stop]) & set(subject.bad) if subject.name(number) in message]
+    missing = "No such file or directory" if subject.kind == "folder" else "has no field 'cls'"
+    assert (missing if subject.bad[named] is remove else "cannot be decoded: ") in message
+    assert not subject.entries()
+
+
+@kinds
+def test_replace_puts_the_same_samples_there_whatever_the_workers(subject: Subject) -> None:
+    clean = batches_of(subject.loader(0, clean=True))
+    found = []
+    for num_workers in (0, 1, 3):
+        subject.quarantine.unlink(missing_ok=True)
+        loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers == 3)
+        found.append((batches_of(loader), subject.entries()))
+        assert loader.state_dict()["position"] == NUM_SAMPLES
+    assert found[0] == found[1] == found[2]
+    batches, entries = found[0]
+    for numbers, batch, expected in zip(order_of(subject.kind), batches, clean, strict=True):
+        for row, number in enumerate(numbers):
+            values, others = [part[row] for part in batch], [part[row] for part in expected]
+            if number not in subject.bad:
+                assert values == others
+            else:
+                assert values[0] != others[0]
+                if subject.kind != "folder":
+                    instead = int(values[2].rpartition("/")[2])
+                    assert values[1:] == [instead % 2, key_of(instead)]
+                    assert instead not in subject.bad
+    assert {entry["sample"] for entry in entries} == set(subject.bad)
+    for entry in entries:
+        assert list(entry) == ["key", "where", "error", "sample", "action"]
+        assert entry["action"] == "replaced"
+        assert f"{entry['sample']:03d}" in entry["key"]
+        assert str(subject.folder / "damaged") in entry["where"]
+        assert subject.name(entry["sample"]) in entry["error"]
+
+
+@kinds
+@workers
+def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_workers: int) -> None:
+    clean = subject.loader(0, clean=True)
+    loader = subject.loader(num_workers, on_error="skip")
+    batches = []
+    for batch, other in zip(loader, clean, strict=True):
+        assert loader.state_dict()["position"] == clean.state_dict()["position"]
+        batches.append((plain(batch), plain(other)))
+    assert [batch for batch, _ in batches] == without_bad(subject, [other for _, other in batches])
+    assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
+    assert {entry["action"] for entry in subject.entries()} == {"skipped"}
+
+
+@pytest.mark.parametrize("kind", ["shards"])
+@workers
+def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers: int) -> None:
+    keys = []
+    for rank in range(3):
+        options: dict[str, Any] = {"on_error": "skip", "remainder": "mask", "rank": rank, "world_size": 3}
+        loaders = [subject.loader(num_workers, **options), subject.loader(0, clean=True, **options)]
+        for batch, other in zip(*map(batches_of, loaders), strict=True):
+            kept = [row for row, name in enumerate(other[2]) if int(name.rpartition("/")[2]) not in subject.bad]
+            assert batch == [[part[row] for row in kept] for part in other]
+            keys += [name for name, is_valid in zip(batch[2], batch[3], strict=True) if is_valid]
+    assert sorted(keys) == sorted(key_of(number) for number in range(NUM_SAMPLES) if number not in subject.bad)
+
+
+@kinds
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_smaller_batches_that_are_kept_stay_as_they_are(subject: Subject, num_workers: int) -> None:
+    loader = subject.loader(num_workers, on_error="skip", persistent_workers=True)
+    kept = list(loader)
+    before = [plain(batch) for batch in kept]
+    for _ in range(2):
+        collect(loader, Batches())
+    assert [plain(batch) for batch in kept] == before
+
+
+@pytest.mark.parametrize("policy", ["replace", "skip"])
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_an_epoch_that_is_resumed_goes_on_the_same(tmp_path: Path, policy: str, num_workers: int) -> None:
+    subject = Subject(tmp_path, "shards")
+    expected = batches_of(subject.loader(0, on_error=policy))
+    loader = subject.loader(num_workers, on_error=policy)
+    begun = [plain(batch) for batch in islice(loader, 4)]
+    resumed = subject.loader(num_workers, on_error=policy)
+    resumed.load_state_dict(loader.state_dict())
+    assert [*begun, *batches_of(resumed)] == expected
+
+
+@kinds
+@workers
+def test_many_bad_neighbours_are_skipped(tmp_path: Path, kind: Kind, num_workers: int) -> None:
+    """More of them than may be tried for one place, and all but one of what a worker makes at a time."""
+    subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES - 1), fill_with_noise))
+    (batch,) = subject.loader(num_workers, on_error="skip", batch_size=NUM_SAMPLES)
+    assert plain(batch)[1] == [0 if kind == "folder" else 1]
+    assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
+
+
+@kinds
+@workers
+def test_a_batch_without_any_sample_is_an_error(tmp_path: Path, kind: Kind, num_workers: int) -> None:
+    subject = Subject(tmp_path, kind, dict.fromkeys(order_of(kind)[2], empty))
+    batches = Batches()
+    with pytest.raises(SampleError, match="all samples of a batch were skipped"):
+        collect(subject.loader(num_workers, on_error="skip"), batches)
+    assert len(batches) == 2
+
+
+@kinds
+@workers
+def test_when_nothing_can_be_read_it_is_not_replaced_for_ever(tmp_path: Path, kind: Kind, num_workers: int) -> None:
+    subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES), cut_off))
+    with pytest.raises(SampleError, match="neither could the 10 samples that were tried before it"):
+        next(iter(subject.loader(num_workers, on_error="replace")))
+
+
+def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="on_error must be one of raise, replace, skip, got 'ignore'"):
+        Subject(tmp_path, "map").loader(0, on_error="ignore")
+
+
+@workers
+def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> None:
+    subject = Subject(tmp_path, "folder", {})
+    gone = order_of("folder")[-1][1:]
+
+    def delete() -> None:
+        for number in gone:
+            (tmp_path / "damaged" / "class" / f"{number:03d}.jpg").unlink()
+
+    batches = Batches()
+    collect(subject.loader(num_workers, on_error="skip"), batches, after_first=delete)
+    *expected, last = batches_of(subject.loader(0, clean=True))
+    assert batches == [*expected, [part[:1] for part in last]]
+    assert [entry["sample"] for entry in subject.entries()] == sorted(gone)
+    assert all("No such file or directory" in entry["error"] for entry in subject.entries())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> None:
+    """One that is open. A shard that is opened later does not fit its index any more, which is an error in any case."""
+    subject, order = Subject(tmp_path, "shards", {}), order_of("shards")
+    open_shards = {number // SHARD_SIZE for number in order[0]}
+    number = next(number for number in order[-1] if number // SHARD_SIZE in open_shards)
+    tar = subject.tars[number // SHARD_SIZE]
+    whole = tar.read_bytes()
+
+    def cut() -> None:
+        os.truncate(tar, whole.index(f"{key_of(number)}.jpg".encode()) + 600)
+
+    expected = batches_of(subject.loader(0, clean=True))
+    kept = Batches()
+    collect(subject.loader(num_workers, on_error="skip"), kept, after_first=cut)
+    for batch, other in zip(kept, expected, strict=True):
+        rows = [other[2].index(key) for key in batch[2]]
+        assert batch == [[part[row] for row in rows] for part in other]
+    assert set(expected[-1][2]) - set(kept[-1][2]) >= {key_of(number)}
+    assert all(f"{tar} at byte" in entry["error"] for entry in subject.entries())
+
+    tar.write_bytes(whole)
+    before = Batches()
+    with pytest.raises(SampleError, match=r"cannot be read from .*\.tar at byte \d+.* the file is truncated"):
+        collect(subject.loader(num_workers), before, after_first=cut)
+    assert before == expected[: len(before)]

@@ -1,0 +1,283 @@
+"""Hosts die, at any moment and in any way: the batches are those of a loader without any, or the error says why not."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import HostError
+from shardio.loader import hosts as hosts_module
+from tests.faults.hosts import (
+    BATCH_SIZE,
+    KINDS,
+    Batches,
+    Data,
+    Kind,
+    batches_of,
+    collect,
+    find_hosts,
+    install_poison,
+    install_slowness,
+    make_loader,
+    meanwhile,
+    plain,
+    send_signal,
+    wait_until,
+)
+
+Expected = dict[Kind, list[Batches]]
+
+
+@pytest.fixture(scope="module")
+def expected(data: Data) -> Expected:
+    """Two epochs of each kind of dataset without hosts."""
+    found: Expected = {}
+    for kind in KINDS:
+        loader = make_loader(data, kind)
+        found[kind] = [batches_of(loader), batches_of(loader)]
+        assert found[kind][0] != found[kind][1]
+        assert len(found[kind][0]) == 6
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _no_host_is_left() -> Any:
+    yield
+    gc.collect()  # Tracebacks of errors that were expected hold their loaders.
+    assert find_hosts() == []
+
+
+def kill_hosts(number: signal.Signals = signal.SIGKILL) -> None:
+    for process_id in find_hosts():
+        send_signal(process_id, number)
+
+
+def have_started() -> bool:
+    """Return whether all hosts have threads that decode."""
+    return all(len(list(Path(f"/proc/{process_id}/task").iterdir())) > 1 for process_id in find_hosts())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_workers", "persistent", "seed"), [(1, False, 0), (3, True, 1), (2, False, 2)])
+def test_hosts_killed_at_any_moment(
+    data: Data, expected: Expected, modules: Path, kind: Kind, num_workers: int, persistent: bool, seed: int
+) -> None:
+    install_slowness(modules, 0.05)  # An epoch takes longer than until the first kill.
+    draw, killed = random.Random(f"{kind} {seed}"), list[int]()
+
+    def kill_two() -> None:
+        for _ in range(2):
+            time.sleep(draw.uniform(0.0, 0.15))
+            for process_id in draw.sample(hosts := find_hosts(), min(len(hosts), 1)):
+                killed.append(process_id)
+                send_signal(process_id, signal.SIGKILL)
+
+    loader = make_loader(data, kind, num_workers, persistent_workers=persistent)
+    for epoch in expected[kind]:
+        iterator = iter(loader)  # Its hosts are there now.
+        with meanwhile(kill_two):
+            assert batches_of(iterator) == epoch
+    assert len(killed) >= 2
+
+
+@pytest.mark.parametrize(("num_workers", "number"), [(1, 2), (2, 0), (2, 5), (3, 2), (6, 0)])
+def test_all_hosts_killed_at_once(data: Data, expected: Expected, modules: Path, num_workers: int, number: int) -> None:
+    install_slowness(modules, 0.01)
+    batches = Batches()
+    for batch in make_loader(data, "shards", num_workers):
+        if len(batches) == number:
+            kill_hosts()
+        batches.append(plain(batch))
+    assert batches == expected["shards"][0]
+
+
+@pytest.mark.parametrize(("num_workers", "every"), [(1, 1), (3, 3)])
+def test_hosts_killed_again_and_again(data: Data, expected: Expected, num_workers: int, every: int) -> None:
+    """All of them at once, but not three times while they make the same batch, which one begins after another."""
+    loader, batches = make_loader(data, "map", num_workers, persistent_workers=True), Batches()
+    for _ in range(2):
+        for batch in loader:
+            if len(batches) % every == 0:
+                kill_hosts()
+            batches.append(plain(batch))
+    assert batches == [*expected["map"][0], *expected["map"][1]]
+
+
+@pytest.mark.parametrize(("kind", "num_killed"), [("shards", 1), ("map", 2), ("folder", 2)])
+def test_hosts_killed_between_epochs(data: Data, expected: Expected, kind: Kind, num_killed: int) -> None:
+    loader = make_loader(data, kind, 2, persistent_workers=True)
+    assert batches_of(loader) == expected[kind][0]
+    for process_id in find_hosts()[:num_killed]:
+        send_signal(process_id, signal.SIGKILL)
+    assert batches_of(loader) == expected[kind][1]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_hosts_killed_after_a_break(data: Data, expected: Expected, num_workers: int) -> None:
+    """What an epoch that was left had begun does not get into the next one."""
+    loader = make_loader(data, "map", num_workers, persistent_workers=True)
+    for _ in range(3):
+        loader.set_epoch(0)
+        assert [plain(batch) for batch in islice(loader, 2)] == expected["map"][0][:2]
+        kill_hosts()
+    assert batches_of(loader) == expected["map"][1]
+
+
+def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
+    """Let so many hosts be dead before they are told anything; return the ids of all that are started."""
+    start, started = hosts_module._start_process, list[int]()
+
+    def start_and_kill(descriptor: int) -> subprocess.Popen[bytes]:
+        process = start(descriptor)
+        started.append(process.pid)
+        if len(started) <= most:
+            process.kill()
+            process.wait()
+        return process
+
+    monkeypatch.setattr(hosts_module, "_start_process", start_and_kill)
+    return started
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_hosts_killed_before_they_are_told_anything(
+    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    started = kill_first(monkeypatch, 2)
+    assert batches_of(make_loader(data, "shards", num_workers)) == expected["shards"][0]
+    assert len(started) == 2 + num_workers
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_hosts_that_all_die_at_once_every_time_are_an_error(
+    data: Data, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    started = kill_first(monkeypatch, 50)
+    with pytest.raises(HostError, match="was killed by SIGKILL"):
+        next(iter(make_loader(data, "shards", num_workers)))
+    assert len(started) <= 4 * num_workers
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_hosts_killed_while_they_start(data: Data, expected: Expected, num_workers: int) -> None:
+    seen: list[int] = []
+
+    def kill_new() -> None:
+        for _ in range(2):
+            wait_until(lambda: set(find_hosts()) - set(seen), "there is another host")
+            seen.append(min(set(find_hosts()) - set(seen)))
+            send_signal(seen[-1], signal.SIGKILL)
+
+    with meanwhile(kill_new):
+        assert batches_of(make_loader(data, "shards", num_workers)) == expected["shards"][0]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_hosts_that_are_stopped_are_given_up(
+    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, num_workers: int
+) -> None:
+    monkeypatch.setattr(hosts_module, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(hosts_module, "CLOSE_S", 0.3)
+    loader, batches = make_loader(data, "shards", num_workers, persistent_workers=True), Batches()
+    for _ in range(2):
+        for batch in loader:
+            if len(batches) in (1, 8):
+                wait_until(have_started, "all hosts have started: those that have not are given more time")
+                kill_hosts(signal.SIGSTOP)
+            batches.append(plain(batch))
+    assert batches == [*expected["shards"][0], *expected["shards"][1]]
+
+
+def test_hosts_that_are_stopped_for_a_moment_go_on(data: Data, expected: Expected) -> None:
+    iterator = iter(make_loader(data, "shards", 2))
+    batches = [plain(next(iterator))]
+    hosts = find_hosts()
+    kill_hosts(signal.SIGSTOP)
+
+    def go_on() -> None:
+        time.sleep(0.3)
+        for process_id in hosts:
+            send_signal(process_id, signal.SIGCONT)
+
+    with meanwhile(go_on):
+        batches.append(plain(next(iterator)))
+    assert find_hosts() == hosts
+    assert [*batches, *map(plain, iterator)] == expected["shards"][0]
+
+
+def sample_of(batches: Batches, number: int) -> str:
+    key = batches[number][2][3]
+    assert isinstance(key, str)
+    return key
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_two_deaths_over_the_same_batch_are_survived(
+    data: Data, expected: Expected, modules: Path, num_workers: int
+) -> None:
+    install_poison(modules, sample_of(expected["shards"][0], 3), 2)
+    assert batches_of(make_loader(data, "shards", num_workers)) == expected["shards"][0]
+    assert len(list(modules.glob("death-*"))) == 2
+
+
+@pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (1, 3), (3, 1), (6, 4)])
+def test_a_sample_that_always_kills_its_host_is_named(
+    data: Data, expected: Expected, modules: Path, num_workers: int, number: int
+) -> None:
+    key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
+    install_poison(modules, key, 100)
+    loader = make_loader(data, "shards", num_workers, persistent_workers=True)
+    batches = Batches()
+    with pytest.raises(HostError, match=r"3 worker hosts died.* was killed by SIGABRT") as error_info:
+        collect(loader, batches)
+    assert batches == expected["shards"][0][:number]
+    assert loader.state_dict()["position"] == number * BATCH_SIZE
+    assert key in str(error_info.value)
+    named = str(error_info.value).rpartition(": ")[2].split(", ")
+    assert set(named) <= set(others)
+    assert len(list(modules.glob("death-*"))) == 3
+
+
+def exit_at_once(modules: Path) -> None:
+    (modules / "sitecustomize.py").write_text("import os; os._exit(3)")
+
+
+def fail_to_import(modules: Path) -> None:
+    (modules / "simplejpeg.py").write_text("raise ImportError('there is no libjpeg')")
+
+
+@pytest.mark.parametrize("break_hosts", [exit_at_once, fail_to_import])
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_hosts_that_cannot_start_are_an_error(
+    data: Data, modules: Path, break_hosts: Callable[[Path], None], num_workers: int
+) -> None:
+    break_hosts(modules)
+    with pytest.raises(HostError, match=r"ended with exit code [13]"):
+        next(iter(make_loader(data, "shards", num_workers)))
+
+
+def test_other_processes_and_loaders_are_left_alone(data: Data, expected: Expected) -> None:
+    """Whatever they are called: hosts are known by what was started, not by name."""
+    other = iter(make_loader(data, "map", 1))
+    others_hosts = find_hosts()
+    namesake = [sys.executable, "-c", "import time; time.sleep(600)", hosts_module._START]
+    with subprocess.Popen(namesake) as process:
+        iterator = iter(make_loader(data, "shards", 1))
+        batches = [plain(next(iterator))]
+        for process_id in set(find_hosts()) - set(others_hosts):
+            send_signal(process_id, signal.SIGKILL)
+        assert [*batches, *map(plain, iterator)] == expected["shards"][0]
+        assert find_hosts() == others_hosts
+        assert process.poll() is None
+        process.kill()
+    assert [plain(batch) for batch in other] == expected["map"][0]
