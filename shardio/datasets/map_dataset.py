@@ -48,7 +48,7 @@ class MapDataset(Dataset[Any]):
         return self.reader.describe(self.locate(np.array([number]))[0], self.decoder.stored_fields)
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        raise NotImplementedError  # Each kind of dataset counts its own.
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample; negative numbers count from the end."""

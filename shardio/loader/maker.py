@@ -90,6 +90,6 @@ def _portable(error: BaseException) -> BaseException:
     """Return an error that can be sent to another process."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # A class may refuse in any way; its words still arrive.
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
