@@ -24,7 +24,7 @@ MAX_LONE_HOSTS = 4
 """Up to so many threads have a process each. Beside each other in one they wait for the GIL, a tenth of the time."""
 
 THREADS_PER_HOST = 2
-"""Threads of a process where there are more: each process takes 25 MB of its own."""
+"""Threads of a process where there are more: each process takes 30 MB of its own."""
 
 PATIENCE_S = 5.0
 """How long all hosts may be silent before they are asked for a sign of life, and how long one may take to answer."""
@@ -114,7 +114,7 @@ class HostPool:
         self._dying: dict[_Host, str] = {}  # Those that cannot be talked to, and why they are given up.
         self._finalizer = weakref.finalize(self, _close_all, self._hosts, os.getpid())
         _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))  # Also of pools that failed to start.
-        for num_threads in divide_threads(plan.num_threads):
+        for num_threads in divide_threads(plan.num_threads, len(os.sched_getaffinity(0))):
             self._hosts.append(_Host(replace(plan, num_threads=num_threads)))
 
     def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
@@ -232,9 +232,10 @@ class HostPool:
         ]
 
 
-def divide_threads(num_threads: int) -> list[int]:
-    """Return how many threads each host has."""
-    num_hosts = max(min(num_threads, MAX_LONE_HOSTS), -(-num_threads // THREADS_PER_HOST))
+def divide_threads(num_threads: int, num_processors: int) -> list[int]:
+    """Return how many threads each host has; no more hosts than processors, for more would win nothing."""
+    wanted = max(min(num_threads, MAX_LONE_HOSTS), -(-num_threads // THREADS_PER_HOST))
+    num_hosts = min(wanted, num_processors)
     return [num_threads // num_hosts + (number < num_threads % num_hosts) for number in range(num_hosts)]
 
 

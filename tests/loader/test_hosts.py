@@ -1,0 +1,22 @@
+"""How threads are divided over hosts."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio.loader.hosts import MAX_LONE_HOSTS, THREADS_PER_HOST, divide_threads
+
+
+@given(st.integers(1, 300), st.integers(1, 300))
+def test_all_threads_have_a_host_and_no_host_is_without_or_much_fuller(num_threads: int, num_processors: int) -> None:
+    hosts = divide_threads(num_threads, num_processors)
+    assert sum(hosts) == num_threads
+    assert min(hosts) >= 1
+    assert max(hosts) - min(hosts) <= 1
+    assert len(hosts) <= num_processors
+
+
+@given(st.integers(1, 300))
+def test_with_processors_enough_few_threads_are_alone_and_many_in_pairs(num_threads: int) -> None:
+    hosts = divide_threads(num_threads, num_threads)
+    assert max(hosts) <= (1 if num_threads <= MAX_LONE_HOSTS else THREADS_PER_HOST)
+    assert len(hosts) <= max(MAX_LONE_HOSTS, -(-num_threads // THREADS_PER_HOST))
