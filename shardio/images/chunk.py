@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shardio.images.by_kernel import draw_by_kernel
 from shardio.images.drawing import Draw, prepare
 from shardio.images.jpeg.regions import Box
 from shardio.images.pictures import Picture
@@ -30,7 +31,7 @@ class DecodeError(ValueError):
         return type(self), (self.number, str(self))
 
 
-def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Sequence[Pixels]) -> None:
+def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Sequence[Pixels]) -> None:
     """Decode, crop, resize and mirror some images into the rows of a batch.
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
@@ -41,36 +42,42 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Sequence[Pix
     Args:
         images: n pictures.
         plans: What to make of each.
-        rows: n arrays uint8 [height, width, 3] to write to, of the plans' output sizes.
+        rows: What to write to: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3] of the plans' output
+        sizes.
 
     Raises:
         DecodeError: If an image is truncated or damaged, or too large to be resized so.
     """
+    is_drawn = draw_by_kernel(images, plans, rows)
     boxes, sizes, windows = plans.box.tolist(), plans.size.tolist(), plans.window.tolist()
-    draws: list[Draw] = []
+    flips = plans.flip.tolist()
+    draws: list[tuple[int, Draw]] = []
     # All Python first, then all decoding: each finds its memory in the processor's caches.
-    for number, (image, box, size, window) in enumerate(zip(images, boxes, sizes, windows, strict=True)):
-        height, width = size
+    for number in np.flatnonzero(~is_drawn).tolist():
+        height, width = sizes[number]
         try:
-            draws.append(prepare(image, Box(*box), height, width, Box(*window), plans.antialias))
+            draw = prepare(images[number], Box(*boxes[number]), height, width, Box(*windows[number]), plans.antialias)
         except ValueError as error:
             raise DecodeError(number, str(error)) from error
-    for number, (draw, is_flipped, row) in enumerate(zip(draws, plans.flip.tolist(), rows, strict=True)):
-        unflipped = scratch_pixels("unflipped", *row.shape[:2]) if is_flipped else row
+        draws.append((number, draw))
+    for number, draw in draws:
+        row = rows[number]
+        unflipped = scratch_pixels("unflipped", *row.shape[:2]) if flips[number] else row
         try:
             draw(unflipped)
         except (ValueError, MemoryError) as error:
             raise DecodeError(number, str(error) or repr(error)) from error
-        if is_flipped:
+        if flips[number]:
             flip(unflipped, out=row)
 
 
 def decode_all(images: Sequence[Picture], plans: CropPlans) -> list[Pixels]:
     """Do what :func:`decode_chunk` does, into new arrays: rows of one batch if they are of one size."""
     sizes = plans.output_size.tolist()
+    rows: Pixels | list[Pixels]
     if sizes and all(size == sizes[0] for size in sizes):
-        rows = list(np.empty((len(sizes), *sizes[0], 3), np.uint8))
+        rows = np.empty((len(sizes), *sizes[0], 3), np.uint8)
     else:
         rows = [np.empty((height, width, 3), np.uint8) for height, width in sizes]
     decode_chunk(images, plans, rows)
-    return rows
+    return list(rows)

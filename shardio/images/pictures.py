@@ -85,14 +85,24 @@ class DecodedPicture(Picture):
 
 
 class JpegPicture(Picture):
-    """A JPEG that is decoded where it is read."""
+    """A JPEG that is decoded where it is read.
+
+    Attributes:
+        content: Its file.
+    """
 
     can_scale = True
 
     def __init__(self, content: bytes, head: JpegHead, turn: Turn) -> None:
-        self._content, self._head, self._turn = content, head, turn
+        self.content = content
+        self._head, self._turn = head, turn
         self._is_regular = why_irregular(head) is None
         self.size = turn.size(head.height, head.width)
+
+    @property
+    def is_upright(self) -> bool:
+        """Whether it is stored as it is seen."""
+        return self._turn == UPRIGHT
 
     def origin(self, scale: int) -> tuple[float, float]:
         head = self._head
@@ -101,7 +111,7 @@ class JpegPicture(Picture):
     def part(self, box: Box, scale: int = 1) -> Part:
         head, turn = self._head, self._turn
         stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
-        decode = prepare_part(self._content, head, stored, scale, is_regular=self._is_regular)
+        decode = prepare_part(self.content, head, stored, scale, is_regular=self._is_regular)
         return decode if turn == UPRIGHT else lambda: turn.apply(decode())
 
 

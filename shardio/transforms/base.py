@@ -148,9 +148,8 @@ def finish_images(images: list[Any], plans: CropPlans | None, rows: Pixels | Non
         return images
     if rows is None:
         return decode_all(images, plans)
-    into = list(rows)
-    decode_chunk(images, plans, into)
-    return into
+    decode_chunk(images, plans, rows)
+    return list(rows)
 
 
 def keys_from_torch(num_keys: int) -> Words:

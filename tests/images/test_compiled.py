@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardio.images.tiling.compiled import compiled
+from shardio.images.compiled import compiled
 
 
 def _add_up(values):  # type: ignore[no-untyped-def]  # numba finds the types

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images.compiled import compiled
 from shardio.images.jpeg.markers import DHT, JpegHead
-from shardio.images.tiling.compiled import compiled
 
 MAX_LENGTH = 16
 """Bits of a code at the most."""

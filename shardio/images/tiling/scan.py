@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.tiling.compiled import compiled
+from shardio.images.compiled import compiled
 from shardio.images.tiling.huffman import MAX_LENGTH, SHORT, Decoding
 
 MAX_DC_SIZE = 11

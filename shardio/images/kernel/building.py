@@ -1,0 +1,90 @@
+"""Compiling the kernel, once for each machine and version, into the user's cache folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import llvmlite.binding as llvm
+from filelock import FileLock, Timeout
+
+from shardio.images.kernel.loading import kernel_path, pack_kernel
+
+_BUILD = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.images.kernel.building import build; build()"
+"""The program of the background process: it finds modules where this one does."""
+
+
+def build() -> Path:
+    """Compile the kernel for this machine, unless that is done; return where it is.
+
+    Several processes may do so at once: one compiles, the others wait for it.
+    """
+    path = kernel_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if not path.exists():
+            _write(path, pack_kernel(*_compile()))
+    return path
+
+
+def build_in_background() -> bool:
+    """Begin to compile the kernel in a process of its own; return whether it was begun: somebody else may do it."""
+    path = kernel_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        FileLock(path.with_suffix(".lock"), timeout=0).acquire().lock.release()
+    except (OSError, Timeout):
+        return False
+    subprocess.Popen(
+        [sys.executable, "-c", _BUILD, repr([str(entry) or str(Path.cwd()) for entry in sys.path])],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in a short run leaves it to be of use for the next one.
+    )
+    return True
+
+
+def _compile() -> tuple[str, bytes]:
+    """Return the name of the kernel's function, and its machine code as an object file."""
+    from shardio.images.kernel.entry import compile_entry
+
+    code, name = compile_entry()
+    machine = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="default",
+    )
+    return name, machine.emit_object(llvm.parse_assembly(_close(code)))
+
+
+def _close(code: str) -> str:
+    """Return LLVM code that refers to nothing outside of it but C's memory functions.
+
+    What allocates arrays and raises errors, in numba's runtime and Python's, is declared and never called: the kernel
+    does neither. Should it ever come to that, the process ends there and then.
+    """
+    code = re.sub(
+        r"^declare (?!.*@llvm\.)(.*\))(.*)$",
+        r"define internal \1 { call void @llvm.trap() unreachable }",
+        code,
+        flags=re.M,
+    )
+    code = re.sub(r"^(@\w+) = external global (\w+).*$", r"\1 = internal global \2 0", code, flags=re.M)
+    return code + "\ndeclare void @llvm.trap()\n"
+
+
+def _write(path: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,193 @@
+"""Huffman decoding of up to three streams side by side (ITU-T T.81, F.2.2).
+
+Decoding a symbol is a chain in which each step waits for the one before: look up the code, shift it away, look up the
+next. One chain leaves most of a core idle; three, taken in turns by one thread, fill it. (Four have no registers left.)
+There are hardly any branches in it: :mod:`codes` says how one number, the state, replaces them. So each round of the
+loop, two symbols a stream, has a single one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardio.images.kernel.codes import ADD, AFTER, DONE, FIRST_TABLE, MASK, SET, SHIFT, STAY, TABLE, make_entry
+from shardio.images.kernel.memory import compiled, load_word
+from shardio.images.kernel.records import AREA, MAX_LENGTH, MAX_SEATS, NUM_LANES, NUM_SLOTS, SHORT
+
+_DONE, _NOT_DONE_YET = np.uint64(DONE), np.uint64(DONE - 1 - AFTER)
+_SIX_BITS, _LOW_8, _LOW_16, _PLACE = np.uint64(63), np.uint64(0xFF), np.uint64(0xFFFF), np.uint64(0xFFFFFFFF)
+_ONE, _THREE, _SEVEN, _TOP = np.uint64(1), np.uint64(3), np.uint64(7), np.uint64(64 - SHORT)
+
+
+@compiled
+def decode_streams(data, work):
+    """Decode all streams of the workspace into its coefficients, DC coefficients as they are, no differences.
+
+    Args:
+        data: uint8, the files.
+        work: The workspace, in which the coefficients of needed MCUs are zeros; ``good`` becomes 0 for images whose
+            streams are not as they should be.
+    """
+    bits, entries, states, coefficients, lanes = work.bits, work.entries, work.states, work.coefficients, work.lanes
+    work.next_stream, work.num_busy = 0, NUM_LANES
+    for i in range(NUM_LANES):
+        lanes[i].number = i
+    b0, p0, h0, l0, m0 = _next_stream(lanes[0], work)
+    b1, p1, h1, l1, m1 = _next_stream(lanes[1], work)
+    b2, p2, h2, l2, m2 = _next_stream(lanes[2], work)
+    while work.num_busy:
+        while True:
+            # From any bit, a word has at least 57 bits; two symbols have 54 at the most.
+            w0 = load_word(bits, b0 >> _THREE) << (b0 & _SEVEN)
+            w1 = load_word(bits, b1 >> _THREE) << (b1 & _SEVEN)
+            w2 = load_word(bits, b2 >> _THREE) << (b2 & _SEVEN)
+            w0, b0, p0, h0 = _decode_symbol(w0, b0, p0, h0, l0, entries, states, coefficients)
+            w1, b1, p1, h1 = _decode_symbol(w1, b1, p1, h1, l1, entries, states, coefficients)
+            w2, b2, p2, h2 = _decode_symbol(w2, b2, p2, h2, l2, entries, states, coefficients)
+            w0, b0, p0, h0 = _decode_symbol(w0, b0, p0, h0, l0, entries, states, coefficients)
+            w1, b1, p1, h1 = _decode_symbol(w1, b1, p1, h1, l1, entries, states, coefficients)
+            w2, b2, p2, h2 = _decode_symbol(w2, b2, p2, h2, l2, entries, states, coefficients)
+            if (p0 | p1 | p2) & _DONE:
+                break
+        if p0 & _DONE:
+            if m0 > 1 and p0 & _NOT_DONE_YET == 0 and b0 <= lanes[0].limit:
+                p0, h0, l0, m0 = lanes[0].start, lanes[0].table, l0 + _ONE, m0 - 1
+            else:
+                b0, p0, h0, l0, m0 = _go_on(lanes[0], b0, p0, l0, m0, data, work)
+        if p1 & _DONE:
+            if m1 > 1 and p1 & _NOT_DONE_YET == 0 and b1 <= lanes[1].limit:
+                p1, h1, l1, m1 = lanes[1].start, lanes[1].table, l1 + _ONE, m1 - 1
+            else:
+                b1, p1, h1, l1, m1 = _go_on(lanes[1], b1, p1, l1, m1, data, work)
+        if p2 & _DONE:
+            if m2 > 1 and p2 & _NOT_DONE_YET == 0 and b2 <= lanes[2].limit:
+                p2, h2, l2, m2 = lanes[2].start, lanes[2].table, l2 + _ONE, m2 - 1
+            else:
+                b2, p2, h2, l2, m2 = _go_on(lanes[2], b2, p2, l2, m2, data, work)
+
+
+@compiled
+def _decode_symbol(word, bit, state, table, base, entries, states, coefficients):
+    """Decode a code and the value behind it (F.2.2.1 and F.2.2.2); return the word, bit, state and table after it."""
+    return _decode_value(entries[table + (word >> _TOP)], word, bit, state, base, states, coefficients)
+
+
+@compiled
+def _decode_value(entry, word, bit, state, base, states, coefficients):
+    mask = (entry >> MASK) & _LOW_16
+    value = (word >> ((entry >> SHIFT) & _SIX_BITS)) & mask
+    # A value whose first bit is 0 is negative (figure F.12).
+    signed = np.int64(value) - (np.int64(mask) if value <= mask >> _ONE else np.int64(0))
+    state = (state | ((entry >> SET) & _LOW_8)) + (entry >> ADD)
+    step = states[state]
+    coefficients[base + (step & _PLACE)] = np.int16(signed)
+    total = entry & _SIX_BITS
+    return word << total, bit + total, state, step >> TABLE
+
+
+@compiled
+def _go_on(lane, bit, state, base, left, data, work):
+    """Do what the fast loop does not: decode a long code, finish a run, go on with the next run or stream."""
+    stream = work.streams[lane.stream]
+    is_good = bit <= lane.limit
+    if is_good and state & _NOT_DONE_YET:
+        bit, state = _decode_long(data, bit, state - _DONE, base, stream.seat, work)
+        if state:
+            return bit, state, work.states[state] >> TABLE, base, left
+        is_good = False
+    if is_good and _sum_up_dc(lane, stream.seat, work):
+        lane.mcu += lane.run
+        if lane.left:
+            _begin_run(lane, stream.seat, work)
+            return bit, lane.start, lane.table, np.uint64(lane.base), lane.run
+        is_good = not stream.is_whole or (np.int64(bit) + 7) >> 3 == stream.stop >> 3
+    else:
+        is_good = False
+    if not is_good:
+        work.good[stream.seat] = 0
+    return _next_stream(lane, work)
+
+
+@compiled
+def _next_stream(lane, work):
+    """Give a lane the next stream of an image that is good so far, or let it wait for the others' end."""
+    while work.next_stream < work.num_streams:
+        lane.stream = work.next_stream
+        work.next_stream += 1
+        stream = work.streams[lane.stream]
+        if work.good[stream.seat]:
+            lane.mcu, lane.left, lane.limit = stream.mcu, stream.num_mcus, np.uint64(stream.stop)
+            lane.dc[:] = 0
+            _begin_run(lane, stream.seat, work)
+            return np.uint64(stream.start), lane.start, lane.table, np.uint64(lane.base), lane.run
+    work.num_busy -= 1
+    return np.uint64(0), np.uint64(2 * MAX_SEATS * AREA), np.uint64(STAY), np.uint64(0), np.int64(0)
+
+
+@compiled
+def _begin_run(lane, seat, work):
+    """Begin the next run of a stream: the MCUs up to where the needed columns begin or end, or the row."""
+    head, region = work.heads[seat], work.regions[seat]
+    row, column = lane.mcu // head.columns, lane.mcu % head.columns
+    stop = head.columns
+    lane.is_needed = 0
+    if region.first_row <= row < region.stop_row:
+        if column < region.first_column:
+            stop = region.first_column
+        elif column < region.stop_column:
+            stop = region.stop_column
+            lane.is_needed = 1
+    lane.run = min(stop - column, lane.left)
+    lane.left -= lane.run
+    if lane.is_needed:
+        lane.base = region.coefficients + (row - region.first_row) * region.stride + column - region.first_column
+        lane.start = np.uint64(2 * seat * AREA + work.starts[seat])
+    else:
+        lane.base = region.skipped + lane.number * (1 + region.num_blocks) * head.columns
+        lane.start = np.uint64((2 * seat + 1) * AREA + work.starts[seat])
+    lane.table = work.states[lane.start] >> TABLE
+
+
+@compiled
+def _sum_up_dc(lane, seat, work):
+    """Turn a run's DC differences into coefficients (F.1.1.5.1); return whether they are in range."""
+    region, coefficients = work.regions[seat], work.coefficients
+    row = region.num_lanes if lane.is_needed else work.heads[seat].columns
+    step = 64 * row if lane.is_needed else row
+    for mcu in range(lane.run):
+        for block in range(region.num_blocks):
+            place = lane.base + mcu + row + block * step
+            component = region.component[block]
+            dc = lane.dc[component] + np.int64(coefficients[place])
+            if not -2048 <= dc <= 2047:
+                return False
+            lane.dc[component] = dc
+            coefficients[place] = dc
+    return True
+
+
+@compiled
+def _decode_long(data, bit, state, base, seat, work):
+    """Decode a symbol whose code has more than nine bits (F.2.2.3).
+
+    Returns:
+        The bit and the state after it; state 0 if there is no such code, or no code comes in that state.
+    """
+    limits, offsets = work.limits[seat], work.offsets[seat]
+    table = np.int64(work.states[state] >> TABLE)
+    if table < FIRST_TABLE:
+        return bit, np.uint64(0)
+    slot = ((table - FIRST_TABLE) >> SHORT) % NUM_SLOTS
+    word = load_word(work.bits, bit >> _THREE) << (bit & _SEVEN)
+    ahead = np.int64(word >> np.uint64(64 - MAX_LENGTH))
+    if ahead >> (MAX_LENGTH - SHORT) < limits[slot, SHORT]:  # It is a short one, with a symbol that must not be.
+        return bit, np.uint64(0)
+    for length in range(SHORT + 1, MAX_LENGTH + 1):
+        code = ahead >> (MAX_LENGTH - length)
+        if code < limits[slot, length]:
+            entry = make_entry(np.int64(data[code + offsets[slot, length]]), length, slot < 4)
+            if entry >> ADD != _DONE:
+                _, bit, state, _ = _decode_value(entry, word, bit, state, base, work.states, work.coefficients)
+                return bit, state
+            break
+    return bit, np.uint64(0)

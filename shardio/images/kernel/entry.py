@@ -1,0 +1,30 @@
+"""The kernel as C sees it: a function of one address, for processes that do not load numba."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, cfunc, types  # type: ignore[attr-defined]  # It is not in __all__.
+
+from shardio.images.kernel.chunk import decode_chunk
+from shardio.images.kernel.memory import pointer
+from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
+
+
+def _decode_chunk(address):
+    call = carray(pointer(address), 1, CALL)[0]
+    n = call.num_images
+    decode_chunk(
+        carray(pointer(call.data), call.num_bytes, np.uint8),
+        carray(pointer(call.bounds), n + 1, np.int64),
+        carray(pointer(call.plans), n, PLAN),
+        carray(pointer(call.order), n, np.int64),
+        carray(pointer(call.rows), (n, call.height, call.width, 3), np.uint8),
+        carray(pointer(call.is_done), n, np.uint8),
+        carray(pointer(call.workspace), 1, WORKSPACE)[0],
+    )
+
+
+def compile_entry() -> tuple[str, str]:
+    """Compile the kernel; return its LLVM code, and the name of the function that takes the address of a CALL."""
+    function = cfunc(types.void(types.int64), error_model="numpy")(_decode_chunk)
+    return function.inspect_llvm(), function.native_name

@@ -1,0 +1,68 @@
+"""Whether there is a kernel; having it compiled where there is none. Without numba there is none, and nothing fails."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardio.images.kernel.loading import Kernel
+
+LOOK_AGAIN_S = 1.0
+"""How often somebody who decodes looks whether a kernel has been compiled meanwhile."""
+
+_log = logging.getLogger("shardio")
+
+
+class _Finder:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kernel: Kernel | None = None
+        self._look_at = 0.0
+
+    def find(self) -> Kernel | None:
+        if self._kernel is None and time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
+            try:
+                self._look_at = time.monotonic() + LOOK_AGAIN_S
+                self._kernel = _load()
+                if self._kernel is None and not _is_possible():
+                    self._look_at = float("inf")
+            finally:
+                self._lock.release()
+        return self._kernel
+
+
+_finder = _Finder()
+
+
+def find_kernel() -> Kernel | None:
+    """Return the kernel, or None where it is not compiled yet, or cannot be."""
+    return _finder.find()
+
+
+def prepare_kernel() -> None:
+    """Have the kernel compiled in the background where it is not yet, and say so."""
+    if find_kernel() is not None or not _is_possible():
+        return
+    from shardio.images.kernel.building import build_in_background
+
+    if build_in_background():
+        _log.warning(
+            "shardio compiles its JPEG decoder for this machine, in the background: once, for about half a minute of "
+            "one core. Until then libjpeg-turbo decodes. (`python -m shardio.images.kernel` does it beforehand.)"
+        )
+
+
+def _is_possible() -> bool:
+    return find_spec("numba") is not None and find_spec("llvmlite") is not None
+
+
+def _load() -> Kernel | None:
+    if not _is_possible():
+        return None
+    from shardio.images.kernel.loading import load_kernel
+
+    return load_kernel()

@@ -1,0 +1,203 @@
+"""Reading a JPEG's head: all that decoding needs, into one record (ITU-T T.81, annex B)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardio.images.jpeg.markers import APP0, APP9, APP14, COM, DHT, DQT, DRI, SOF0, SOF1, SOI, SOS
+from shardio.images.jpeg.tile_table import SIGNATURE, VERSION
+from shardio.images.kernel.memory import compiled
+
+GRAY, YCC, RGB = 0, 1, 2
+"""How components become colours."""
+
+NATURAL_ORDER = np.array(
+    [
+        *(0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5),
+        *(12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28),
+        *(35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51),
+        *(58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63),
+    ],
+    np.int64,
+)
+"""By its place in the zigzag sequence, a coefficient's place in the block, row by row (figure A.6)."""
+
+_JFIF, _ADOBE = np.frombuffer(b"JFIF\0", np.uint8), np.frombuffer(b"Adobe", np.uint8)
+_TILES = np.frombuffer(SIGNATURE + bytes([VERSION, 0, 1]), np.uint8)  # The first of one part.
+_SUPPORTED_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
+"""Of the first component, the others having (1, 1): 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
+
+
+@compiled
+def read_head(data, start, stop, head):
+    """Read the head of the file that lies at [start, stop) of the data; return whether the kernel can decode it.
+
+    What is damaged or unusual in any way is left to libjpeg-turbo.
+    """
+    head.num_components = 0
+    head.interval = 0
+    head.tile_table = 0
+    head.huffman[:] = 0
+    head.quantisers[:] = 0
+    has_jfif, adobe = False, -1
+    frame = 0
+    if stop - start < 4 or data[start] != 0xFF or data[start + 1] != SOI:
+        return False
+    at = start + 2
+    while True:
+        if at + 4 > stop or data[at] != 0xFF:
+            return False
+        while at + 4 < stop and data[at + 1] == 0xFF:  # Fill bytes (B.1.1.2).
+            at += 1
+        marker = data[at + 1]
+        first = at + 4
+        if first > stop:
+            return False
+        end = at + 2 + (np.int64(data[at + 2]) << 8 | np.int64(data[at + 3]))
+        if end < first or end > stop:
+            return False
+        if marker == DQT:
+            if not _read_quantisers(data, first, end, head):
+                return False
+        elif marker == DHT:
+            if not _find_huffman_tables(data, first, end, head):
+                return False
+        elif marker in (SOF0, SOF1):
+            if frame or not _read_frame(data, first, end, head):
+                return False
+            frame = first
+        elif marker == DRI:
+            if end - first != 2:
+                return False
+            head.interval = np.int64(data[first]) << 8 | np.int64(data[first + 1])
+        elif marker == APP0:
+            # jdmarker.c, examine_app0 and examine_app14.
+            has_jfif |= end - first >= 14 and _starts_with(data, first, end, _JFIF)
+        elif marker == APP14:
+            if end - first >= 12 and _starts_with(data, first, end, _ADOBE):
+                adobe = np.int64(data[first + 11])
+        elif marker == APP9:
+            if _starts_with(data, first, end, _TILES):
+                head.tile_table, head.tile_table_stop = first + len(_TILES), end
+        elif marker == SOS:
+            break
+        elif not (APP0 <= marker <= APP0 + 15 or marker == COM):
+            return False
+        at = end
+    if not frame or not _read_scan(data, first, end, frame, head):
+        return False
+    head.scan_start = end
+    head.colour = _find_colour(data, frame, head.num_components, has_jfif, adobe)
+    return head.colour >= 0
+
+
+@compiled
+def _starts_with(data, first, end, words):
+    if end - first < len(words):
+        return False
+    is_equal = True
+    for i in range(len(words)):
+        is_equal &= data[first + i] == words[i]
+    return is_equal
+
+
+@compiled
+def _read_quantisers(data, first, end, head):
+    """Read a DQT segment (B.2.4.1)."""
+    at = first
+    while at < end:
+        num_bytes, number = 1 + np.int64(data[at] >> 4), np.int64(data[at] & 15)
+        at += 1
+        if num_bytes > 2 or number > 3 or at + 64 * num_bytes > end:
+            return False
+        for i in range(64):
+            value = np.int64(data[at])
+            if num_bytes == 2:
+                value = value << 8 | np.int64(data[at + 1])
+            head.quantisers[number, NATURAL_ORDER[i]] = value
+            at += num_bytes
+    return True
+
+
+@compiled
+def _find_huffman_tables(data, first, end, head):
+    """Note where the tables of a DHT segment lie (B.2.4.2)."""
+    at = first
+    while at < end:
+        kind, number = data[at] >> 4, data[at] & 15
+        if kind > 1 or number > 3 or at + 17 > end:
+            return False
+        num_symbols = 0
+        for i in range(16):
+            num_symbols += np.int64(data[at + 1 + i])
+        if num_symbols > 256 or at + 17 + num_symbols > end:
+            return False
+        head.huffman[4 * kind + number] = at + 1
+        at += 17 + num_symbols
+    return True
+
+
+@compiled
+def _read_frame(data, first, end, head):
+    """Read a frame header (B.2.2): 8 bits, one component or three, the first with all samples."""
+    if end - first < 6 or data[first] != 8:
+        return False
+    head.height = np.int64(data[first + 1]) << 8 | np.int64(data[first + 2])
+    head.width = np.int64(data[first + 3]) << 8 | np.int64(data[first + 4])
+    num_components = np.int64(data[first + 5])
+    if end - first != 6 + 3 * num_components or head.height == 0 or head.width == 0:
+        return False
+    if num_components != 1 and num_components != 3:
+        return False
+    head.num_components = num_components
+    across, down = np.int64(data[first + 7] >> 4), np.int64(data[first + 7] & 15)
+    if num_components == 1:
+        if not (1 <= across <= 4 and 1 <= down <= 4):
+            return False
+        across = down = np.int64(1)  # Its MCU is one block, whatever the factors say (A.2.2).
+    for c in range(num_components):
+        if data[first + 8 + 3 * c] > 3 or (c > 0 and data[first + 7 + 3 * c] != 0x11):
+            return False
+        head.quantiser[c] = data[first + 8 + 3 * c]
+    head.across, head.down = across, down
+    head.rows = (head.height + 8 * down - 1) // (8 * down)
+    head.columns = (head.width + 8 * across - 1) // (8 * across)
+    is_supported = False
+    for factors in _SUPPORTED_FACTORS:
+        is_supported |= factors[0] == across and factors[1] == down
+    return is_supported
+
+
+@compiled
+def _read_scan(data, first, end, frame, head):
+    """Read a scan header (B.2.3): all components in one scan, and all of their coefficients."""
+    n = head.num_components
+    if end - first != 4 + 2 * n or data[first] != n:
+        return False
+    if data[end - 3] != 0 or data[end - 2] != 63 or data[end - 1] != 0:
+        return False
+    for c in range(n):
+        slots = data[first + 2 + 2 * c]
+        if data[first + 1 + 2 * c] != data[frame + 6 + 3 * c] or slots >> 4 > 3 or slots & 15 > 3:
+            return False
+        head.dc_slot[c], head.ac_slot[c] = np.int64(slots >> 4), np.int64(4 + (slots & 15))
+        if head.huffman[head.dc_slot[c]] == 0 or head.huffman[head.ac_slot[c]] == 0:
+            return False
+        if head.quantisers[head.quantiser[c], 0] == 0:
+            return False
+    return True
+
+
+@compiled
+def _find_colour(data, frame, num_components, has_jfif, adobe):
+    """Return what the components mean, as libjpeg guesses it (jdapimin.c, default_decompress_parms); -1 if it warns."""
+    if num_components == 1:
+        return GRAY
+    if has_jfif:
+        return YCC
+    if adobe >= 0:
+        if adobe > 1:
+            return -1
+        return RGB if adobe == 0 else YCC
+    is_rgb = data[frame + 6] == 0x52 and data[frame + 9] == 0x47 and data[frame + 12] == 0x42  # "R", "G", "B"
+    return RGB if is_rgb else YCC

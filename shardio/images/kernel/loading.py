@@ -1,0 +1,111 @@
+"""The compiled kernel: found in the user's cache folder, loaded, called. For this, numba is not needed, only LLVM."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from platformdirs import user_cache_path
+
+from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
+
+_MAGIC = b"shardio kernel\0\0"
+_HEADER = struct.Struct("<16sQQ")  # _MAGIC, the xxh3 hash of what follows, how many bytes the name has.
+
+_NOT_COMPILED = ("__init__", "__main__", "finding", "loading")
+
+
+@cache
+def kernel_path() -> Path:
+    """Return where the kernel is, or will be: the name says for which source, compiler and processor."""
+    hasher = xxhash.xxh3_128()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        if source.stem not in _NOT_COMPILED:
+            hasher.update(source.read_bytes())
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    hasher.update(repr((machine, version("numba"), version("llvmlite"))).encode())
+    return user_cache_path("shardio") / "kernels" / f"{hasher.hexdigest()}.kernel"
+
+
+def pack_kernel(name: str, code: bytes) -> bytes:
+    """Return a kernel's file: its function's name and its object file."""
+    content = name.encode() + code
+    return _HEADER.pack(_MAGIC, xxhash.xxh3_64_intdigest(content), len(name)) + content
+
+
+class Kernel:
+    """The kernel, loaded into this process. All threads may call it at once.
+
+    Args:
+        content: Its file.
+
+    Raises:
+        ValueError: If that is damaged.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        magic, digest, name_length = _HEADER.unpack_from(content)
+        body = content[_HEADER.size :]
+        if magic != _MAGIC or xxhash.xxh3_64_intdigest(body) != digest:
+            raise ValueError("the file of the kernel is damaged")
+        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # It owns the code's memory.
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(body[name_length:]))
+        self._engine.finalize_object()
+        address = self._engine.get_function_address(body[:name_length].decode())
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # It is called without the GIL.
+        self._threads = threading.local()
+
+    def decode(
+        self, contents: Sequence[bytes], plans: NDArray[np.void], order: NDArray[np.int64], rows: NDArray[np.uint8]
+    ) -> NDArray[np.bool_]:
+        """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.chunk.decode_chunk`.
+
+        Args:
+            contents: n files.
+            plans: PLAN [n].
+            order: int64 [n], the order in which to decode them.
+            rows: uint8 [n, height, width, 3], contiguous.
+
+        Returns:
+            bool [n], whether each was drawn. All others are to be decoded by libjpeg-turbo.
+        """
+        bounds = np.zeros(len(contents) + 1, np.int64)
+        np.cumsum([len(content) for content in contents], out=bounds[1:])
+        data = np.frombuffer(b"".join([*contents, bytes(8)]), np.uint8)
+        is_done = np.empty(len(contents), np.bool_)
+        assert plans.dtype == PLAN, "the kernel reads memory as it is"
+        assert rows.flags.c_contiguous, "rows follow each other"
+        workspace = self._workspace()
+        call = np.zeros(1, CALL)
+        call[0] = (
+            *(data.ctypes.data, len(data), len(contents), bounds.ctypes.data, plans.ctypes.data, order.ctypes.data),
+            *(rows.ctypes.data, rows.shape[1], rows.shape[2], is_done.ctypes.data, workspace.ctypes.data),
+        )
+        self._function(call.ctypes.data)
+        return is_done
+
+    def _workspace(self) -> NDArray[np.void]:
+        if not hasattr(self._threads, "workspace"):
+            self._threads.workspace = np.zeros(1, WORKSPACE)
+        workspace: NDArray[np.void] = self._threads.workspace
+        return workspace
+
+
+def load_kernel() -> Kernel | None:
+    """Load the kernel that was compiled for this machine, if there is one."""
+    try:
+        return Kernel(kernel_path().read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,78 @@
+"""Bilinear resizing with the pixels of OpenCV's INTER_LINEAR (resize.cpp), read from wherever a pixel lies.
+
+OpenCV weighs in whole numbers: weights are 11 bits, rows are resized first and kept with 7 bits more than a pixel has,
+and then two of them are mixed. Here, rows of the source are not in order in memory, which costs nothing: a table says
+where a column's pixels are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardio.images.kernel.colour import FIELD
+from shardio.images.kernel.memory import compiled
+
+WEIGHT_BITS = 11
+"""resize.cpp, INTER_RESIZE_COEF_BITS."""
+
+_I, _U = np.int32, np.uint64
+_ONE = np.float32(1 << WEIGHT_BITS)
+
+_FIELD = _U(FIELD)
+_FOUR, _KEPT = _U(4), _U(0x7FFF)  # A weighted sum has 19 bits, of which the lowest four are dropped.
+
+
+@compiled
+def find_sources(num_before, num_after, first, step, is_clamped, sources, weights):
+    """Say which two pixels of a row some pixels of the resized row are mixed of.
+
+    Args:
+        num_before: Pixels of the row.
+        num_after: Pixels of the whole resized row.
+        first: The first of those that are wanted,
+        step: and from one to the next.
+        is_clamped: As OpenCV does across: beyond the border, all weight is the last pixel's. Down, both are that pixel.
+        sources: int64 [n], for the first of the two.
+        weights: uint64 [2, n], for their weights.
+    """
+    scale = 1.0 / (num_after / num_before)
+    for i in range(len(sources)):
+        place = np.float32((first + i * step + 0.5) * scale - 0.5)
+        source = np.int64(np.floor(place))
+        part = np.float32(place - np.float32(source))
+        if is_clamped and source < 0:
+            source, part = np.int64(0), np.float32(0)
+        if is_clamped and source >= num_before - 1:
+            source, part = np.int64(num_before - 1), np.float32(0)
+        sources[i] = source
+        weights[0, i] = np.uint64(np.rint(np.float32(np.float32(1) - part) * _ONE))
+        weights[1, i] = np.uint64(np.rint(part * _ONE))
+
+
+@compiled
+def resize_row(pixels, places, next_places, weights, next_weights, out):
+    """Resize one row across.
+
+    Args:
+        pixels: uint64 [...], as :mod:`colour` makes them, from the row's beginning on.
+        places: int64 [n], where the first pixel of each two lies.
+        next_places: int64 [n], and the second one.
+        weights: uint64 [n], of the first,
+        next_weights: uint64 [n], and of the second.
+        out: int16 [3 n], for red, green and blue of each, times 128.
+    """
+    for i in range(len(places)):
+        first, second = pixels[_U(places[i])], pixels[_U(next_places[i])]
+        mixed = (first * weights[i] + second * next_weights[i]) >> _FOUR
+        out[3 * i] = np.int16(mixed & _KEPT)
+        out[3 * i + 1] = np.int16((mixed >> _FIELD) & _KEPT)
+        out[3 * i + 2] = np.int16((mixed >> (_FIELD + _FIELD)) & _KEPT)
+
+
+@compiled
+def mix_rows(upper, lower, upper_weight, lower_weight, out):
+    """Mix two resized rows, int16 [n], into one of pixels, uint8 [n]."""
+    for i in range(len(out)):
+        above = _I(_I(_I(upper[i]) * upper_weight) >> _I(16))
+        below = _I(_I(_I(lower[i]) * lower_weight) >> _I(16))
+        out[i] = np.uint8(_I(_I(above + below) + _I(2)) >> _I(2))

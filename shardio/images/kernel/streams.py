@@ -1,0 +1,152 @@
+"""From a scan to streams: the restart intervals that a part of the picture needs, freed of stuffed bytes.
+
+A stream is what can be decoded without knowing anything that stands before it: a restart interval, or the whole scan of
+an image that has no restart markers (ITU-T T.81, E.1.4 and F.1.2.3).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardio.images.jpeg.markers import EOI, RST0
+from shardio.images.kernel.memory import compiled, load_word
+
+PADDING = 4096
+"""Bytes behind the unstuffed data. A damaged MCU may take bits beyond its stream's end: 10 blocks of 64 coefficients of
+27 bits at the most, which is noticed behind the MCU."""
+
+_LOW, _HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_EIGHT = np.uint64(8)
+
+
+@compiled
+def find_streams(data, stop, seat, work):
+    """Append the streams that an image's region needs to the workspace's.
+
+    Args:
+        data: uint8, the file among others.
+        stop: Where the file ends in it.
+        seat: The image's.
+        work: The workspace.
+
+    Returns:
+        Whether the scan is as it should be, and there was place enough.
+    """
+    head, region = work.heads[seat], work.regions[seat]
+    num_mcus = head.rows * head.columns
+    interval = head.interval if head.interval else num_mcus
+    num_intervals = (num_mcus + interval - 1) // interval
+    if stop - head.scan_start < 2 or data[stop - 2] != 0xFF or data[stop - 1] != EOI:
+        return False  # Truncated, perhaps below the part.
+    lengths, length_bytes = _find_tile_table(data, stop, head, num_intervals)
+    at = head.scan_start
+    for i in range(num_intervals):
+        mcu = i * interval
+        if mcu >= region.stop_row * head.columns:
+            break
+        count = min(interval, num_mcus - mcu)
+        is_wanted = _meets(mcu, count, head.columns, region)
+        end = at + _big_endian(data, lengths + i * length_bytes, length_bytes) if lengths else stop
+        start = work.num_bytes
+        if is_wanted or not lengths:
+            if work.num_streams == len(work.streams) or start + (end - at) + PADDING > len(work.bits):
+                return False
+            found, after = _unstuff(data, at, end, work.bits, start)
+            if lengths and found != end:
+                return False
+            expected = EOI if i == num_intervals - 1 else RST0 + i % 8
+            if not lengths and (found + 2 > stop or data[found + 1] != expected):
+                return False
+            end = found
+            if is_wanted:
+                stream = work.streams[work.num_streams]
+                stream.seat, stream.mcu, stream.num_mcus, stream.is_whole = seat, mcu, count, 1
+                if head.interval == 0:
+                    stream.num_mcus = region.stop_row * head.columns
+                    stream.is_whole = region.stop_row == head.rows
+                stream.start, stream.stop = 8 * start, 8 * after
+                work.num_streams += 1
+                work.num_bytes = after
+        at = end + 2
+    return True
+
+
+@compiled
+def _meets(mcu, count, columns, region):
+    """Say whether some MCU of a stream lies in the region."""
+    first_row, stop_row = region.first_row, region.stop_row
+    first_column, stop_column = region.first_column, region.stop_column
+    last = mcu + count - 1
+    row, last_row = mcu // columns, last // columns
+    if last_row < first_row or row >= stop_row:
+        return False
+    if row == last_row:
+        return last - row * columns >= first_column and mcu - row * columns < stop_column
+    if last_row - row > 1:
+        return True
+    if row >= first_row and mcu - row * columns < stop_column:
+        return True
+    return last_row < stop_row and last - last_row * columns >= first_column
+
+
+@compiled
+def _big_endian(data, at, num_bytes):
+    value = np.int64(0)
+    for i in range(num_bytes):
+        value = value << 8 | np.int64(data[at + i])
+    return value
+
+
+@compiled
+def _find_tile_table(data, stop, head, num_intervals):
+    """Return where the intervals' lengths stand, and the bytes of each; 0 twice if there are none that fit the file.
+
+    See :mod:`shardio.images.jpeg.tile_table`, of which this is the reader for a table in one segment.
+    """
+    at = head.tile_table
+    if at == 0 or head.interval == 0 or head.columns % head.interval or head.tile_table_stop - at < 11:
+        return 0, 0
+    num_bytes = np.int64(data[at + 6])
+    fits = _big_endian(data, at, 2) == head.height and _big_endian(data, at + 2, 2) == head.width
+    fits = fits and _big_endian(data, at + 4, 2) == head.interval and (num_bytes == 2 or num_bytes == 4)
+    if not fits or head.tile_table_stop - (at + 11) != num_intervals * num_bytes:
+        return 0, 0
+    end = head.scan_start
+    for i in range(num_intervals):
+        end += _big_endian(data, at + 11 + i * num_bytes, num_bytes)
+        expected = EOI if i == num_intervals - 1 else RST0 + i % 8
+        if end + 2 > stop or data[end] != 0xFF or data[end + 1] != expected:
+            return 0, 0
+        end += 2
+    if end - 2 - head.scan_start != _big_endian(data, at + 7, 4):
+        return 0, 0
+    return at + 11, num_bytes
+
+
+@compiled
+def _unstuff(data, start, stop, out, num_bytes):
+    """Copy entropy-coded bytes up to a marker, or to ``stop``, without the zero behind each 0xFF.
+
+    Returns:
+        Where it stopped, and how many bytes there are in ``out``.
+    """
+    at, end, to = np.uint64(start), np.uint64(stop), np.uint64(num_bytes)
+    while at < end:
+        if at + _EIGHT <= end:
+            inverted = ~load_word(data, at)
+            if ((inverted - _LOW) & ~inverted & _HIGH) == 0:  # None of the eight bytes is 0xFF.
+                for i in range(8):
+                    out[to + np.uint64(i)] = data[at + np.uint64(i)]
+                at += _EIGHT
+                to += _EIGHT
+                continue
+        # Up to the next 0xFF, and the byte behind it.
+        byte = data[at]
+        if byte == 0xFF:
+            if at + np.uint64(1) >= end or data[at + np.uint64(1)] != 0:
+                break
+            at += np.uint64(1)
+        out[to] = byte
+        at += np.uint64(1)
+        to += np.uint64(1)
+    return np.int64(at), np.int64(to)

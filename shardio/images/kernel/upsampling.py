@@ -1,0 +1,154 @@
+"""Chroma samples between those that there are: libjpeg's "fancy" upsampling (jdsample.c).
+
+A component with fewer samples than the picture has pixels gets the missing ones by interpolation: three quarters of the
+nearer sample and a quarter of the farther one. Arrays are uint8 [8, 8, lanes] before and [8 down, 8 across, lanes]
+after. Before, there are ``margin`` lanes on both sides, so that the neighbours of the first and the last lanes can be
+looked at.
+
+Beyond the picture's border a sample is taken for as large as the one at the border, which makes the weights of
+libjpeg's rules for the first and last columns and rows come out by themselves.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardio.images.kernel.memory import compiled
+
+_I = np.int16  # Of which numba makes int64, unless each result is told not to.
+
+
+@compiled
+def extend_borders(samples, margin, head, region):
+    """Repeat the samples at the picture's borders where they are in the region.
+
+    Args:
+        samples: uint8 [8, 8, margin + lanes + margin], to be extended.
+        margin: As above.
+        head: The file's head.
+        region: The lanes.
+    """
+    stride = region.stride
+    num_rows = region.stop_row - region.first_row
+    if head.across > 1:
+        width = (head.width + head.across - 1) // head.across
+        last, place = (width - 1) // 8, (width - 1) % 8
+        for row in range(num_rows):
+            first_lane = margin + row * stride
+            if region.first_column == 0:
+                for i in range(8):
+                    samples[i, 7, first_lane - 1] = samples[i, 0, first_lane]
+            if region.first_column <= last < region.stop_column:
+                lane = first_lane + last - region.first_column
+                for i in range(8):
+                    if place == 7:
+                        samples[i, 0, lane + 1] = samples[i, 7, lane]
+                    else:
+                        samples[i, place + 1, lane] = samples[i, place, lane]
+    if head.down > 1:
+        height = (head.height + head.down - 1) // head.down
+        last, place = (height - 1) // 8, (height - 1) % 8
+        # The lane between two rows is the upper one's right neighbour in column 0, the lower one's left one in column 7.
+        if region.first_row == 0:
+            for j in range(8):
+                start, stop = margin - (j == 7), margin + stride - (j != 0)
+                samples[7, j, start - stride : stop - stride] = samples[0, j, start:stop]
+        if region.first_row <= last < region.stop_row:
+            lane = margin + (last - region.first_row) * stride
+            for j in range(8):
+                start, stop = lane - (j == 7), lane + stride - (j != 0)
+                if place == 7:
+                    samples[0, j, start + stride : stop + stride] = samples[7, j, start:stop]
+                else:
+                    samples[place + 1, j, start:stop] = samples[place, j, start:stop]
+
+
+@compiled
+def upsample(samples, margin, head, stride, sums, out):
+    """Upsample a component by the picture's sampling factors.
+
+    Args:
+        samples: uint8 [8, 8, margin + lanes + margin], with borders extended.
+        margin: More than ``stride``.
+        head: The file's head.
+        stride: Lanes from an MCU to the one below it.
+        sums: int16 [8, lanes + 2], for what comes between.
+        out: uint8 [8 down, 8 across, lanes].
+    """
+    # Rows of two samples and less are not interpolated (jdsample.c, jinit_upsampler: downsampled_width > 2).
+    is_fancy = (head.width + head.across - 1) // head.across > 2
+    if head.across == 2 and head.down == 2 and is_fancy:
+        _upsample_both(samples, margin, stride, sums, out)
+    elif head.across == 2 and head.down == 1 and is_fancy:
+        _upsample_across(samples, margin, out)
+    elif head.across == 1 and head.down == 2:
+        _upsample_down(samples, margin, stride, out)
+    else:
+        _repeat(samples, margin, head.down, head.across, out)
+
+
+@compiled
+def _upsample_both(samples, margin, stride, sums, out):
+    """h2v2_fancy_upsample."""
+    num_lanes = out.shape[2]
+    for row in range(16):
+        i = row // 2
+        for j in range(8):
+            near = samples[i, j, margin - 1 :]
+            if row % 2 == 0:
+                far = samples[i - 1, j, margin - 1 :] if i else samples[7, j, margin - 1 - stride :]
+            else:
+                far = samples[i + 1, j, margin - 1 :] if i < 7 else samples[0, j, margin - 1 + stride :]
+            total = sums[j]
+            for lane in range(num_lanes + 2):
+                total[lane] = np.int16(_I(_I(near[lane]) * _I(3)) + _I(far[lane]))
+        for j in range(8):
+            this = sums[j, 1:]
+            before = sums[j - 1, 1:] if j else sums[7, 0:]
+            behind = sums[j + 1, 1:] if j < 7 else sums[0, 2:]
+            left, right = out[row, 2 * j], out[row, 2 * j + 1]
+            for lane in range(num_lanes):
+                three = _I(_I(this[lane]) * _I(3))
+                left[lane] = np.uint8(_I(_I(three + _I(before[lane])) + _I(8)) >> _I(4))
+                right[lane] = np.uint8(_I(_I(three + _I(behind[lane])) + _I(7)) >> _I(4))
+
+
+@compiled
+def _upsample_across(samples, margin, out):
+    """h2v1_fancy_upsample."""
+    num_lanes = out.shape[2]
+    for i in range(8):
+        for j in range(8):
+            this = samples[i, j, margin:]
+            before = samples[i, j - 1, margin:] if j else samples[i, 7, margin - 1 :]
+            behind = samples[i, j + 1, margin:] if j < 7 else samples[i, 0, margin + 1 :]
+            left, right = out[i, 2 * j], out[i, 2 * j + 1]
+            for lane in range(num_lanes):
+                three = _I(_I(this[lane]) * _I(3))
+                left[lane] = np.uint8(_I(_I(three + _I(before[lane])) + _I(1)) >> _I(2))
+                right[lane] = np.uint8(_I(_I(three + _I(behind[lane])) + _I(2)) >> _I(2))
+
+
+@compiled
+def _upsample_down(samples, margin, stride, out):
+    """h1v2_fancy_upsample."""
+    num_lanes = out.shape[2]
+    for i in range(8):
+        for j in range(8):
+            this = samples[i, j, margin:]
+            above = samples[i - 1, j, margin:] if i else samples[7, j, margin - stride :]
+            below = samples[i + 1, j, margin:] if i < 7 else samples[0, j, margin + stride :]
+            upper, lower = out[2 * i, j], out[2 * i + 1, j]
+            for lane in range(num_lanes):
+                three = _I(_I(this[lane]) * _I(3))
+                upper[lane] = np.uint8(_I(_I(three + _I(above[lane])) + _I(1)) >> _I(2))
+                lower[lane] = np.uint8(_I(_I(three + _I(below[lane])) + _I(2)) >> _I(2))
+
+
+@compiled
+def _repeat(samples, margin, down, across, out):
+    """h2v1_upsample, h2v2_upsample and int_upsample."""
+    num_lanes = out.shape[2]
+    for row in range(8 * down):
+        for column in range(8 * across):
+            out[row, column, :] = samples[row // down, column // across, margin : margin + num_lanes]
