@@ -54,7 +54,6 @@ def run_case(case: str, candidates: Sequence[Candidate], settings: Settings) -> 
     results = [Result(candidate=candidate) for candidate in candidates]
     places = {}
     for result in results:
-        tell(f"{case}: data for {result.candidate.name}")
         places[result.candidate.name] = _prepare(case, result, settings)
     for number in range(settings.num_rounds):
         first = number % len(results)
@@ -76,6 +75,7 @@ def _prepare(case: str, result: Result, settings: Settings) -> Path:
     if not result.candidate.is_installed:
         result.problem = "not installed"
         return settings.work
+    tell(f"{case}: data for {result.candidate.name}")
     try:
         if case == "flatness":
             prepare(settings.work, "tiny", settings.num_small)
