@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -17,7 +19,7 @@ from benchmarks.loaders.data import copy_images
 from benchmarks.loaders.files import list_files
 from benchmarks.loaders.registry import CANDIDATES, Candidate, find
 from benchmarks.loaders.report import describe_machine, draw_chart, write_json
-from benchmarks.loaders.rounds import Settings, run_case
+from benchmarks.loaders.rounds import Settings, run_case, tell
 from benchmarks.loaders.tables import make_tables
 
 HERE = Path(__file__).parent
@@ -52,6 +54,7 @@ def main(
     chosen = [find(given) for given in candidate] if candidate else CANDIDATES
     # Candidates' processes import this package too.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    signal.signal(signal.SIGTERM, _exit)
     with tempfile.TemporaryDirectory(prefix="shardio-benchmarks-") as temporary:
         settings = Settings(
             work=work or Path(temporary),
@@ -69,6 +72,7 @@ def _run(
     images: Path, cases: Sequence[str], chosen: Sequence[Candidate], settings: Settings, path: Path, chart: Path | None
 ) -> None:
     machine = describe_machine()
+    tell(f"copying {settings.num_samples} images to {settings.work}")
     copy_images(images, settings.work, settings.num_samples)
     files = [file for file, _ in list_files(settings.work / "folder")]
     data = {"images": len(files), "bytes": sum(Path(file).stat().st_size for file in files)}
@@ -88,6 +92,11 @@ def _run(
         print(f"\n{result.candidate.name}: {result.problem}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    """End by an exception, so that temporary data are removed and nobody is left running."""
+    raise SystemExit(128 + number)
 
 
 def _show_candidates() -> None:

@@ -29,17 +29,22 @@ class Candidate:
         cases: What it can be asked for.
         modules: What must be installed beside shardio.
         packages: Whose versions are noted.
-        stored: Which pixels are stored; candidates are compared with peers of the same kind.
     """
 
     name: str
     title: str
     maker: str
     storage: str
-    cases: frozenset[str]
+    cases: frozenset[str] = frozenset({"train", "eval"})
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
-    stored: str = PIXELS_KEPT
+
+    @property
+    def stored(self) -> str:
+        """What its storage holds; candidates are compared with peers of the same."""
+        if self.storage.startswith("small"):
+            return SMALL
+        return PIXELS_CHANGED if self.storage.endswith("-400") else PIXELS_KEPT
 
     @property
     def is_shardio(self) -> bool:
@@ -87,22 +92,18 @@ CANDIDATES = (
         title="shardio, shards, JPEGs untouched",
         maker="from_shardio:make_shards",
         storage="shards",
-        cases=_cases("train eval"),
     ),
     Candidate(
         name="shardio-folder",
         title="shardio, ImageFolder",
         maker="from_shardio:make_folder",
         storage="folder",
-        cases=_cases("train eval"),
     ),
     Candidate(
         name="shardio-400",
         title="shardio, shards, encoded again and tiled",
         maker="from_shardio:make_shards",
         storage="tiled-400",
-        cases=_cases("train eval"),
-        stored=PIXELS_CHANGED,
     ),
     Candidate(
         name="bare",
@@ -124,7 +125,6 @@ CANDIDATES = (
         title="torch DataLoader + Pillow, antialiased",
         maker="peers_torch:make_pillow",
         storage="folder",
-        cases=_cases("train eval"),
         packages=(_TORCH, "pillow"),
     ),
     Candidate(
@@ -132,7 +132,6 @@ CANDIDATES = (
         title="torchvision ImageFolder, antialiased",
         maker="peers_torch:make_torchvision",
         storage="folder",
-        cases=_cases("train eval"),
         modules=("torchvision",),
         packages=(_TORCH, "torchvision", "pillow"),
     ),
@@ -168,7 +167,6 @@ CANDIDATES = (
         title="MosaicML Streaming + OpenCV",
         maker="peers_streaming:make_mosaic",
         storage="mds",
-        cases=_cases("train eval"),
         modules=("streaming",),
         packages=("mosaicml-streaming", _TORCH, _OPENCV),
     ),
@@ -177,7 +175,6 @@ CANDIDATES = (
         title="LitData + OpenCV",
         maker="peers_streaming:make_litdata",
         storage="litdata",
-        cases=_cases("train eval"),
         modules=("litdata",),
         packages=("litdata", _TORCH, _OPENCV),
     ),
@@ -186,7 +183,6 @@ CANDIDATES = (
         title="Hugging Face datasets, streaming Parquet + OpenCV",
         maker="peers_streaming:make_huggingface",
         storage="parquet",
-        cases=_cases("train eval"),
         modules=("datasets", "pyarrow"),
         packages=("datasets", "pyarrow", _TORCH, _OPENCV),
     ),
@@ -204,7 +200,6 @@ CANDIDATES = (
         title="DALI, on the CPU",
         maker="peers_native:make_dali",
         storage="folder",
-        cases=_cases("train eval"),
         modules=("nvidia.dali",),
         packages=("nvidia-dali-cuda130", "nvidia-dali-cuda120", _TORCH),
     ),
@@ -213,20 +208,16 @@ CANDIDATES = (
         title="FFCV",
         maker="peers_native:make_ffcv",
         storage="ffcv-400",
-        cases=_cases("train eval"),
         modules=("ffcv",),
         packages=("ffcv", _TORCH),
-        stored=PIXELS_CHANGED,
     ),
     Candidate(
         name="nodes-400",
         title="torchdata.nodes, threads + OpenCV",
         maker="peers_threads:make_nodes",
         storage="folder-400",
-        cases=_cases("train eval"),
         modules=("torchdata.nodes",),
         packages=("torchdata", _TORCH, _OPENCV),
-        stored=PIXELS_CHANGED,
     ),
     Candidate(
         name="shardio-sequential",
@@ -234,7 +225,6 @@ CANDIDATES = (
         maker="from_shardio:make_small_sequential",
         storage="small",
         cases=_cases("small"),
-        stored=SMALL,
     ),
     Candidate(
         name="shardio-shuffled",
@@ -242,7 +232,6 @@ CANDIDATES = (
         maker="from_shardio:make_small_shuffled",
         storage="small",
         cases=_cases("small"),
-        stored=SMALL,
     ),
     Candidate(
         name="webdataset-sequential",
@@ -252,7 +241,6 @@ CANDIDATES = (
         cases=_cases("small"),
         modules=("webdataset",),
         packages=("webdataset", _TORCH),
-        stored=SMALL,
     ),
     Candidate(
         name="webdataset-shuffled",
@@ -262,7 +250,6 @@ CANDIDATES = (
         cases=_cases("small"),
         modules=("webdataset",),
         packages=("webdataset", _TORCH),
-        stored=SMALL,
     ),
     Candidate(
         name="mosaic-sequential",
@@ -272,7 +259,6 @@ CANDIDATES = (
         cases=_cases("small"),
         modules=("streaming",),
         packages=("mosaicml-streaming", _TORCH),
-        stored=SMALL,
     ),
     Candidate(
         name="mosaic-shuffled",
@@ -282,7 +268,6 @@ CANDIDATES = (
         cases=_cases("small"),
         modules=("streaming",),
         packages=("mosaicml-streaming", _TORCH),
-        stored=SMALL,
     ),
 )
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.progress import Progress
-
 from benchmarks.loaders.checks import Figures
 from benchmarks.loaders.data import prepare
 from benchmarks.loaders.registry import Candidate
@@ -54,26 +52,30 @@ class Settings:
 def run_case(case: str, candidates: Sequence[Candidate], settings: Settings) -> list[Result]:
     """Run all rounds of a case; return what came out, in the candidates' order."""
     results = [Result(candidate=candidate) for candidate in candidates]
-    with Progress(transient=True) as progress:
-        bar = progress.add_task(case, total=len(results) * (1 + settings.num_rounds))
-        places = {}
-        for result in results:
-            progress.update(bar, description=f"{case}: data for {result.candidate.name}", advance=1)
-            places[result.candidate.name] = _prepare(case, result, settings)
-        for number in range(settings.num_rounds):
-            first = number % len(results)
-            for result in results[first:] + results[:first]:
-                progress.update(bar, description=f"{case}: {result.candidate.name}", advance=1)
-                if not result.problem:
-                    _run_once(case, result, places[result.candidate.name], settings)
+    places = {}
+    for result in results:
+        places[result.candidate.name] = _prepare(case, result, settings)
+    for number in range(settings.num_rounds):
+        first = number % len(results)
+        for turn, result in enumerate(results[first:] + results[:first], 1):
+            if not result.problem:
+                turns = f"round {number + 1} of {settings.num_rounds}, turn {turn} of {len(results)}"
+                tell(f"{case}: {turns}: {result.candidate.name}")
+                _run_once(case, result, places[result.candidate.name], settings)
     _compare_contents(results, settings.num_samples)
     return results
+
+
+def tell(what: str) -> None:
+    """Say on standard error what is done now: a run takes long."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def _prepare(case: str, result: Result, settings: Settings) -> Path:
     if not result.candidate.is_installed:
         result.problem = "not installed"
         return settings.work
+    tell(f"{case}: data for {result.candidate.name}")
     try:
         if case == "flatness":
             prepare(settings.work, "tiny", settings.num_small)

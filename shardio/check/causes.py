@@ -70,7 +70,8 @@ def _padding(report: CoverageReport) -> list[str]:
         return []
     return [
         f"all repeats ({report.num_repeats:,}) lie in the last batch of a rank or worker: the loader pads them to "
-        "equal lengths (DistributedSampler without drop_last, or a .repeat() that is cut)"
+        "equal lengths (shardio's remainder='pad', instead of which take 'keep' or 'mask'; DistributedSampler without "
+        "drop_last; or a .repeat() that is cut)"
     ]
 
 

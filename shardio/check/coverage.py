@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shardio.check.allowance import Allowance
 from shardio.check.identity import Ids, key_ids
 
 BLOCK = 1 << 20
@@ -81,6 +82,7 @@ class Coverage:
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], SourceTotals] = {}
         self.names: dict[int, Hashable] = {}
+        self.allowance: Allowance | None = None  # Where the loader has a remainder policy of shardio's.
 
     @property
     def num_deliveries(self) -> int:

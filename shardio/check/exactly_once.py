@@ -31,7 +31,8 @@ def assert_exactly_once(
     shardio.errors.CoverageError: 2 samples: 1 came once, 1 more than once, 0 never, 0 unexpected
       repeated: b came 2 times: rank 0 batch 0, rank 0 batch 1
       likely cause: all repeats (1) lie in the last batch of a rank or worker: the loader pads them to equal lengths \
-(DistributedSampler without drop_last, or a .repeat() that is cut)
+(shardio's remainder='pad', instead of which take 'keep' or 'mask'; DistributedSampler without drop_last; or a \
+.repeat() that is cut)
 
     Args:
         loader: Any iterable of batches, once for each epoch; or a tuple of them, one a rank.

@@ -2,13 +2,15 @@
 
 A recording is a safetensors file with, for each epoch ``e``, the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker), and one metadata key, ``recording``, with a JSON object:
-its format, the rank, the number of epochs, and the keys' names where they are few.
+its format, the rank, the number of epochs, the keys' names where they are few, and for each epoch what the loader's
+remainder policy asks for, where that was found out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import safetensors
 import safetensors.numpy
 
+from shardio.check.allowance import Allowance
 from shardio.check.coverage import Coverage, Delivery
 from shardio.check.identity import Key, content_ids, keys_in
 from shardio.errors import FormatError
@@ -101,7 +104,8 @@ def write_recording(path: Path, rank: int, epochs: Sequence[Coverage]) -> None:
             tensors[f"{name}.{epoch}"] = column.astype(dtype)
         names.update(coverage.names)
     shown = {f"{identity:016x}": str(name) for identity, name in names.items()} if len(names) <= MAX_SAVED_NAMES else {}
-    header = {"format": RECORDING_FORMAT, "rank": rank, "epochs": len(epochs), "names": shown}
+    allowances = [None if coverage.allowance is None else asdict(coverage.allowance) for coverage in epochs]
+    header = {"format": RECORDING_FORMAT, "rank": rank, "epochs": len(epochs), "names": shown, "allowances": allowances}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_bytes(safetensors.numpy.save(tensors, {"recording": json.dumps(header)}))
@@ -128,7 +132,10 @@ def merge_recordings(paths: Iterable[Path]) -> list[Coverage]:
             raise FormatError(f"{path} and {seen[rank]} are both recordings of rank {rank}: merge those of one run")
         seen[rank] = path
         merged += [Coverage() for _ in range(header["epochs"] - len(merged))]
+        allowances = header.get("allowances", [None] * header["epochs"])  # Recordings had none at first.
         for epoch in range(header["epochs"]):
             merged[epoch].add_arrays(rank, *(tensors[f"{name}.{epoch}"] for name in COLUMNS))
             merged[epoch].names.update({int(identity, 16): name for identity, name in header["names"].items()})
+            if (allowance := allowances[epoch]) is not None:
+                merged[epoch].allowance = Allowance(**allowance)
     return merged

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.check.allowance import find_allowance, find_remainder
 from shardio.check.coverage import Coverage, Delivery
 from shardio.check.identity import Key, content_ids, keys_in
 from shardio.world import find_worker
@@ -50,23 +55,35 @@ def record(loader: Iterable[Any], coverage: Coverage, *, rank: int = 0, key: Key
         loader: Any iterable of batches. Workers are known where it is a DataLoader of torch's kind.
         coverage: What to add to.
         rank: The rank that the loader is.
-        key: Where a batch has its keys, see :func:`shardio.check.assert_exactly_once`.
+        key: Where a batch has its keys, see :func:`shardio.check.assert_exactly_once`. Repeats that
+            ``remainder="mask"`` marks are left out, unless ``key`` is a function, which sees the marks itself.
 
     Returns:
         Whether samples were known by keys; otherwise by their content.
     """
     by_keys = True
+    coverage.allowance = find_allowance(loader)
+    found = find_remainder(loader)
+    has_marks = found is not None and found[1] == "mask" and not callable(key)
     with _tagged(loader):
         for number, batch in enumerate(loader):
             worker, content = (batch.worker, batch.batch) if isinstance(batch, _Tagged) else (None, batch)
             delivery = Delivery(rank=rank, worker=worker, batch=number)
             keys = keys_in(content, key)
+            valid = _find_marks(content) if has_marks else None
             if keys is None:
                 by_keys = False
-                coverage.add_ids(content_ids(content), delivery)
+                ids = content_ids(content)
+                coverage.add_ids(ids if valid is None else ids[valid], delivery)
             else:
-                coverage.add(keys, delivery)
+                coverage.add(keys if valid is None else compress(keys, valid), delivery)
     return by_keys
+
+
+def _find_marks(batch: Any) -> NDArray[np.bool_] | None:
+    """Return which samples of a batch count, bool [n], where it says so: by the key "valid", or last in a tuple."""
+    marks = batch.get("valid") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
+    return np.asarray(marks) if "bool" in str(getattr(marks, "dtype", "")) else None
 
 
 @contextmanager

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.check.allowance import Allowance
 from shardio.check.causes import find_causes
 from shardio.check.coverage import NUM_BUCKETS, Coverage, Delivery, SourceTotals
 from shardio.check.identity import Ids, key_ids
@@ -43,6 +44,17 @@ class Expected:
         ids = key_ids(keys)
         names = dict(zip(ids.tolist(), keys, strict=True))
         return cls(ids=ids, number=len(keys), names=names, num_repeats=num_repeats, num_missing=num_missing)
+
+    def allow(self, allowance: Allowance | None) -> Expected:
+        """Return the same with what a remainder policy asks for, and the number of samples where it was not known."""
+        if allowance is None:
+            return self
+        return replace(
+            self,
+            number=allowance.num_samples if self.number is None else self.number,
+            num_repeats=allowance.num_repeats,
+            num_missing=allowance.num_missing,
+        )
 
 
 @dataclass(slots=True)
@@ -106,7 +118,8 @@ class CoverageReport:
 
     def __str__(self) -> str:
         expected = self.expected
-        repeats = f" ({self.num_repeats} repeats, {expected.num_repeats} by the remainder policy)"
+        noun = "repeat" if self.num_repeats == 1 else "repeats"
+        repeats = f" ({self.num_repeats} {noun}, {expected.num_repeats} by the remainder policy)"
         left_out = f" ({expected.num_missing} left out by the remainder policy)"
         number = self.num_deliveries - self.num_repeats if expected.number is None else expected.number
         head = (

@@ -3,71 +3,126 @@
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.cli.console import wrong_values_are_wrong_usage
+from shardio.cli.advice import STAGES, Stored, advise, count_cores, share_out
+from shardio.cli.console import count, wrong_values_are_wrong_usage
+from shardio.cli.loading import BatchSize, NumWorkers, OnError, bad_samples_name_the_option, make_loader_options
 
 if TYPE_CHECKING:
     from shardio.loader import DataLoader, LoaderStats
 
-STAGES = {
-    "read": "reading bytes",
-    "transform": "reading images' heads, drawing crops",
-    "decode": "decoding, cropping, resizing",
-    "wait": "waiting until a batch is taken",
-}
-"""What workers do, for people."""
-
-REMEDIES = {
-    "read": "storage is the bottleneck: more workers read more at a time; a local disk or larger shards read faster",
-    "transform": "images' heads and crops are the bottleneck: the images are small; more workers share the work",
-    "decode": "decoding is the bottleneck: more workers, up to the number of cores, or less to decode: "
-    "pack --jpeg tile, or --jpeg reencode --max-side 400",
-    "wait": "handing batches over is the bottleneck: a larger --batch-size",
-}
-"""What can be done where most of the time goes to a stage."""
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, as shells have it."""
 
 
 def bench(
     source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, tars, or class folders of images.")],
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of a batch.")] = 128,
-    num_workers: Annotated[int, typer.Option(min=0, help="Workers; 0 decodes in the training process.")] = 2,
+    batch_size: BatchSize = 128,
+    num_workers: NumWorkers = 2,
     image_size: Annotated[int, typer.Option(min=1, help="Side of the random crops in pixels.")] = 224,
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs; workers start in the first.")] = 1,
+    batches: Annotated[int | None, typer.Option(min=1, help="End each epoch after so many batches.")] = None,
     fields: Annotated[
-        str | None, typer.Option(help="Fields to load, as image,label or bin; by default the image.")
+        str | None, typer.Option(help="Fields of shards to load, as image,label or bin; by default the image.")
     ] = None,
+    on_error: OnError = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON, a line an epoch.")] = False,
 ) -> None:
-    """Load a dataset as training would, and say how fast that is and what holds it back."""
+    """Load a dataset as training would, and say how fast that is and what holds it back.
+
+    Ctrl-C ends it with the figures until then.
+    """
     with wrong_values_are_wrong_usage():
-        loader = _make_loader(source, fields, image_size, batch_size=batch_size, num_workers=num_workers)
-    for epoch in range(epochs):
-        for _ in loader:
-            pass
-        stats = loader.stats()
-        if as_json:
-            typer.echo(json.dumps({"epoch": epoch, **asdict(stats), "samples_per_s": stats.samples_per_s}))
-        else:
-            typer.echo("\n".join(_describe(epoch, stats)))
+        loader, stored = _make_loader(
+            source, fields, image_size, make_loader_options(batch_size, num_workers, on_error)
+        )
+
+    def report(epoch: int, meter: Meter) -> None:
+        stats = None if loader.runs_torchs_workers else loader.stats()
+        typer.echo(_as_json(epoch, meter, stats) if as_json else _describe(epoch, meter, stats, stored))
+
+    epoch, meter = 0, Meter()
+    try:
+        for epoch in range(epochs):
+            meter = Meter()
+            with bad_samples_name_the_option(on_error):
+                meter.watch(islice(loader, batches))
+            report(epoch, meter)
+    except KeyboardInterrupt:
+        report(epoch, meter)
+        typer.echo("interrupted: the last figures are those until then", err=True)
+        raise typer.Exit(INTERRUPTED) from None
 
 
-def _make_loader(source: Path, fields: str | None, image_size: int, **options: Any) -> DataLoader:
+@dataclass(slots=True, kw_only=True)
+class Meter:
+    """Counts an epoch's batches by the clock, whoever makes them. Times are in seconds from when it was made.
+
+    Attributes:
+        num_batches: Batches that came.
+        num_samples: The samples in them.
+        elapsed_s: When the last one came.
+        first_batch_s: When the first one came; None before.
+        num_first: The samples in that one.
+        began: When it was made, by time.perf_counter.
+    """
+
+    num_batches: int = 0
+    num_samples: int = 0
+    elapsed_s: float = 0.0
+    first_batch_s: float | None = None
+    num_first: int = 0
+    began: float = field(default_factory=time.perf_counter)
+
+    def watch(self, batches: Iterable[Any]) -> None:
+        """Count all of these."""
+        for batch in batches:
+            self.elapsed_s = time.perf_counter() - self.began
+            num_samples = len(batch[0] if isinstance(batch, list | tuple) else batch)
+            if self.first_batch_s is None:
+                self.first_batch_s, self.num_first = self.elapsed_s, num_samples
+            self.num_batches += 1
+            self.num_samples += num_samples
+
+    @property
+    def samples_per_s(self) -> float:
+        """The rate with the start of the workers."""
+        return self.num_samples / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def samples_per_s_after_first_batch(self) -> float | None:
+        """The rate from the first batch to the last one; None where that is the same batch."""
+        if self.num_batches < 2 or self.first_batch_s is None:
+            return None
+        return (self.num_samples - self.num_first) / (self.elapsed_s - self.first_batch_s)
+
+
+def _make_loader(
+    source: Path, fields: str | None, image_size: int, options: dict[str, Any]
+) -> tuple[DataLoader, Stored]:
     import shardio
     from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
-    options["persistent_workers"] = options["num_workers"] > 0
     transform = Compose([RandomResizedCrop(image_size), RandomHorizontalFlip()])
     if _has_class_folders(source):
+        if fields is not None:
+            raise ValueError(f"--fields is for shards, and {source} has class folders, of which the image is loaded")
         folder = shardio.ImageFolder(source, transform=transform)
-        return shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
+        loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
+        return loader, Stored(in_shards=False, has_images=True)
     names = "image" if fields is None else tuple(fields.split(","))
-    return shardio.DataLoader(shardio.ShardDataset(source, fields=names, shuffle=True, transform=transform), **options)
+    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, transform=transform)
+    jpeg = dataset.table.manifest.pack.get("jpeg")
+    stored = Stored(in_shards=True, has_images="image" in dataset.decoder.names, jpeg=jpeg)
+    return shardio.DataLoader(dataset, **options), stored
 
 
 def _has_class_folders(source: Path) -> bool:
@@ -78,19 +133,29 @@ def _has_class_folders(source: Path) -> bool:
     return any(entry.is_dir() for entry in source.iterdir())
 
 
-def _describe(epoch: int, stats: LoaderStats) -> list[str]:
-    times = {"read": stats.read_s, "transform": stats.transform_s, "decode": stats.decode_s}
-    if stats.num_workers:
-        times["wait"] = stats.wait_for_slot_s
+def _as_json(epoch: int, meter: Meter, stats: LoaderStats | None) -> str:
+    counts = {name: getattr(meter, name) for name in ("num_batches", "num_samples", "elapsed_s", "first_batch_s")}
+    rates = {name: getattr(meter, name) for name in ("samples_per_s", "samples_per_s_after_first_batch")}
+    return json.dumps({"epoch": epoch, **counts, **({} if stats is None else asdict(stats)), **rates})
+
+
+def _describe(epoch: int, meter: Meter, stats: LoaderStats | None, stored: Stored) -> str:
+    head = (
+        f"epoch {epoch}: {count(meter.num_samples, 'sample')} in {count(meter.num_batches, 'batch', 'batches')}, "
+        f"{meter.elapsed_s:.2f} s, {meter.samples_per_s:,.0f} samples/s"
+    )
+    if meter.first_batch_s is None:
+        return f"{head}: no batch came"
+    head += f"; first batch after {1000 * meter.first_batch_s:.0f} ms"
+    if (rate := meter.samples_per_s_after_first_batch) is not None:
+        head += f", from then on {rate:,.0f} samples/s"
+    if stats is None:
+        return f"{head}\n  torch's workers ran, of which it is not known what they spent their time on"
+    times = share_out(stats)
     total_s = sum(times.values()) or 1.0
-    lines = [
-        f"epoch {epoch}: {stats.num_samples} samples in {stats.num_batches} batches, {stats.elapsed_s:.2f} s, "
-        f"{stats.samples_per_s:,.0f} samples/s; first batch after {1000 * (stats.first_batch_s or 0):.0f} ms",
-        f"  {'workers':<40} {'seconds':>9} {'share':>6} {'µs a sample':>12}",
-    ]
+    lines = [head, f"  {'workers':<40} {'seconds':>9} {'share':>6} {'µs a sample':>12}"]
     for stage, seconds in times.items():
         a_sample = 1e6 * seconds / max(stats.num_samples, 1)
         lines.append(f"  {STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {a_sample:>12.1f}")
-    longest = max(times, key=lambda stage: times[stage])
-    lines.append(f"  {stats.num_workers} workers on {os.cpu_count()} cores: {REMEDIES[longest]}")
-    return lines
+    lines.append(f"  {advise(stats, stored, count_cores())}")
+    return "\n".join(lines)

@@ -42,3 +42,6 @@ def main() -> None:
         message = str(error).rpartition(f"{type(error).__module__}.{type(error).__qualname__}: ")[2]
         typer.echo(f"error: {message.strip()}", err=True)
         sys.exit(1)
+    except MemoryError as error:
+        typer.echo(f"error: not enough memory: {error}: smaller images or batches need less", err=True)
+        sys.exit(1)

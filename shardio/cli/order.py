@@ -71,7 +71,7 @@ def _require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401  # whether it is there
     except ImportError as error:
-        typer.echo("error: --plot needs matplotlib: pip install 'shardio[plot]'", err=True)
+        typer.echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
         raise typer.Exit(1) from error
 
 

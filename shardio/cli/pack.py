@@ -124,6 +124,7 @@ def pack(
         typer.echo(json.dumps(summary, indent=1))
     elif not quiet:
         _print(result, summary)
+        _warn_of_large_samples(result, max_shard_size)
 
 
 def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
@@ -162,20 +163,30 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
         f"{count(summary['shards'], 'shard')}, {format_bytes(summary['bytes'])}{kept}, in {summary['seconds']:.1f} s "
         f"({rate:.0f} samples/s)"
     )
-    if result.manifest.pack["jpeg"] != "copy":
-        _print_jpegs(result.jpegs)
+    mode = result.manifest.pack["jpeg"]
+    if mode != "copy":
+        _print_jpegs(result.jpegs, "encoded again and tiled" if mode == "reencode" else "tiled")
     scan = result.scan
     _print_files("packed, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
     _print_files("left out", [f"{p.path} {p.what}" for p in scan.unreadable])
     _print_files("ignored, belonging to no image", [str(path) for path in scan.ignored])
 
 
-def _print_jpegs(jpegs: JpegTally) -> None:
+def _warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:
+    larger = [shard for shard in result.manifest.shards if shard.num_samples == 1 and shard.num_bytes > max_shard_size]
+    if larger:
+        typer.echo(
+            f"{count(len(larger), 'shard')} of one sample exceed --max-shard-size {format_bytes(max_shard_size)}: a "
+            "sample is never divided, so give a larger one",
+            err=True,
+        )
+
+
+def _print_jpegs(jpegs: JpegTally, what_was_done: str) -> None:
     before, after = jpegs.num_bytes_before, jpegs.num_bytes_after
     change = f", {after / before - 1:+.1%}" if before else ""
-    typer.echo(
-        f"JPEGs: {jpegs.outcomes[TILED]} tiled; {format_bytes(before)} before, {format_bytes(after)} now{change}"
-    )
+    sizes = f"{format_bytes(before)} before, {format_bytes(after)} now{change}"
+    typer.echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {sizes}")
     untouched = {reason: number for reason, number in jpegs.outcomes.most_common() if reason != TILED}
     if untouched:
         reasons = ", ".join(f"{number} {reason}" for reason, number in untouched.items())

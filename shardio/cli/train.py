@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from shardio.cli.console import make_bar, wrong_values_are_wrong_usage
+from shardio.cli.loading import BatchSize, NumWorkers, OnError, bad_samples_name_the_option, make_loader_options
 from shardio.images import DEFAULT_MAX_PIXELS
 
 OptimizerName = Literal["adamw", "sgd"]
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
 def train(
     source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, or a directory of tars.")],
     epochs: Annotated[int, typer.Option(min=1, help="How many epochs.")] = 10,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images of one microbatch.")] = 32,
-    accumulate: Annotated[int, typer.Option(min=1, help="Microbatches of one optimiser step.")] = 1,
+    batch_size: BatchSize = 32,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one optimiser step.")] = 1,
     image_size: Annotated[int, typer.Option(min=8, help="Side of the square images in pixels.")] = 64,
     lr: Annotated[float, typer.Option(help="The highest learning rate of the OneCycle schedule.")] = 2e-3,
     optimizer: Annotated[OptimizerName, typer.Option(help="AdamW, or SGD with momentum.")] = "adamw",
     weight_decay: Annotated[float, typer.Option(min=0, help="Of the optimiser.")] = 0.05,
     precision: Annotated[Precision, typer.Option(help="fp16 is for CUDA, with a GradScaler.")] = "bf16",
     val_share: Annotated[float, typer.Option(help="Share of the samples that is held out to validate on.")] = 0.2,
-    num_workers: Annotated[int, typer.Option(min=0, help="Workers that decode.")] = 2,
+    num_workers: NumWorkers = 2,
+    on_error: OnError = "raise",
     max_pixels: Annotated[int, typer.Option(min=1, help="An image of more pixels is an error.")] = DEFAULT_MAX_PIXELS,
     seed: Annotated[
         int, typer.Option(min=0, max=2**63 - 1, help="Of the weights, the order, the crops and the split.")
@@ -60,10 +62,10 @@ def train(
             device=device,
         )
     torch.manual_seed(seed)
-    loader, val_loader, num_classes = _make_loaders(
-        source, image_size, batch_size, num_workers, val_share, seed, max_pixels
-    )
-    with _EpochBar(len(loader), is_shown=sys.stderr.isatty() and not quiet) as bar:
+    options = make_loader_options(batch_size, num_workers, on_error)
+    loader, val_loader, num_classes = _make_loaders(source, image_size, val_share, seed, max_pixels, options)
+    is_shown = sys.stderr.isatty() and not quiet
+    with bad_samples_name_the_option(on_error), _EpochBar(len(loader), is_shown=is_shown) as bar:
         run(
             small_resnet(num_classes, image_size),
             loader,
@@ -75,7 +77,7 @@ def train(
 
 
 def _make_loaders(
-    source: Path, image_size: int, batch_size: int, num_workers: int, val_share: float, seed: int, max_pixels: int
+    source: Path, image_size: int, val_share: float, seed: int, max_pixels: int, options: dict[str, Any]
 ) -> tuple[DataLoader, DataLoader, int]:
     """Return the training loader, the validation loader and the number of classes."""
     from torch.utils.data import Subset
@@ -97,8 +99,6 @@ def _make_loaders(
     if not 0 < num_val < len(training):
         raise FormatError(f"{source} has {len(training)} samples, too few to hold out {val_share:.0%} for validation")
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_key(seed, "split")).tolist()
-    options: dict[str, Any] = {"batch_size": batch_size, "num_workers": num_workers}
-    options["persistent_workers"] = num_workers > 0
     train_set, val_set = Subset(training, chosen[num_val:]), Subset(validation, sorted(chosen[:num_val]))
     sampler, val_sampler = EpochSampler(train_set, seed=seed), EpochSampler(val_set, shuffle=False)
     return (

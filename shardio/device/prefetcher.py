@@ -32,6 +32,9 @@ class DevicePrefetcher:
         channels_last: Whether images lie in channels_last memory on the device.
 
     ``normalize``, ``dtype`` and ``channels_last`` touch uint8 tensors [N, C, H, W] alone, never labels.
+
+    Raises:
+        ValueError: If an argument is out of range, or the device is CUDA and there is none.
     """
 
     def __init__(
@@ -48,6 +51,11 @@ class DevicePrefetcher:
             raise ValueError(f"depth must be at least 1, got {depth}")
         self.loader = loader
         self.device = torch.device(device) if device is not None else _pick_device()
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                f"device={str(device)!r} was asked for, and torch sees no CUDA device: name 'cpu', or leave it out "
+                "for the best there is"
+            )
         self.depth = depth
         self.dtype = dtype if dtype is not None or normalize is None else torch.float32
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format

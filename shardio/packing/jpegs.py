@@ -52,7 +52,8 @@ class JpegTally:
         self.num_bytes_before += before
         self.num_bytes_after += after
         if reason.startswith("damaged"):
-            self.damaged.append(Problem(path=path, what=f"is {outcome}"))
+            verb = "has a" if reason == "damaged head" else "is"
+            self.damaged.append(Problem(path=path, what=f"{verb} {outcome}"))
 
     def dump(self) -> bytes:
         """Return it as JSON."""
@@ -107,7 +108,7 @@ def load_tiling() -> ModuleType:
         return import_module("shardio.images.tiling")
     except ImportError as error:
         raise PackError(
-            f"rewriting JPEGs needs numba, which cannot be imported ({error}): pip install 'shardio[tile]'"
+            f"rewriting JPEGs needs numba, which cannot be imported ({error}): pip install numba"
         ) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,10 @@ def open_table(source: Source) -> ShardTable:
                 raise FormatError(f"{path} holds an unfinished pack: run the same pack again, which goes on with it")
             tars = sorted(path.glob("*.tar"))
             if not tars:
-                raise FileNotFoundError(f"the directory {path} holds neither {MANIFEST_NAME} nor any *.tar")
+                raise FileNotFoundError(
+                    f"the directory {path} holds neither {MANIFEST_NAME} nor any *.tar: images must be packed first "
+                    "(shardio pack IMAGES OUT), or lie in class folders and be read by ImageFolder"
+                )
             return _table_of_tars(tars)
         source = [source]
     return _table_of_tars([path for pattern in source for path in _expand(pattern)])
@@ -80,7 +84,9 @@ def _table_of_manifest(path: Path) -> ShardTable:
 def _table_of_tars(tars: list[Path]) -> ShardTable:
     missing = [str(tar) for tar in tars if not tar.is_file()]
     if missing or not tars:
-        raise FileNotFoundError(f"there is no such directory, manifest or tar: {', '.join(missing[:5])}")
+        raise FileNotFoundError(
+            f"there is no such directory, manifest or tar: {', '.join(missing[:5])}{_explain_urls(missing)}"
+        )
     indexes = [find_or_make_index(tar) for tar in tars]
     entries, fields = list[ShardEntry](), set[str]()
     for tar, index in zip(tars, indexes, strict=True):
@@ -89,6 +95,13 @@ def _table_of_tars(tars: list[Path]) -> ShardTable:
             fields.update(shard.index.header.fields)
     manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
     return _checked(ShardTable(manifest=manifest, tars=tuple(tars), indexes=tuple(indexes)), str(tars[0].parent))
+
+
+def _explain_urls(missing: list[str]) -> str:
+    # A Path has one of the two slashes.
+    return (
+        " (URLs are not read yet: download first)" if any(re.match(r"\w[\w+.-]+:/", name) for name in missing) else ""
+    )
 
 
 def _checked(table: ShardTable, where: str) -> ShardTable:

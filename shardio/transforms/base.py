@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,17 @@ class Compose:
     Args:
         transforms: Transforms of this package, which share the batch's random keys, and any other callables,
             which get the array (or what came before them) and bring their own randomness.
+
+    Raises:
+        TypeError: If it is a single transform, or one of them cannot be called.
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"Compose takes a list of transforms, got {transforms!r}: write Compose([...])")
         self.transforms = list(transforms)
+        for transform in self.transforms:
+            _check_transform(transform)
 
     def __call__(self, image: Any) -> Any:
         """Transform one image with parameters from torch's global generator."""
@@ -162,10 +170,19 @@ def keys_from_torch(num_keys: int) -> Words:
 def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
     """Yield the single transforms of a nest of Compose, each with its own keys."""
     if not isinstance(transform, Compose):
+        _check_transform(transform)
         yield transform, keys
         return
     for place, step in enumerate(transform.transforms):
         yield from _flatten(step, derive_key(keys, np.array([place], dtype=np.uint64)))
+
+
+def _check_transform(transform: object) -> None:
+    """Raise TypeError for what is no transform, and for a transform's class: called with an image, it would be made."""
+    if isinstance(transform, type) and issubclass(transform, Transform | Compose):
+        raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
+    if not callable(transform):
+        raise TypeError(f"a transform is called with an image, and {reprlib.repr(transform)} cannot be called")
 
 
 def _render(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlans]:

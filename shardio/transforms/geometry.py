@@ -7,7 +7,9 @@ takes its time: see :mod:`shardio.images.resizing`.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
+from numbers import Real
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +40,10 @@ class RandomResizedCrop(Geometry):
         *,
         antialias: bool = False,
     ) -> None:
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError(f"scale must be two shares of the area in order, 0 < a <= b <= 1, got {scale}")
-        if not 0 < ratio[0] <= ratio[1]:
-            raise ValueError(f"ratio must be two positive ratios in order, got {ratio}")
+        if not (_are_in_order(scale) and scale[1] <= 1):
+            raise ValueError(f"scale must be two shares of the area in order, 0 < a <= b <= 1, got {scale!r}")
+        if not _are_in_order(ratio):
+            raise ValueError(f"ratio must be two positive ratios in order, got {ratio!r}")
         self.size, self.scale, self.ratio, self.antialias = _pair(size), scale, ratio, antialias
 
     def draw(self, sizes: Sizes, keys: Words) -> Boxes:
@@ -163,9 +165,20 @@ class RandomHorizontalFlip(Geometry):
         return f"RandomHorizontalFlip(p={self.p})"
 
 
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+def _pair(size: object) -> tuple[int, int]:
     """Return a size as (height, width)."""
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(f"size must be one number of pixels or (height, width), at least 1, got {size}")
-    return pair
+    match size:
+        case int() | np.integer() if size >= 1:
+            return int(size), int(size)
+        case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
+            return int(height), int(width)
+    got = reprlib.repr(size)  # Short: a transform that was not made yet may have been called with an image.
+    raise ValueError(f"size must be one number of pixels or (height, width), at least 1, got {got}")
+
+
+def _are_in_order(bounds: object) -> bool:
+    """Say whether these are two positive numbers, the lower one first."""
+    match bounds:
+        case (Real() as low, Real() as high):
+            return 0 < float(low) <= float(high)
+    return False

@@ -120,6 +120,14 @@ def test_the_padding_of_a_distributed_sampler() -> None:
     assert "all repeats (3) lie in the last batch of a rank or worker: the loader pads" in message
 
 
+def test_the_padding_of_our_own_names_the_policies_that_do_not(tars: Path) -> None:
+    loaders = tuple(
+        shardio.DataLoader(ShardDataset(tars, fields="key", shuffle=True, rank=rank, world_size=5), batch_size=4)
+        for rank in range(5)
+    )
+    assert "shardio's remainder='pad', instead of which take 'keep' or 'mask'" in fault(loaders, keys_of(tars))
+
+
 def test_a_missing_set_epoch() -> None:
     dataset: Any = range(N)
     samplers: list[DistributedSampler[int]] = [DistributedSampler(dataset, 2, rank, shuffle=True) for rank in range(2)]

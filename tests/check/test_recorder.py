@@ -125,6 +125,58 @@ def test_a_scripts_loader_without_a_split_is_caught(script: Path) -> None:
     assert "ranks 0 and 1 delivered the same 60 samples: no DistributedSampler" in done.stdout
 
 
+OURS = """
+import shardio
+
+def make(map_style=False, drop_last=False, key="key", **options):
+    if not map_style:
+        dataset = shardio.ShardDataset({packed!r}, fields=key, shuffle=True, **options)
+        return shardio.DataLoader(dataset, batch_size=4, num_workers=1, drop_last=drop_last)
+    dataset = shardio.ShardMapDataset({packed!r}, fields=key)
+    sampler = shardio.EpochSampler(dataset, **options)
+    return shardio.DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=1, drop_last=drop_last)
+
+def chosen():
+    return make({options})
+"""
+
+
+PADDED = "20 came once, 1 more than once (1 repeat, 1 by the remainder policy), 0 never"
+DROPPED = "16 came once, 0 more than once, 5 never (5 left out by the remainder policy)"
+ALL = "21 came once, 0 more than once, 0 never"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", PADDED),
+        ("map_style=True, key=('label', 'key')", PADDED),
+        ("remainder='keep'", ALL),
+        ("remainder='mask'", ALL),
+        ("remainder='mask', map_style=True, key=('label', 'key')", ALL),
+        ("remainder='drop', key=('label', 'key')", DROPPED),
+        ("drop_last=True, map_style=True", DROPPED),
+    ],
+)
+def test_a_scripts_loader_of_ours_is_judged_by_its_own_remainder(
+    packed: Path, tmp_path: Path, options: str, words: str
+) -> None:
+    """Of 21 samples and 2 ranks with batches of 4, with the keys to compare with and without anything."""
+    more = ("--expected", packed, "--key", 1) if "label" in options else ()
+    (tmp_path / "ours.py").write_text(OURS.format(packed=str(packed), options=options))
+    done = run_check(f"{tmp_path / 'ours.py'}:chosen", "--world-size", 2, *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"epoch 0: right: 21 samples: {words}, 0 unexpected" in done.stdout
+
+
+def test_repeats_beyond_the_remainder_are_wrong(packed: Path, tmp_path: Path) -> None:
+    """A loader that every rank takes for its own alone is not right because its policy pads."""
+    (tmp_path / "ours.py").write_text(OURS.format(packed=str(packed), options="rank=0, world_size=2"))
+    done = run_check(f"{tmp_path / 'ours.py'}:chosen", "--world-size", 2)
+    assert done.returncode == 1
+    assert "ranks 0 and 1 delivered the same 11 samples" in done.stdout
+
+
 def test_a_script_that_fails_is_told_with_its_own_words(script: Path) -> None:
     done = run_check(f"{script}:failing", "--world-size", 2)
     assert done.returncode == 1

@@ -72,7 +72,7 @@ def test_without_matplotlib_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = order(packed, "--plot", tmp_path / "order.png")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "error: --plot needs matplotlib: pip install 'shardio[plot]'\n"
+    assert done.stderr == "error: --plot needs matplotlib: pip install matplotlib\n"
     assert order(packed).exit_code == 0
 
 

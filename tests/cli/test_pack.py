@@ -105,6 +105,13 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "shardio.json").is_file()
 
 
+def test_samples_larger_than_a_shard_may_be_are_told(images: Path, tmp_path: Path) -> None:
+    done = run("pack", images, tmp_path / "out", "--max-shard-size", "1kB")
+    assert done.exit_code == 0
+    assert "21 shards of one sample exceed --max-shard-size 1000 B: a sample is never divided" in done.stderr
+    assert "--max-shard-size" not in run("pack", images, tmp_path / "roomy", "--max-shard-size", "10kB").stderr
+
+
 def test_what_cannot_be_packed_fails_in_one_line(tmp_path: Path) -> None:
     done = run_process("pack", tmp_path / "nothing", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from tests.sources import encode
+from tests.sources import encode, write_images
 
 LINE = re.compile(
     r"epoch (?P<epoch>\d+)  loss (?P<loss>\d+\.\d{3})  accuracy (?P<accuracy>\d+\.\d)%  "
@@ -84,6 +84,25 @@ def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None
     done = _train(packed, "--epochs", "1", "--batch-size", "16", "--image-size", "16", "--num-workers", "0")
     assert "Traceback" not in done.stderr
     assert done.returncode == 0
+
+
+def test_a_bad_image_is_gone_on_without_or_an_error_that_names_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_images(tmp_path / "in")
+    broken = tmp_path / "in" / "class-1" / "name-003.jpg"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    shardio.pack(tmp_path / "in", tmp_path / "packed")
+    monkeypatch.setenv("PYTHONPATH", str(Path(shardio.__file__).parents[1]))
+    monkeypatch.chdir(tmp_path)
+    for num_workers in ("0", "1"):
+        done = _train(tmp_path / "packed", "--epochs", "1", "--num-workers", num_workers)
+        assert done.returncode == 1
+        _assert_one_line_message(done.stderr, "class-1/name-003")
+        assert done.stderr.endswith("(--on-error skip or replace goes on without it)\n")
+    done = _train(tmp_path / "packed", "--epochs", "1", "--num-workers", "0", "--on-error", "replace")
+    assert done.returncode == 0, done.stderr
+    assert "class-1/name-003" in (tmp_path / "quarantine.jsonl").read_text()
 
 
 def test_a_dataset_without_classes_cannot_be_trained_on(tmp_path: Path) -> None:

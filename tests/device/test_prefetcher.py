@@ -197,6 +197,12 @@ def test_std_must_be_positive(std: tuple[float, ...]) -> None:
         DevicePrefetcher([], "cpu", normalize=(MEAN, std))
 
 
+def test_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device='cuda:0' was asked for, and torch sees no CUDA device: name"):
+        DevicePrefetcher([], "cuda:0")
+
+
 def test_the_device_is_the_best_there_is_unless_named() -> None:
     assert DevicePrefetcher([], torch.device("cpu")).device == torch.device("cpu")
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

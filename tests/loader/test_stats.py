@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset
-from shardio.cli.main import app
 from shardio.transforms import RandomResizedCrop
 
 
@@ -44,31 +41,6 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
 def test_torchs_workers_have_no_statistics(packed: Path) -> None:
     with pytest.raises(TypeError, match="no statistics of torch's workers"):
         DataLoader(ShardDataset(packed, transform=identity), batch_size=4).stats()
-
-
-def bench(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["bench", *map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def test_bench_says_how_fast_and_what_holds_it_back(packed: Path) -> None:
-    text = bench(packed, "--batch-size", 4, "--image-size", 48, "--num-workers", 1)
-    assert "epoch 0: 21 samples in 6 batches" in text
-    assert "is the bottleneck" in text
-    assert "decoding, cropping, resizing" in text
-
-
-def test_bench_takes_class_folders_and_single_fields(packed: Path, images: Path) -> None:
-    lines = bench(images, "--num-workers", 0, "--epochs", 2, "--json").splitlines()
-    assert [json.loads(line)["num_samples"] for line in lines] == [21, 21]
-    assert json.loads(bench(packed, "--fields", "cls,key", "--json"))["num_batches"] == 1
-
-
-def test_bench_refuses_what_is_not_there(packed: Path, tmp_path: Path) -> None:
-    found = CliRunner().invoke(app, ["bench", str(packed), "--fields", "txt"])
-    assert (found.exit_code, "has the field 'txt'" in found.output.replace("\n", " ")) == (2, True)
-    assert CliRunner().invoke(app, ["bench", str(tmp_path / "nothing")]).exit_code == 1
 
 
 def test_an_image_folder_goes_the_fast_way(images: Path) -> None:

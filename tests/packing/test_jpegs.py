@@ -237,7 +237,7 @@ def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
     source: Path, tmp_path: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "shardio.images.tiling", None)
-    with pytest.raises(PackError, match=r"needs numba.*pip install 'shardio\[tile\]'"):
+    with pytest.raises(PackError, match=r"needs numba.*pip install numba"):
         pack_it(source, tmp_path / "out", jpeg=jpeg)
     assert not (tmp_path / "out").exists()
 

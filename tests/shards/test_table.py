@@ -95,8 +95,14 @@ def test_what_is_not_there_is_not_found(tars: Path, name: str) -> None:
 
 
 def test_a_directory_without_tars_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar"):
+    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar: images must be packed"):
         open_table(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["https://example.com/x.tar", Path("https://example.com/x.tar"), "s3://b/x-{0..1}.tar"])
+def test_a_url_is_said_not_to_be_read(url: str | Path) -> None:
+    with pytest.raises(FileNotFoundError, match="URLs are not read yet"):
+        open_table(url)
 
 
 def test_an_empty_list_is_no_dataset() -> None:

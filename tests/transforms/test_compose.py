@@ -172,3 +172,21 @@ def test_a_subclass_that_applies_in_its_own_way_is_applied_so() -> None:
     expected = 255 - CenterCrop(8)(image)
     np.testing.assert_array_equal(Inverted(8)(image), expected)
     np.testing.assert_array_equal(Compose([Inverted(8), RandomHorizontalFlip(0)])(image), expected)
+
+
+@pytest.mark.parametrize("given", [RandomResizedCrop, Compose])
+def test_a_class_in_the_place_of_a_transform_is_named(given: Any) -> None:
+    message = rf"^{given.__name__} is a class, not a transform: write {given.__name__}\(\.\.\.\)$"
+    with pytest.raises(TypeError, match=message):
+        Compose([RandomHorizontalFlip(), given])
+    with pytest.raises(TypeError, match=message):
+        _apply(given, [make_noise(40, 60)])
+
+
+def test_compose_takes_a_list_of_what_can_be_called() -> None:
+    single: Any = RandomResizedCrop(16)
+    with pytest.raises(TypeError, match=r"takes a list of transforms, got RandomResizedCrop\(.*: write Compose\(\["):
+        Compose(single)
+    number: Any = 16
+    with pytest.raises(TypeError, match="and 16 cannot be called"):
+        Compose([single, number])

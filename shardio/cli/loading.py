@@ -1,0 +1,44 @@
+"""What the commands that load batches have in common: options, and what they say of samples that cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+import typer
+
+from shardio.errors import SampleError
+
+OnErrorPolicy = Literal["raise", "replace", "skip"]
+
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples of a batch.")]
+NumWorkers = Annotated[int, typer.Option(min=0, help="Workers that decode; 0 decodes in the training process.")]
+OnError = Annotated[
+    OnErrorPolicy,
+    typer.Option(
+        help="What becomes of samples that cannot be read: an error; or another sample in their place, or a smaller "
+        "batch, and a line in quarantine.jsonl.",
+    ),
+]
+
+
+def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPolicy) -> dict[str, Any]:
+    """Return the arguments of DataLoader that these options mean."""
+    return {
+        "batch_size": batch_size,
+        "num_workers": num_workers,
+        "persistent_workers": num_workers > 0,
+        "on_error": on_error,
+    }
+
+
+@contextmanager
+def bad_samples_name_the_option(on_error: OnErrorPolicy) -> Iterator[None]:
+    """Let the error of a sample that cannot be read end with what goes on without it."""
+    try:
+        yield
+    except SampleError as error:
+        if on_error != "raise":
+            raise
+        raise SampleError(f"{str(error).strip()} (--on-error skip or replace goes on without it)") from error

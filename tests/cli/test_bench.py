@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import shardio
+from shardio.cli.advice import Stored, advise
+from shardio.cli.bench import Meter
+from shardio.cli.main import app
+from shardio.loader.stats import LoaderStats
+from tests.sources import write_images
+
+SHARDS = Stored(in_shards=True, has_images=True, jpeg="copy")
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["bench", *map(str, arguments)])
+
+
+def run_process(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shardio", "bench", *map(str, arguments)]
+    path = os.pathsep.join(filter(None, [str(Path(shardio.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+
+
+def bench(*arguments: object) -> str:
+    done = run(*arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def stats(seconds: dict[str, float], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
+    """Return the figures of an epoch whose workers were busy with the stages of these names, and did nothing else."""
+    times = dict.fromkeys(("read_s", "transform_s", "decode_s", "wait_for_slot_s"), 0.0) | seconds
+    return LoaderStats(
+        num_batches=10,
+        num_samples=1000,
+        elapsed_s=elapsed_s,
+        first_batch_s=1.0,
+        wait_for_data_s=1.0,
+        num_workers=num_workers,
+        **times,
+    )
+
+
+def test_bench_says_how_fast_and_where_the_time_went(packed: Path) -> None:
+    lines = bench(packed, "--batch-size", 4, "--image-size", 48, "--num-workers", 1, "--epochs", 2).splitlines()
+    assert [line[:39] for line in lines if line.startswith("epoch")] == [
+        "epoch 0: 21 samples in 6 batches, " + lines[0][34:39],
+        "epoch 1: 21 samples in 6 batches, " + lines[7][34:39],
+    ]
+    assert "; first batch after " in lines[0]
+    assert lines[0].endswith(" samples/s")
+    assert "decoding, cropping, resizing" in lines[4]
+    assert "1 worker on " in lines[13]
+    assert "is the bottleneck: " in lines[13]
+
+
+def test_bench_takes_class_folders_and_single_fields(packed: Path, images: Path) -> None:
+    lines = bench(images, "--num-workers", 0, "--epochs", 2, "--json").splitlines()
+    assert [json.loads(line)["num_samples"] for line in lines] == [21, 21]
+    assert json.loads(bench(packed, "--fields", "cls,key", "--json"))["num_batches"] == 1
+    assert "1 batch, " in bench(packed, "--fields", "key", "--num-workers", 0)
+
+
+def test_bench_refuses_what_is_not_there(packed: Path, tmp_path: Path) -> None:
+    found = run(packed, "--fields", "txt")
+    assert (found.exit_code, "has the field 'txt'" in found.output.replace("\n", " ")) == (2, True)
+    assert run(tmp_path / "nothing").exit_code == 1
+
+
+def test_fields_are_not_for_class_folders(images: Path) -> None:
+    found = run(images, "--fields", "cls")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "--fields is for shards" in found.stderr
+
+
+def test_batches_end_each_epoch(packed: Path) -> None:
+    lines = bench(packed, "--batch-size", 4, "--batches", 2, "--epochs", 3, "--json").splitlines()
+    assert [json.loads(line)["num_samples"] for line in lines] == [8, 8, 8]
+
+
+def test_a_dataset_that_torchs_workers_load_has_rates_and_no_stages(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    text = bench(packed, "--batch-size", 4, "--num-workers", 0)
+    assert "21 samples in 6 batches" in text
+    assert "torch's workers ran" in text
+    assert json.loads(bench(packed, "--batch-size", 4, "--num-workers", 0, "--json"))["samples_per_s"] > 0
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("damaged")
+    write_images(root / "in")
+    broken = root / "in" / "class-1" / "name-003.jpg"
+    broken.write_bytes(broken.read_bytes()[:-100])
+    shardio.pack(root / "in", root / "out")
+    return root / "out"
+
+
+def test_a_bad_image_is_an_error_that_names_the_remedy(damaged: Path, tmp_path: Path) -> None:
+    done = run_process(damaged, "--batch-size", 4, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: the image of sample class-1/name-003 in ")
+    assert done.stderr.endswith("(--on-error skip or replace goes on without it)\n")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("policy", "num_samples"), [("skip", 20), ("replace", 21)])
+def test_a_bad_image_can_be_gone_on_without(damaged: Path, tmp_path: Path, policy: str, num_samples: int) -> None:
+    done = run_process(damaged, "--batch-size", 4, "--on-error", policy, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["num_samples"] == num_samples
+    assert json.loads((tmp_path / "quarantine.jsonl").read_text())["key"] == "class-1/name-003"
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_too_little_memory_is_an_error_of_one_line(packed: Path, num_workers: int) -> None:
+    done = run_process(packed, "--image-size", 10_000_000, "--num-workers", num_workers)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: not enough memory: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_with_the_figures_until_then(packed: Path) -> None:
+    command = [sys.executable, "-m", "shardio", "bench", str(packed), "--batch-size", "1", "--epochs", "100000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("epoch 0: 21 samples")
+        output = errors = ""
+        while process.poll() is None:
+            process.send_signal(signal.SIGINT)  # Python drops one that comes while an object is being freed.
+            with suppress(subprocess.TimeoutExpired):
+                output, errors = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert errors.endswith("interrupted: the last figures are those until then\n")
+    assert any(line.startswith("epoch ") for line in output.splitlines())
+
+
+def test_the_rate_after_the_first_batch_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([104.0, 105.0, 106.0])
+    monkeypatch.setattr("shardio.cli.bench.time.perf_counter", lambda: next(clock))
+    meter = Meter(began=100.0)
+    assert (meter.samples_per_s, meter.samples_per_s_after_first_batch) == (0.0, None)
+    meter.watch([range(8)])
+    assert (meter.samples_per_s, meter.samples_per_s_after_first_batch) == (2.0, None)
+    meter.watch([[range(8), range(8)], [range(4), range(4)]])
+    assert (meter.first_batch_s, meter.elapsed_s, meter.num_samples) == (4.0, 6.0, 20)
+    assert meter.samples_per_s_after_first_batch == 6.0
+
+
+@pytest.mark.parametrize(
+    ("times", "stored", "cores", "words"),
+    [
+        ({"decode_s": 20.0}, {}, 2, "less to decode (pack --jpeg tile, or --jpeg reencode --max-side 400)"),
+        ({"decode_s": 20.0}, {"jpeg": "tile"}, 2, "smaller images (pack --jpeg reencode --max-side 400)"),
+        ({"decode_s": 20.0}, {"jpeg": "reencode"}, 2, "smaller images (pack with a smaller --max-side)"),
+        ({"decode_s": 20.0}, {"has_images": False}, 2, "there are as many workers as cores"),
+        ({"decode_s": 20.0}, {"has_images": False}, 8, "more workers, up to the 8 cores"),
+        ({"read_s": 20.0}, {}, 2, "more workers, which read more at a time, or a local disk, or larger shards"),
+        ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
+        ({"transform_s": 20.0}, {}, 2, "there are as many workers as cores"),
+        ({"wait_for_slot_s": 20.0}, {}, 2, "a larger --batch-size"),
+    ],
+)
+def test_advice_goes_by_the_figures(times: dict[str, float], stored: dict[str, Any], cores: int, words: str) -> None:
+    told = advise(stats(times), replace(SHARDS, **stored), cores)
+    assert told.startswith(f"2 workers on {cores} cores: ")
+    assert told.endswith(words)
+    assert ("more workers, up to" in told) == ("up to" in words)
+
+
+def test_an_epoch_in_which_workers_mostly_started_is_not_judged() -> None:
+    told = advise(stats({"read_s": 0.003, "decode_s": 0.001}, elapsed_s=0.18), SHARDS, 2)
+    assert told.startswith("the epoch is too short to judge: of 0.18 s, about 0.18 s passed while workers started")
+    alone = advise(stats({"read_s": 0.003}, num_workers=0, elapsed_s=0.18), SHARDS, 1)
+    assert alone.startswith("no workers on 1 core: storage is the bottleneck")
