@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 import shardio
+from shardio.images.kernel.building import build
 from tests.sources import write_images
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel() -> None:
+    """Have the JPEG kernel compiled before anything is decoded: half a minute where it is not yet."""
+    build()
 
 
 @pytest.fixture(scope="session")

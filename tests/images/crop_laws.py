@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import simplejpeg
@@ -13,6 +13,7 @@ from shardio.images import open_image
 from shardio.images.jpeg.regions import Box
 from shardio.images.orientation import Orientation
 from tests.images.animals import segments_of
+from tests.images.by_kernel import draw_parts
 from tests.images.jpeg_writer import segment
 from tests.images.pictures import Array
 
@@ -90,12 +91,29 @@ def assert_parts(
     orientation: Orientation = "ignore",
     name: str = "",
 ) -> None:
-    """Check that all these parts of a file are the parts of what is expected of the whole."""
+    """Check that these parts of a file are the parts of what is expected of the whole, also where the kernel draws."""
     picture = open_image(content, orientation=orientation)
     assert scaled_size(picture.size, scale) == expected.shape[:2], name
+    boxes = list(boxes)
+    if scale == 1 and orientation == "ignore":
+        assert_parts_by_kernel(content, expected, boxes, name=name)
     for box in boxes:
         if not np.array_equal(picture.read(box, scale), part(expected, box)):
             raise AssertionError(f"{name}: {box} at scale {scale} of {picture.size} has other pixels")
+
+
+def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box], *, name: str = "") -> int:
+    """Check those of some parts of a JPEG that the kernel draws; return how many they are."""
+    num_drawn = 0
+    for start in range(0, len(boxes), 64):
+        some = boxes[start : start + 64]
+        for box, pixels, is_drawn in zip(some, *draw_parts(content, some), strict=True):
+            if is_drawn and not np.array_equal(pixels, part(expected, box)):
+                raise AssertionError(
+                    f"{name}: {box} of {expected.shape[:2]} has other pixels where the kernel draws it"
+                )
+            num_drawn += int(is_drawn)
+    return num_drawn
 
 
 def tile_by_hand(content: bytes) -> bytes:

@@ -18,6 +18,7 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
 from tests.images.animals import scan_start
+from tests.images.by_kernel import draw_parts
 from tests.images.crop_laws import SCALES, full_decode, part, scaled_size
 from tests.images.mutations import Collection, Specimen, mutate
 from tests.images.pictures import TURNS, Array, read_by_pillow
@@ -74,6 +75,10 @@ def check_reading(content: bytes, made_of: list[Specimen], draw: random.Random) 
             outcomes.append("reading: " + _said(error))
         else:
             outcomes.append("reading: " + _judge(pixels, content, picture, made_of, orientation, box, scale))
+        if scale == 1 and isinstance(picture, JpegPicture) and orientation == "ignore":
+            (pixels,), (is_drawn,) = draw_parts(content, [box])
+            if is_drawn:
+                outcomes.append("drawing: " + _judge(pixels, content, picture, made_of, orientation, box, scale))
     return outcomes
 
 

@@ -48,7 +48,7 @@ def extend_borders(samples, margin, head, region):
     if head.down > 1:
         height = (head.height + head.down - 1) // head.down
         last, place = (height - 1) // 8, (height - 1) % 8
-        # The lane between two rows is the upper one's right neighbour in column 0, the lower one's left one in column 7.
+        # A lane between two rows is the right neighbour of the upper one in column 0, the lower one's left one in 7.
         if region.first_row == 0:
             for j in range(8):
                 start, stop = margin - (j == 7), margin + stride - (j != 0)
