@@ -18,7 +18,7 @@ from shardio.datasets.valid import mark_valid
 from shardio.datasets.values import make_samples
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
-from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, choose_settings, iterate_steps
+from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, check_epoch, choose_settings, iterate_steps
 from shardio.reading import SampleReader
 from shardio.shards import Source, open_table
 from shardio.world import CarriedWorld, World, find_worker
@@ -116,10 +116,13 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         return self._cell.num_sets
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration is; workers that already run see it too."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
-        self._cell.set(epoch, 0)
+        """Name the epoch that the next iteration is; workers that already run see it too.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative.
+        """
+        self._cell.set(check_epoch(epoch), 0)
 
     def locate(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what the reader reads samples by."""

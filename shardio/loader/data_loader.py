@@ -20,7 +20,7 @@ from shardio.loader.fast_path import FastPath, why_not_fast
 from shardio.loader.feeds import SamplerFeed, ShardFeed
 from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit
-from shardio.order import Cursor, Progress, Remainder, Split, dump_state, read_state
+from shardio.order import Cursor, Progress, Remainder, Split, check_epoch, dump_state, read_state
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -113,8 +113,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
 
-        Without shardio's order it goes on to the sampler or batch sampler, if that has a ``set_epoch``.
+        An epoch that is under way goes on, and until the next ``iter`` it is what ``state_dict`` describes. Without
+        shardio's order the epoch goes on to the sampler or batch sampler, if that has a ``set_epoch``.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative.
         """
+        epoch = check_epoch(epoch)
         if self._feed is not None:
             self._feed.get_counter().set_epoch(epoch)
             return
