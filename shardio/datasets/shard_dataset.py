@@ -60,6 +60,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
         ValueError: If an argument is out of range, or no sample has a field that is asked for.
+        TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
     """
 
     def __init__(
