@@ -231,7 +231,8 @@ class Delivery:
                 self._tally.times += outcome.times
             case Failed():
                 batch.error = outcome.error
-                outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
+                if outcome.traceback is not None:
+                    outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
             case Unreadable() if self._bad_samples is None or batch.is_probe:
                 batch.error = outcome.error
             case Unreadable():
