@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from shardio.datasets.bad_samples import SKIPPED, BadSamples, read_with
+from shardio.datasets.bad_samples import BadSamples, Skipped, read_with
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
@@ -153,7 +153,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
 
         Args:
             split: The loader's.
-            bad_samples: Decides on samples that cannot be read: some then come as SKIPPED.
+            bad_samples: Decides on samples that cannot be read: some then come as Skipped.
         """
         dataset = copy.copy(self)
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
@@ -173,9 +173,16 @@ class ShardDataset(Ordered, IterableDataset[Any]):
                 for start in range(0, len(samples), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
                     keys = augment_keys(self.settings.seed, cursor.epoch, samples[chunk])
-                    values = read_with(self._bad_samples, self._read, samples[chunk], keys)
+                    values = read_with(
+                        self._bad_samples,
+                        self._read,
+                        samples[chunk],
+                        keys,
+                        epoch=cursor.epoch,
+                        describe=self.describe,
+                    )
                     for value, is_valid in zip(values, valid[chunk], strict=True):
-                        is_marked = self.remainder == "mask" and value is not SKIPPED
+                        is_marked = self.remainder == "mask" and not isinstance(value, Skipped)
                         yield mark_valid(value, is_valid) if is_marked else value
         finally:
             self.reader.close()

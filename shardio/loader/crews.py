@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shardio.decoding import FieldDecoder
-from shardio.loader.hosts import Death, HostPool
+from shardio.loader.deaths import Death
+from shardio.loader.hosts import HostPool
 from shardio.loader.maker import ChunkMaker
 from shardio.loader.memory import Layout
 from shardio.loader.messages import Chunk, Failed, Outcome, Plan
