@@ -284,6 +284,7 @@ def test_hosts_that_cannot_start_are_an_error(
 def test_other_processes_and_loaders_are_left_alone(data: Data, expected: Expected) -> None:
     """Whatever they are called: hosts are known by what was started, not by name."""
     other = iter(make_loader(data, "map", 1))
+    wait_until(find_hosts, "its host is there: a program that has just begun has no command line yet")
     others_hosts = find_hosts()
     # It does nothing for as long as the test may take, which ends it.
     namesake = [sys.executable, "-c", "import time; time.sleep(600)", hosts_module._START]
