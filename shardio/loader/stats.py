@@ -40,9 +40,9 @@ class LoaderStats:
     transform_s: float
     decode_s: float
     wait_for_slot_s: float
-    num_replaced: int
-    num_skipped: int
-    num_host_deaths: int
+    num_replaced: int = 0
+    num_skipped: int = 0
+    num_host_deaths: int = 0
 
     @property
     def samples_per_s(self) -> float:
