@@ -10,10 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from shardio.datasets.bad_samples import SKIPPED
-from shardio.errors import SampleError
-
-ALL_SKIPPED = "all samples of a batch were skipped: there is nothing to deliver"
+from shardio.datasets.bad_samples import Skipped, all_skipped
 
 
 def collate_channels_last(samples: Sequence[Any]) -> Any:
@@ -40,9 +37,9 @@ class CollateKept:
     collate: Callable[[list[Any]], Any]
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        kept = [sample for sample in samples if sample is not SKIPPED]
+        kept = [sample for sample in samples if not isinstance(sample, Skipped)]
         if not kept:
-            raise SampleError(ALL_SKIPPED)
+            raise all_skipped([sample.key for sample in samples])
         return self.collate(kept)
 
 

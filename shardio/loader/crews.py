@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shardio.decoding import FieldDecoder
-from shardio.loader.hosts import Death, HostPool
+from shardio.loader.deaths import Death
+from shardio.loader.hosts import HostPool
 from shardio.loader.maker import ChunkMaker
 from shardio.loader.memory import Layout
-from shardio.loader.messages import Chunk, Outcome, Plan
+from shardio.loader.messages import Chunk, Failed, Outcome, Plan
 from shardio.loader.slots import Slot, SlotRing, Views
 from shardio.reading import FileReader, SampleReader
 
@@ -177,7 +178,10 @@ class CallerCrew(Crew):
     def receive(self, timeout_s: float | None) -> list[Outcome | Death]:
         chunk = self._chunks.popleft()
         views = {} if chunk.slot_id is None else self._views[chunk.slot_id]
-        return [self._maker.make(chunk, {place: view[chunk.rows] for place, view in views.items()})]
+        try:
+            return [self._maker.make(chunk, {place: view[chunk.rows] for place, view in views.items()})]
+        except Exception as error:  # Not Ctrl-C and its like, which are no news of the chunk: they end the iteration.
+            return [Failed(serial=chunk.serial, error=error, traceback=None)]
 
     def cancel(self) -> None:
         self._chunks.clear()

@@ -12,21 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.datasets.bad_samples import BadSamples
+from shardio.datasets.bad_samples import BadSamples, Describe, all_skipped
 from shardio.decoding import FieldDecoder
-from shardio.errors import HostError, SampleError
+from shardio.errors import SampleError
 from shardio.loader.assembly import assemble
 from shardio.loader.batches import BatchPlan
-from shardio.loader.collate import ALL_SKIPPED
 from shardio.loader.crews import Crew
-from shardio.loader.hosts import Death
+from shardio.loader.deaths import MAX_DEATHS, Death, blame, warn_of
 from shardio.loader.layouts import Sizes, lay_out
 from shardio.loader.messages import Chunk, Failed, Made, Outcome, Unreadable
 from shardio.loader.pending import Batch, Part, sort_slots
 from shardio.loader.stats import Tally
-
-MAX_DEATHS = 3
-"""How often a host may die while it makes the same chunk."""
 
 SUPERSEDED = (
     "this iterator ended when the loader was iterated again: with persistent_workers=True there is one at a time. Use "
@@ -42,11 +38,13 @@ class Source:
         decoder: Names the fields.
         locate: Returns what a reader reads samples by, from their numbers.
         describe: Returns a sample's key and where it lies, from its number.
+        epoch: The epoch, where it is known.
     """
 
     decoder: FieldDecoder
     locate: Callable[[NDArray[np.int64]], Any]
-    describe: Callable[[int], tuple[str, str]]
+    describe: Describe
+    epoch: int | None
 
 
 class Delivery:
@@ -102,6 +100,11 @@ class Delivery:
         try:
             batch = self._take()
             made = self._assemble(batch)
+        except StopIteration:
+            self.close()
+            if self._bad_samples is not None:
+                self._bad_samples.warn(self._tally.num_replaced + self._tally.num_skipped, self._source.epoch)
+            raise
         except BaseException:
             self.close()
             raise
@@ -231,7 +234,8 @@ class Delivery:
                 self._tally.times += outcome.times
             case Failed():
                 batch.error = outcome.error
-                outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
+                if outcome.traceback is not None:
+                    outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
             case Unreadable() if self._bad_samples is None or batch.is_probe:
                 batch.error = outcome.error
             case Unreadable():
@@ -240,14 +244,19 @@ class Delivery:
     def _resolve(self, batch: Batch, part: Part, problem: SampleError, bad_samples: BadSamples) -> None:
         """Go on with another sample, or with one less, or not at all."""
         place, plan = problem.place, part.plan
+        number, key, num_tries = int(plan.numbers[place]), plan.keys[place], part.num_tries[place]
+        source = self._source
         try:
-            other = bad_samples.decide(problem, int(plan.numbers[place]), plan.keys[place], part.num_tries[place])
+            other = bad_samples.decide(problem, number, key, num_tries, epoch=source.epoch, describe=source.describe)
         except SampleError as error:
             batch.error = error
             return
         if other is None:
+            self._tally.num_skipped += 1
+            part.skipped.append(problem.key or str(number))
             part.plan = plan.take(np.delete(np.arange(len(plan)), place))
         else:
+            self._tally.num_replaced += 1
             part.num_tries[place] += 1
             plan.numbers[place] = other
         if len(part.plan):
@@ -257,12 +266,15 @@ class Delivery:
 
     def _make_again(self, death: Death) -> None:
         """After a host died: have everything made again that is not there, in other slots."""
+        self._tally.num_host_deaths += death.num_hosts
+        is_fatal = False
         for serial in death.at_work:
             if (asked := self._waiting.get(serial)) is not None:
                 batch, part = asked
                 part.num_deaths += 1
                 if part.num_deaths >= MAX_DEATHS:
-                    batch.error = self._blame(part, death)
+                    keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]
+                    batch.error, is_fatal = blame(keys, death), True
         unfinished = dict.fromkeys(batch for batch, _ in self._waiting.values())
         self._waiting.clear()
         self._crew.renew(*sort_slots(self._batches))
@@ -272,16 +284,8 @@ class Delivery:
                 for part in batch.parts:
                     part.columns = None  # Those that are made lie in the old slot, which not all hosts know.
                 self._submit(batch, batch.parts)
-
-    def _blame(self, part: Part, death: Death) -> HostError:
-        if not death.was_ready:
-            return HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
-        keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]
-        return HostError(
-            f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {death.cause}. "
-            f"Memory may have run out (fewer workers or smaller images need less), or one of these samples crashes the "
-            f"decoder: {', '.join(keys)}"
-        )
+        if not is_fatal:  # Else an error says it.
+            warn_of(death)
 
     def _assemble(self, batch: Batch) -> Any:
         """Return what the user gets, or note why there is nothing to get."""
@@ -296,7 +300,7 @@ class Delivery:
         views = {} if batch.slot is None else self._crew.hand_out(batch.slot)
         parts = [part for part in batch.parts if len(part.plan)]
         if not parts:
-            raise SampleError(ALL_SKIPPED)
+            raise all_skipped([key for part in batch.parts for key in part.skipped])
         rows = [slice(part.row, part.row + len(part.plan)) for part in parts]
         is_marked = parts[0].plan.valid is not None
         valid = np.concatenate([part.plan.valid for part in parts]) if is_marked else None

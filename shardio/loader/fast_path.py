@@ -25,7 +25,9 @@ _TRANSFORMS: frozenset[type] = frozenset([CenterCrop, RandomHorizontalFlip, Rand
 def why_not_fast(dataset: Any) -> str | None:
     """Return why hosts cannot make a dataset's samples; None if nothing of it is the user's own code."""
     if type(dataset) not in (ShardDataset, ShardMapDataset, ImageFolder):
-        return f"{type(dataset).__name__} is no dataset of shardio's"
+        return (
+            f"the dataset is a {type(dataset).__name__}, and not exactly a ShardDataset, ShardMapDataset or ImageFolder"
+        )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, as on Linux with glibc 2.27 and newer"
     decoder = dataset.decoder
@@ -89,12 +91,12 @@ class FastPath:
         assert self._crew is not None, "it was just made"
         return self._crew
 
-    def start(self, crew: Crew, plans: Iterator[BatchPlan]) -> Delivery:
-        """Begin an epoch, with the crew of :meth:`ready_crew`."""
+    def start(self, crew: Crew, plans: Iterator[BatchPlan], epoch: int | None) -> Delivery:
+        """Begin an epoch, the number of which may not be known, with the crew of :meth:`ready_crew`."""
         self.tally = Tally(num_workers=self._num_workers)
         dataset = self._dataset
         delivery = Delivery(
-            Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe),
+            Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe, epoch=epoch),
             plans,
             self._batch_size,
             crew,

@@ -95,11 +95,14 @@ class Host:
     def _make(
         self, maker: ChunkMaker, chunk: Chunk, slot: tuple[Layout, NDArray[np.uint8]] | None, wait_s: float
     ) -> Outcome:
-        if slot is None:
-            return maker.make(chunk, {}, wait_s)
-        layout, memory = slot
-        rows = {place: column[chunk.rows] for place, column in layout.views(memory).items()}
-        return maker.make(chunk, rows, wait_s)
+        try:
+            if slot is None:
+                return maker.make(chunk, {}, wait_s)
+            layout, memory = slot
+            rows = {place: column[chunk.rows] for place, column in layout.views(memory).items()}
+            return maker.make(chunk, rows, wait_s)
+        except BaseException as error:  # Whatever it is, the training process raises it.
+            return describe_failure(chunk.serial, error)
 
     def _report(self, outcome: Outcome) -> None:
         try:

@@ -11,11 +11,12 @@ import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from shardio.loader.deaths import Death
 from shardio.loader.memory import Layout
 from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
 from shardio.loader.wire import make_pair, receive, send
@@ -40,21 +41,6 @@ LAST_WORDS_S = 1.0
 
 _START = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.loader.host import main; main()"
 """The program of a host: it finds modules where this process does, and not in the working directory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """A host died, and was replaced. All chunks that were submitted before and not answered must be submitted again.
-
-    Attributes:
-        cause: How, for people.
-        at_work: The serials of the chunks that it was making.
-        was_ready: Whether it had started.
-    """
-
-    cause: str
-    at_work: tuple[int, ...]
-    was_ready: bool
 
 
 class _Host:
@@ -228,6 +214,7 @@ class HostPool:
                 cause="; ".join(death.cause for death in deaths.values()),
                 at_work=tuple(serial for death in deaths.values() for serial in death.at_work),
                 was_ready=any(death.was_ready for death in deaths.values()),
+                num_hosts=len(deaths),
             )
         ]
 

@@ -128,11 +128,17 @@ class Unreadable:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A chunk is not there because of an error that no single sample is to blame for."""
+    """A chunk is not there because of an error that no single sample is to blame for.
+
+    Attributes:
+        serial: The chunk's number.
+        error: The error.
+        traceback: Where it happened in another process; None if it carries its own.
+    """
 
     serial: int
     error: BaseException
-    traceback: str
+    traceback: str | None
 
 
 Outcome = Made | Unreadable | Failed

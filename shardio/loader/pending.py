@@ -19,6 +19,7 @@ class Part:
     row: int
     columns: list[Column] | None = None
     num_tries: Counter[int] = field(default_factory=Counter)  # By place, where samples are replaced.
+    skipped: list[str] = field(default_factory=list)  # Keys.
     num_deaths: int = 0
 
 

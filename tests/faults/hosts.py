@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 import torch
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
@@ -128,13 +129,18 @@ def wait_until(is_so: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
+        time.sleep(0.005)  # Other processes do it, and need the processor that asking again takes.
 
 
 def send_signal(process_id: int, number: signal.Signals) -> None:
     """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(process_id, number)
+
+
+def told_of_deaths() -> Any:
+    """Expect the warning of hosts that died and were replaced."""
+    return pytest.warns(RuntimeWarning, match="host process .*; it was replaced, and what it was making is made again")
 
 
 @contextmanager
@@ -149,7 +155,10 @@ def meanwhile(disturb: Callable[[], None]) -> Iterator[None]:
 
 
 def install_slowness(modules: Path, seconds: float) -> None:
-    """Let hosts take that long for each chunk, so that they are at work when something happens to them."""
+    """Let hosts take that long for each chunk, so that they are at work when something happens to them.
+
+    They sleep: to be slow is all that is wanted of them, and small machines have no processor to spare for it.
+    """
     _install(modules, f"    time.sleep({seconds})")
 
 

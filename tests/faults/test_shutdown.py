@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
+from shardio.reading import SampleReader
 from tests.faults.hosts import (
     DEADLINE_S,
     Data,
@@ -191,7 +193,7 @@ if ending.startswith("raise"):
         raise ZeroDivisionError("in the loop")
 while ending.startswith(("wait", "fork")):
     for batch in loader:
-        time.sleep(0.002)
+        time.sleep(0.002)  # The training, so that Ctrl-C comes in it, too, and not always while it waits for a batch.
 """
 
 
@@ -240,13 +242,54 @@ def test_an_exception_that_nobody_catches(data: Data, tmp_path: Path) -> None:
 @persistent_or_not
 def test_ctrl_c(data: Data, tmp_path: Path, persistent: bool) -> None:
     script = Script(data, tmp_path, "wait persistent" if persistent else "wait", "-W", "error", "-X", "dev")
-    time.sleep(0.2)  # Anywhere in the loop.
+    time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
     os.killpg(script.process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
     code, said = script.end()
     assert code == -signal.SIGINT
     assert said.endswith("KeyboardInterrupt\n")
     assert "Exception ignored" not in said
     assert "loader/host.py" not in said
+
+
+def read_and(happen: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let something happen in this process while it reads the fourth chunk."""
+    read, num_reads = SampleReader.read, itertools.count()
+
+    def read_or_not(self: SampleReader, *arguments: Any) -> Any:
+        if next(num_reads) == 3:
+            happen()
+        return read(self, *arguments)
+
+    monkeypatch.setattr(SampleReader, "read", read_or_not)
+
+
+def test_ctrl_c_while_the_training_process_decodes(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(data)
+    expected = batches_of(loader)
+    read_and(lambda: signal.raise_signal(signal.SIGINT), monkeypatch)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt) as error_info:
+        list(iterator)
+    assert error_info.value.__cause__ is None
+    assert error_info.value.__context__ is None
+    assert list(iterator) == []
+    loader.set_epoch(0)
+    assert batches_of(loader) == expected
+
+
+def test_an_error_in_the_training_process_is_raised_as_it_is(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, error = make_loader(data), MemoryError("no more")
+
+    def fail() -> None:
+        raise error
+
+    read_and(fail, monkeypatch)
+    iterator = iter(loader)
+    with pytest.raises(MemoryError) as error_info:
+        list(iterator)
+    assert error_info.value is error
+    assert error.__cause__ is None
+    assert len(batches_of(loader)) == 6
 
 
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])

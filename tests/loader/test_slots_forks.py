@@ -29,16 +29,10 @@ from tests.slots import (
     find_slots,
     make_loader,
     make_oracle,
-    pack_pictures,
     slot_of,
     slots_of,
     wait_until,
 )
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 def run_alone(function: Callable[..., None], *arguments: object) -> None:

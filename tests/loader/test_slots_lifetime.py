@@ -20,7 +20,6 @@ from tests.slots import (
     find_slots,
     make_loader,
     make_oracle,
-    pack_pictures,
     slot_of,
     slots_of,
     wait_until,
@@ -29,11 +28,6 @@ from tests.slots import (
 
 NUM_BATCHES = 320
 """More than a process may have descriptors in a test below."""
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.mark.parametrize("persistent", [False, True])

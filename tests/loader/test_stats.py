@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset
 from shardio.transforms import RandomResizedCrop
@@ -38,9 +40,21 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
     assert loader.stats().num_samples == 8
 
 
-def test_torchs_workers_have_no_statistics(packed: Path) -> None:
-    with pytest.raises(TypeError, match="no statistics of torch's workers"):
-        DataLoader(ShardDataset(packed, transform=identity), batch_size=4).stats()
+def test_without_the_fast_path_there_are_no_statistics_and_the_true_reason_is_given(packed: Path) -> None:
+    users = DataLoader(ShardDataset(packed, transform=identity), batch_size=4)
+    collated = DataLoader(ShardDataset(packed), batch_size=4, collate_fn=identity)
+    single = DataLoader(ShardDataset(packed), batch_size=None)
+    started = DataLoader(ShardDataset(packed), batch_size=4, num_workers=1, worker_init_fn=identity)
+    for loader, why in (
+        (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, and not exactly a"),
+        (DataLoader(range(5), collate_fn=identity), "the dataset is a range, and not"),
+        (users, "the transform .* is not shardio's alone"),
+        (collated, "collate_fn is <function identity"),
+        (single, "batch_size is None"),
+        (started, "worker_init_fn is <function identity"),
+    ):
+        with pytest.raises(TypeError, match=f"where torch's loader makes the batches, and it does because {why}"):
+            loader.stats()
 
 
 def test_an_image_folder_goes_the_fast_way(images: Path) -> None:
