@@ -116,8 +116,7 @@ class HostCrew(Crew):
         if self._ring is not None:
             self._ring.collect()
             self._ring.drop(filling)
-            for slot in filled:
-                self._ring.put_back(slot)
+            self._ring.put_back(filled)
 
     def renew(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         if self._ring is not None:

@@ -73,7 +73,10 @@ class Host:
             case Cancel():
                 self._cancelled = self._newest
             case Ping():
-                send(self._end, Pong())
+                # This thread must never wait for the training process, which may be waiting for it. And if there is no
+                # room, there are signs of life enough to be read.
+                with suppress(BlockingIOError):
+                    send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
 
     def _make_chunks(self, maker: ChunkMaker) -> None:
         try:

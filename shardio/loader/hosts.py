@@ -81,6 +81,26 @@ class _Host:
     def load(self) -> float:
         return len(self.waiting) / self.num_threads
 
+    @property
+    def patience_s(self) -> float:
+        """How long it may give no sign of life."""
+        return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
+
+    def tell(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
+        """Send it a message; return False if it reads nothing for too long.
+
+        While its socket is full this waits. It is no deadlock that nobody reads meanwhile what the host has to say: the
+        host's main thread does nothing but read, and never waits for room to write; its other threads may.
+        """
+        room = select.poll()
+        room.register(self.end, select.POLLOUT)
+        while True:
+            with suppress(BlockingIOError):
+                send(self.end, message, descriptors)
+                return True
+            if not room.poll(1000 * self.patience_s):
+                return False
+
     def wait(self, deadline: float) -> None:
         """Wait until it has ended by itself, after its end was closed; not for ever."""
         try:
@@ -186,14 +206,13 @@ class HostPool:
         """Ask hosts that owe something for a sign of life, and give up those that were asked and gave none."""
         now = time.monotonic()
         for host in self._hosts:
-            patience_s = PATIENCE_S if host.is_ready else STARTUP_PATIENCE_S
             if not host.waiting:
                 continue
             if host.asked_at is None:
                 host.asked_at = now
                 self._tell(host, Ping())
-            elif now - host.asked_at >= patience_s:
-                self._dying[host] = f"it gave no sign of life for {patience_s:.0f} s and was given up: "
+            elif now - host.asked_at >= host.patience_s:
+                self._dying[host] = f"it gave no sign of life for {host.patience_s:.0f} s and was given up: "
 
     def _tell_all(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         for host in self._hosts:
@@ -203,9 +222,8 @@ class HostPool:
         if host in self._dying:
             return
         try:
-            send(host.end, message, descriptors)
-        except BlockingIOError:
-            self._dying[host] = "it did not read what it was told and was given up: "
+            if not host.tell(message, descriptors):
+                self._dying[host] = f"it read nothing for {host.patience_s:.0f} s and was given up: "
         except ConnectionError:
             self._dying[host] = ""
 
