@@ -166,6 +166,8 @@ class CallerCrew(Crew):
     def give_up(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         for slot in (*filling, *filled):
             del self._views[slot.slot_id]
+        given_up = {slot.slot_id for slot in filling}
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.slot_id not in given_up)
 
     def renew(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         raise AssertionError("the training process does not die")
