@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 from shardio.datasets.bad_samples import BadSamples
 from shardio.decoding import FieldDecoder
 from shardio.errors import HostError, SampleError
+from shardio.loader.agenda import Agenda
 from shardio.loader.assembly import assemble
 from shardio.loader.batches import BatchPlan
 from shardio.loader.collate import ALL_SKIPPED
 from shardio.loader.crews import Crew
 from shardio.loader.hosts import Death
 from shardio.loader.layouts import Sizes, lay_out
-from shardio.loader.messages import Chunk, Failed, Made, Outcome, Unreadable
+from shardio.loader.messages import Failed, Made, Outcome, Unreadable
 from shardio.loader.pending import Batch, Part, sort_slots
 from shardio.loader.stats import Tally
 
 MAX_DEATHS = 3
-"""How often a host may die while it makes the same chunk."""
+"""How often a host may die while it makes the same chunk alone, and how many may fail to start in a row."""
 
 SUPERSEDED = (
     "this iterator ended when the loader was iterated again: with persistent_workers=True there is one at a time. Use "
@@ -83,9 +84,8 @@ class Delivery:
         self._is_open = True
         self._superseded = False
         self._batches: deque[Batch] = deque()  # In their order; the first is the next to be taken.
-        # By serial, what was submitted and is not answered. Parts do not refer to their batches: such a cycle would
-        # keep slots until the garbage collector comes.
-        self._waiting: dict[int, tuple[Batch, Part]] = {}
+        self._agenda = Agenda(crew, source.locate)
+        self._num_failed_starts = 0
 
     def __iter__(self) -> Delivery:
         return self
@@ -127,10 +127,10 @@ class Delivery:
             self._crew.cancel()
             self._crew.give_up(*sort_slots(self._batches))
         self._batches.clear()
-        self._waiting.clear()
+        self._agenda.clear()
 
     def __del__(self) -> None:
-        if hasattr(self, "_waiting"):
+        if hasattr(self, "_num_failed_starts"):
             self.close()
 
     def _take(self) -> Batch:
@@ -147,7 +147,7 @@ class Delivery:
         self._batches.popleft()
         if batch.error is not None:
             self._crew.give_up(*sort_slots([batch]))
-            self._waiting = {serial: asked for serial, asked in self._waiting.items() if asked[0] is not batch}
+            self._agenda.drop(batch)
         if self._crew.works_ahead:
             self._top_up()  # Before the user computes: the crew shall not run dry meanwhile.
         return batch
@@ -166,7 +166,7 @@ class Delivery:
             for start, stop in pairwise(cuts):
                 batch.parts.append(Part(plan=plan.take(slice(start, stop)), row=start))
             self._batches.append(batch)
-            self._submit(batch, batch.parts)
+            self._agenda.add(batch, batch.parts)
 
     @property
     def _num_ahead(self) -> int:
@@ -186,7 +186,7 @@ class Delivery:
         for place in range(len(plan)):
             probe = Batch(slot=None, is_probe=True)
             probe.parts.append(Part(plan=plan.take(slice(place, place + 1)), row=0))
-            self._submit(probe, probe.parts)
+            self._agenda.add(probe, probe.parts)
             self._wait_for(probe)
             if isinstance(probe.error, SampleError):
                 continue  # What becomes of it is decided when its batch is made.
@@ -196,35 +196,22 @@ class Delivery:
             self._crew.lay_out(layout, self._sizes.num_ahead(layout))
             return
 
-    def _submit(self, batch: Batch, parts: list[Part]) -> None:
-        chunks = []
-        slot = batch.slot
-        for part in parts:
-            chunk = Chunk(
-                serial=self._crew.next_serial(),
-                samples=self._source.locate(part.plan.numbers),
-                keys=part.plan.keys,
-                slot_id=None if slot is None else slot.slot_id,
-                row=part.row,
-            )
-            self._waiting[chunk.serial] = batch, part
-            chunks.append(chunk)
-        self._crew.submit(chunks)
-
     def _wait_for(self, batch: Batch) -> None:
         """Wait until a batch is made, or cannot be."""
         deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
         while not batch.is_made and batch.error is None:
+            self._agenda.submit()
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise RuntimeError(f"no batch came within timeout={self._timeout_s} seconds")
             for news in self._crew.receive(left_s):
                 if isinstance(news, Death):
                     self._make_again(news)
-                elif (asked := self._waiting.pop(news.serial, None)) is not None:
+                elif (asked := self._agenda.pop(news.serial)) is not None:
                     self._note(*asked, news)
 
     def _note(self, batch: Batch, part: Part, outcome: Outcome) -> None:
+        self._num_failed_starts = 0
         match outcome:
             case Made():
                 part.columns = outcome.columns
@@ -251,31 +238,36 @@ class Delivery:
             part.num_tries[place] += 1
             plan.numbers[place] = other
         if len(part.plan):
-            self._submit(batch, [part])
+            self._agenda.add(batch, [part])
         else:
             part.columns = []
 
     def _make_again(self, death: Death) -> None:
-        """After a host died: have everything made again that is not there, in other slots."""
-        for serial in death.at_work:
-            if (asked := self._waiting.get(serial)) is not None:
-                batch, part = asked
-                part.num_deaths += 1
-                if part.num_deaths >= MAX_DEATHS:
-                    batch.error = self._blame(part, death)
-        unfinished = dict.fromkeys(batch for batch, _ in self._waiting.values())
-        self._waiting.clear()
+        """After a host died: have everything made again that is not there, in other slots.
+
+        Who was at work when it died is made alone first. If that kills a host, too, there is no doubt who did it.
+        """
         self._crew.renew(*sort_slots(self._batches))
-        for batch in unfinished:
+        self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
+        if self._num_failed_starts == MAX_DEATHS:
+            raise HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
+        for batch, part in self._agenda.find(death.at_work):
+            part.is_suspect = True
+            part.num_deaths += death.was_ready and len(death.at_work) == 1
+            if part.num_deaths == MAX_DEATHS:
+                batch.error = self._blame(part, death)
+        again = []
+        for batch in self._agenda.clear():
             if batch.error is None:
                 batch.slot = None if batch.slot is None else self._crew.take()
                 for part in batch.parts:
-                    part.columns = None  # Those that are made lie in the old slot, which not all hosts know.
-                self._submit(batch, batch.parts)
+                    if len(part.plan):
+                        part.columns = None  # What is made lies in the old slot, which not all hosts know.
+                        again.append((batch, part))
+        for batch, part in sorted(again, key=lambda asked: not asked[1].is_suspect):
+            self._agenda.add(batch, [part])
 
     def _blame(self, part: Part, death: Death) -> HostError:
-        if not death.was_ready:
-            return HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
         keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]
         return HostError(
             f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {death.cause}. "

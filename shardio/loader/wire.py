@@ -66,7 +66,8 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     try:
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        return None
+        # The other end closed before it had read everything. That is said once, and before what it has sent.
+        packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
     if flags & socket.MSG_CTRUNC:
