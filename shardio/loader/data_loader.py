@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import ConcatDataset, Subset
 
-from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, OnError, check_on_error
 from shardio.device.batches import map_tensors
 from shardio.loader.batches import ordered_batches, sampled_batches
-from shardio.loader.collate import CollateKept, collate_channels_last
+from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
 from shardio.loader.delivery import SUPERSEDED, Delivery
 from shardio.loader.fast_path import FastPath, why_not_fast
 from shardio.loader.feeds import SamplerFeed, ShardFeed
+from shardio.loader.layouts import Unsaid
 from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit
 from shardio.order import Cursor, Progress, Remainder, Split, dump_state, read_state
@@ -41,7 +41,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Args: Those of ``torch.utils.data.DataLoader``, and
         prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead; by
-            default 2, or as many small ones as keep all workers busy.
+            default as many as give each worker two chunks of a batch to work on, and at least 2.
         on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
             an error that names the sample; ``replace`` puts another one in its place, a function of seed, epoch and
             sample; ``skip`` makes its batch smaller, and changes nothing else.
@@ -76,7 +76,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:
         if isinstance(dataset, ShardDataset) and shuffle:
             raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
-        if collate_fn is None and batch_size is not None and _yields_images(dataset):
+        if collate_fn is None and batch_size is not None and yields_images(dataset):
             collate_fn = collate_channels_last
         self.on_error = check_on_error(on_error)
         self.quarantine = quarantine
@@ -99,6 +99,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if prefetch_factor is None and self.prefetch_factor is not None:
+            self.prefetch_factor = Unsaid(self.prefetch_factor)
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
         self._started: Progress | None = None
         self._fast_path: FastPath | None = None
@@ -259,7 +261,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return who delivers by hosts and slots, for the attributes as they are now: they may be set at any time."""
         if self._why_not_fast() is not None:
             return None
-        settings = (self.num_workers, self.prefetch_factor, self.timeout, self.persistent_workers)
+        prefetch = None if isinstance(self.prefetch_factor, Unsaid) else self.prefetch_factor
+        settings = (self.num_workers, prefetch, self.timeout, self.persistent_workers)
         if self._fast_path is None or self._fast_settings != settings:
             dataset: Any = self.dataset
             self._fast_settings = settings
@@ -267,7 +270,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 dataset,
                 batch_size=self.batch_size,
                 num_workers=self.num_workers,
-                prefetch=self.prefetch_factor,
+                prefetch=prefetch,
                 is_persistent=self.persistent_workers,
                 timeout_s=self.timeout,
                 bad_samples=self._bad_samples,
@@ -316,12 +319,3 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 f"the order was told batch_size={said} and the loader batch_size={self.batch_size}: "
                 "leave it to shardio.DataLoader, which says it by itself"
             )
-
-
-def _yields_images(dataset: Any) -> bool:
-    """Say whether a dataset is shardio's, or torch's Subset or ConcatDataset of such."""
-    if isinstance(dataset, Subset):
-        return _yields_images(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return all(map(_yields_images, dataset.datasets))
-    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)
