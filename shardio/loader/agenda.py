@@ -24,11 +24,11 @@ class Agenda:
     Args:
         crew: Makes it.
         locate: Returns what a reader reads samples by, from their numbers.
+        epoch_began: When the epoch began, by ``time.perf_counter``.
     """
 
-    def __init__(self, crew: Crew, locate: Callable[[NDArray[np.int64]], Any]) -> None:
-        self._crew = crew
-        self._locate = locate
+    def __init__(self, crew: Crew, locate: Callable[[NDArray[np.int64]], Any], epoch_began: float) -> None:
+        self._crew, self._locate, self._epoch_began = crew, locate, epoch_began
         self._at_work: dict[int, Asked] = {}  # By serial.
         self._held_back: deque[Asked] = deque()
 
@@ -50,6 +50,7 @@ class Agenda:
                 keys=part.plan.keys,
                 slot_id=None if batch.slot is None else batch.slot.slot_id,
                 row=part.row,
+                epoch_began=self._epoch_began,
             )
             self._at_work[chunk.serial] = batch, part
             chunks.append(chunk)

@@ -84,7 +84,7 @@ class Delivery:
         self._is_open = True
         self._superseded = False
         self._batches: deque[Batch] = deque()  # In their order; the first is the next to be taken.
-        self._agenda = Agenda(crew, source.locate)
+        self._agenda = Agenda(crew, source.locate, tally.began)
         self._num_failed_starts = 0
 
     def __iter__(self) -> Delivery:

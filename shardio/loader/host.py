@@ -92,7 +92,8 @@ class Host:
             # A slot may be forgotten at any time, but not before its chunks are cancelled.
             slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
             if chunk.serial > self._cancelled:
-                self._report(self._make(maker, chunk, slot, time.perf_counter() - began))
+                wait_s = time.perf_counter() - max(began, chunk.epoch_began)
+                self._report(self._make(maker, chunk, slot, wait_s))
             del slot  # Or it would stay mapped until the next chunk comes.
 
     def _make(
