@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -274,6 +275,8 @@ def _close_all(hosts: list[_Host], process_id: int) -> None:
     if os.getpid() != process_id:
         return
     for host in hosts:
+        with suppress(OSError):  # It has died.
+            host.end.shutdown(socket.SHUT_RDWR)  # Closing alone tells it nothing while another process has a copy.
         host.end.close()
     deadline = time.monotonic() + CLOSE_S
     for host in hosts:
