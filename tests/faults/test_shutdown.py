@@ -21,6 +21,7 @@ import pytest
 
 from shardio import DataLoader
 from shardio.loader import hosts as hosts_module
+from shardio.loader.wire import make_pair
 from tests.faults.hosts import (
     DEADLINE_S,
     Data,
@@ -73,7 +74,7 @@ def test_break(data: Data, persistent: bool) -> None:
 
 
 def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, make_pair = hosts_module._start_process, hosts_module.make_pair
+    start = hosts_module._start_process
     started: list[subprocess.Popen[bytes]] = []
     copies: list[socket.socket] = []
 
