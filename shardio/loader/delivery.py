@@ -212,13 +212,14 @@ class Delivery:
 
     def _note(self, batch: Batch, part: Part, outcome: Outcome) -> None:
         self._num_failed_starts = 0
+        if isinstance(outcome, Failed | Unreadable) and outcome.traceback:
+            outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
         match outcome:
             case Made():
                 part.columns = outcome.columns
                 self._tally.times += outcome.times
             case Failed():
                 batch.error = outcome.error
-                outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
             case Unreadable() if self._bad_samples is None or batch.is_probe:
                 batch.error = outcome.error
             case Unreadable():

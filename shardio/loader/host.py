@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from shardio.images import use_one_thread
 from shardio.loader.maker import ChunkMaker, describe_failure
 from shardio.loader.memory import Layout, map_memory
-from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
+from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong, Unreadable
 from shardio.loader.wire import receive, send
 
 LOOK_AROUND_S = 1.0
@@ -106,6 +107,8 @@ class Host:
         return maker.make(chunk, rows, wait_s)
 
     def _report(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Unreadable):  # Errors that are sent lose their causes.
+            outcome = replace(outcome, traceback="".join(traceback.format_exception(outcome.error)))
         try:
             send(self._end, outcome)
         except ConnectionError:

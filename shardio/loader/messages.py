@@ -122,10 +122,11 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable:
-    """A chunk is not there because of one of its samples; the error says which."""
+    """A chunk is not there because of one of its samples; the error says which. From a host comes its traceback."""
 
     serial: int
     error: SampleError
+    traceback: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
