@@ -61,14 +61,14 @@ class Death:
 class _Host:
     """One host: its process, this end of the socket pair, and the serials of what it has not answered."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, folder: str) -> None:
         self.num_threads = plan.num_threads
         self.waiting: dict[int, None] = {}  # In the order in which they were given to it.
         self.is_ready = False
         self.asked_at: float | None = None
         self.end, theirs = make_pair()
         try:
-            self.process = _start_process(theirs.fileno())
+            self.process = _start_process(theirs.fileno(), folder)
         except BaseException:
             self.end.close()
             raise
@@ -131,12 +131,13 @@ class HostPool:
     def __init__(self, plan: Plan) -> None:
         _watch_forks()
         self._plan = plan
+        self._folder = str(Path.cwd())  # All hosts find files by paths that are relative to the same one.
         self._hosts: list[_Host] = []
         self._dying: dict[_Host, str] = {}  # Those that cannot be talked to, and why they are given up.
         self._finalizer = weakref.finalize(self, _close_all, self._hosts, os.getpid())
         _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))  # Also of pools that failed to start.
         for num_threads in divide_threads(plan.num_threads, len(os.sched_getaffinity(0))):
-            self._hosts.append(_Host(replace(plan, num_threads=num_threads)))
+            self._hosts.append(_Host(replace(plan, num_threads=num_threads), self._folder))
 
     def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
         """Tell all hosts of a new slot."""
@@ -237,7 +238,8 @@ class HostPool:
                 deaths[host] = Death(cause=why + host.kill(is_ending=not why), at_work=at_work, was_ready=host.is_ready)
             self.cancel()  # By which more of them may turn out to be dead.
         for host in deaths:  # After that: new ones may die at once, too.
-            self._hosts[self._hosts.index(host)] = _Host(replace(self._plan, num_threads=host.num_threads))
+            plan = replace(self._plan, num_threads=host.num_threads)
+            self._hosts[self._hosts.index(host)] = _Host(plan, self._folder)
             del self._dying[host]
         if not deaths:
             return []
@@ -258,13 +260,14 @@ def divide_threads(num_threads: int, num_processors: int) -> list[int]:
     return [num_threads // num_hosts + (number < num_threads % num_hosts) for number in range(num_hosts)]
 
 
-def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
-    path = [str(entry) or str(Path.cwd()) for entry in sys.path] + [str(Path(__file__).parents[2])]
+def _start_process(descriptor: int, folder: str) -> subprocess.Popen[bytes]:
+    path = [str(entry) or folder for entry in sys.path] + [str(Path(__file__).parents[2])]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start a thread for each core, for nothing.
     return subprocess.Popen(
         [sys.executable, "-c", _START, repr(path), str(descriptor), str(os.getpid())],
         pass_fds=[descriptor],
         env=environment,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the training process, which closes its hosts.

@@ -133,12 +133,25 @@ def test_hosts_killed_after_a_break(data: Data, expected: Expected, num_workers:
     assert batches_of(loader) == expected["map"][1]
 
 
+def test_hosts_that_are_replaced_start_where_the_first_ones_did(
+    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(data.shards.parent)
+    here = Data(images=Path(data.images.name), shards=Path(data.shards.name))
+    iterators = [iter(make_loader(here, kind, 1)) for kind in KINDS]
+    batches = [[plain(next(iterator))] for iterator in iterators]
+    monkeypatch.chdir(tmp_path)
+    kill_hosts()
+    for kind, begun, iterator in zip(KINDS, batches, iterators, strict=True):
+        assert [*begun, *map(plain, iterator)] == expected[kind][0]
+
+
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     """Let so many hosts be dead before they are told anything; return the ids of all that are started."""
     start, started = hosts_module._start_process, list[int]()
 
-    def start_and_kill(descriptor: int) -> subprocess.Popen[bytes]:
-        process = start(descriptor)
+    def start_and_kill(*arguments: Any) -> subprocess.Popen[bytes]:
+        process = start(*arguments)
         started.append(process.pid)
         if len(started) <= most:
             process.kill()
