@@ -5,20 +5,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Subset
-
-from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.datasets.bad_samples import OnError
 from shardio.datasets.ordered import Ordered
-
-
-def yields_images(dataset: Any) -> bool:
-    """Say whether a dataset is shardio's, or torch's Subset or ConcatDataset of such."""
-    if isinstance(dataset, Subset):
-        return yields_images(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return all(map(yields_images, dataset.datasets))
-    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)
+from shardio.loader.collate import yields_images
+from shardio.loader.layouts import Unsaid
 
 
 def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
@@ -28,8 +18,8 @@ def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
         TypeError: If it is no integer.
         ValueError: If it is less than 1.
     """
-    if prefetch_factor is None:
-        return None
+    if prefetch_factor is None or isinstance(prefetch_factor, Unsaid):
+        return prefetch_factor
     try:
         number = operator.index(prefetch_factor)
     except TypeError:

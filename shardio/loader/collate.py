@@ -8,9 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import ConcatDataset, Subset, default_collate
 
+from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.datasets.bad_samples import Skipped, all_skipped
+
+
+def yields_images(dataset: Any) -> bool:
+    """Say whether a dataset is shardio's, or torch's Subset or ConcatDataset of such."""
+    if isinstance(dataset, Subset):
+        return yields_images(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return all(map(yields_images, dataset.datasets))
+    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)
 
 
 def collate_channels_last(samples: Sequence[Any]) -> Any:

@@ -117,8 +117,7 @@ class HostCrew(Crew):
         if self._ring is not None:
             self._ring.collect()
             self._ring.drop(filling)
-            for slot in filled:
-                self._ring.put_back(slot)
+            self._ring.put_back(filled)
 
     def renew(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         if self._ring is not None:
@@ -168,6 +167,8 @@ class CallerCrew(Crew):
     def give_up(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         for slot in (*filling, *filled):
             del self._views[slot.slot_id]
+        given_up = {slot.slot_id for slot in filling}
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.slot_id not in given_up)
 
     def renew(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         raise AssertionError("the training process does not die")

@@ -11,12 +11,13 @@ import torch.utils.data
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, OnError, check_on_error, check_quarantine
 from shardio.device.batches import map_tensors
-from shardio.loader.arguments import check_order, check_policy, check_prefetch_factor, yields_images
+from shardio.loader.arguments import check_order, check_policy, check_prefetch_factor
 from shardio.loader.batches import ordered_batches, sampled_batches
-from shardio.loader.collate import CollateKept, collate_channels_last
+from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
 from shardio.loader.delivery import SUPERSEDED, Delivery
 from shardio.loader.fast_path import FastPath, why_not_fast
 from shardio.loader.feeds import SamplerFeed, ShardFeed
+from shardio.loader.layouts import Unsaid
 from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit
 from shardio.order import Cursor, Progress, Remainder, Split, check_epoch, dump_state, read_state
@@ -40,7 +41,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Args: Those of ``torch.utils.data.DataLoader``, and
         prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead; by
-            default 2, or as many small ones as keep all workers busy.
+            default as many as give each worker two chunks of a batch to work on, and at least 2.
         on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
             an error that names the sample; ``replace`` puts another one in its place, a function of seed, epoch and
             sample; ``skip`` makes its batch smaller, and changes nothing else. A batch of which all samples would be
@@ -103,6 +104,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if prefetch_factor is None and self.prefetch_factor is not None:
+            self.prefetch_factor = Unsaid(self.prefetch_factor)
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
         self._started: Progress | None = None
         self._fast_path: FastPath | None = None
@@ -276,7 +279,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return who delivers by hosts and slots, for the attributes as they are now: they may be set at any time."""
         if self._why_not_fast() is not None:
             return None
-        settings = (self.num_workers, self.prefetch_factor, self.timeout, self.persistent_workers)
+        prefetch = None if isinstance(self.prefetch_factor, Unsaid) else self.prefetch_factor
+        settings = (self.num_workers, prefetch, self.timeout, self.persistent_workers)
         if self._fast_path is None or self._fast_settings != settings:
             dataset: Any = self.dataset
             self._fast_settings = settings
@@ -284,7 +288,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 dataset,
                 batch_size=self.batch_size,
                 num_workers=self.num_workers,
-                prefetch=self.prefetch_factor,
+                prefetch=prefetch,
                 is_persistent=self.persistent_workers,
                 timeout_s=self.timeout,
                 bad_samples=self._bad_samples,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from shardio.errors import HostError
 
 MAX_DEATHS = 3
-"""How often a host may die while it makes the same chunk."""
+"""How often a host may die while it makes the same chunk alone, and how many may fail to start in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +29,13 @@ class Death:
     num_hosts: int = 1
 
 
+def cannot_start(death: Death) -> HostError:
+    """Return the error for hosts that die before they are ready, the last of them so."""
+    return HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
+
+
 def blame(keys: Sequence[str], death: Death) -> HostError:
     """Return the error for samples over which too many hosts died, the last of them so."""
-    if not death.was_ready:
-        return HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
     return HostError(
         f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {death.cause}. "
         f"Memory may have run out (fewer workers or smaller images need less), or one of these samples crashes the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -78,9 +79,11 @@ class FastPath:
         self._crew: Crew | None = None
         self._last: Callable[[], Delivery | None] = _nothing
         self.tally = Tally(num_workers=num_workers)
+        self._began = self.tally.began
 
     def ready_crew(self) -> Crew:
         """Have who makes the next epoch's batches; an unfinished epoch before it ends, where hosts are persistent."""
+        self._began = time.perf_counter()
         if self._is_persistent and (last := self._last()) is not None:
             last.close(superseded=True)
         former = self._crew
@@ -93,7 +96,7 @@ class FastPath:
 
     def start(self, crew: Crew, plans: Iterator[BatchPlan], epoch: int | None) -> Delivery:
         """Begin an epoch, the number of which may not be known, with the crew of :meth:`ready_crew`."""
-        self.tally = Tally(num_workers=self._num_workers)
+        self.tally = Tally(num_workers=self._num_workers, began=self._began)
         dataset = self._dataset
         delivery = Delivery(
             Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe, epoch=epoch),

@@ -58,6 +58,7 @@ class Chunk:
         keys: uint64 [n], one for each sample's random transforms.
         slot_id: Where to put the columns of fixed size, or None for beside.
         row: The first row there.
+        epoch_began: When its epoch began, by ``time.perf_counter``, which is the system's clock on Linux.
     """
 
     serial: int
@@ -65,6 +66,7 @@ class Chunk:
     keys: Words
     slot_id: int | None
     row: int
+    epoch_began: float
 
     @property
     def rows(self) -> slice:
@@ -120,10 +122,11 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable:
-    """A chunk is not there because of one of its samples; the error says which."""
+    """A chunk is not there because of one of its samples; the error says which. From a host comes its traceback."""
 
     serial: int
     error: SampleError
+    traceback: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

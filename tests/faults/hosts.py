@@ -162,10 +162,10 @@ def install_slowness(modules: Path, seconds: float) -> None:
     _install(modules, f"    time.sleep({seconds})")
 
 
-def install_poison(modules: Path, key: str, max_deaths: int) -> None:
+def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0.0) -> None:
     """Let hosts abort, up to so many of them, when they are to make a chunk with that sample in it.
 
-    Each leaves a file ``death-<n>`` behind.
+    Each leaves a file ``death-<n>`` behind. All other chunks take ``others_s`` longer than usual.
     """
     _install(
         modules,
@@ -177,6 +177,7 @@ def install_poison(modules: Path, key: str, max_deaths: int) -> None:
             except FileExistsError:
                 continue
             os.abort()
+    time.sleep({others_s})
 """,
     )
 

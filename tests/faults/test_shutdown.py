@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +21,8 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
+from shardio.loader import hosts as hosts_module
+from shardio.loader.wire import make_pair
 from shardio.reading import SampleReader
 from tests.faults.hosts import (
     DEADLINE_S,
@@ -70,6 +73,31 @@ def test_break(data: Data, persistent: bool) -> None:
     assert count_mapped_slots() == 1
     del batch
     assert count_mapped_slots() == 0
+
+
+def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = hosts_module._start_process
+    started: list[subprocess.Popen[bytes]] = []
+    copies: list[socket.socket] = []
+
+    def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments))
+        return started[-1]
+
+    def make_pair_and_copy() -> tuple[socket.socket, socket.socket]:
+        """As a process does that is forked behind Python's back."""
+        pair = make_pair()
+        copies.extend(end.dup() for end in pair)
+        return pair
+
+    monkeypatch.setattr(hosts_module, "_start_process", start_and_note)
+    monkeypatch.setattr(hosts_module, "make_pair", make_pair_and_copy)
+    for batch in make_loader(data, "shards", 2):
+        del batch
+        break
+    assert [process.returncode for process in started] == [0, 0]
+    for copy in copies:
+        copy.close()
 
 
 @persistent_or_not

@@ -76,6 +76,18 @@ def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeat
     assert torch.equal(drawn, crops(images, num_workers=0, epoch=1, sampler=sampler))
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_batch_without_indices_is_the_samplers_mistake(packed: Path, num_workers: int, place: int) -> None:
+    lists = [[1, 2], [3]]
+    lists.insert(place, [])
+    batches = iter(make(packed, batch_sampler=lists, num_workers=num_workers))
+    for expected in lists[:place]:
+        assert len(next(batches)) == len(expected)
+    with pytest.raises(IndexError, match="the batch sampler gave a batch without any index"):
+        next(batches)
+
+
 def failing_sampler() -> Iterator[list[int]]:
     yield [1, 2]
     yield [3]
