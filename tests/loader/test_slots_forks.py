@@ -161,6 +161,42 @@ def test_a_thread_may_fork_while_another_one_iterates(pictures: Path) -> None:
     run_alone(fork_while_others_take, pictures)
 
 
+def fork_while_a_batch_is_handed_out(packed: str) -> None:
+    taken: list[Any] = []
+    # Those that are registered last run first: this does what another thread might, after the loader has looked.
+    os.register_at_fork(before=lambda: taken.append(next(iterator)))
+    loader = make_loader(Path(packed), persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    ask = fork(lambda: digest(taken))
+    want, slot = digest(taken), slot_of(taken[0][0])
+    taken.clear()
+    used = set.union(*(slots_of(batches) for batches in (iterator, loader, loader)))
+    assert slot not in used, "the child has its pages"
+    assert ask() == want
+
+
+def test_a_batch_that_another_thread_gets_during_a_fork_stays_as_it_was(pictures: Path) -> None:
+    run_alone(fork_while_a_batch_is_handed_out, pictures)
+
+
+def count_sockets() -> int:
+    return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+
+
+def count_sockets_in_child(packed: str) -> None:
+    before = count_sockets()
+    loader = make_loader(Path(packed), persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    assert count_sockets() > before
+    assert fork(count_sockets)() == str(before), "or hosts would outlive their parent"
+
+
+def test_a_child_holds_no_end_of_its_parents_hosts(pictures: Path) -> None:
+    run_alone(count_sockets_in_child, pictures)
+
+
 def free_in_child(packed: str) -> None:
     loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
     hosts: set[int] = set()
