@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import traceback
@@ -29,23 +28,11 @@ from tests.slots import (
     find_slots,
     make_loader,
     make_oracle,
-    pack_pictures,
+    run_alone,
     slot_of,
     slots_of,
     wait_until,
 )
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
-
-
-def run_alone(function: Callable[..., None], *arguments: object) -> None:
-    """Call a function of this module in a process of its own."""
-    code = f"import sys; from {__name__} import {function.__name__} as f; f(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:
@@ -144,8 +131,10 @@ def fork_while_others_take(packed: str) -> None:
     thread = threading.Thread(target=iterate)
     thread.start()
     asked = []
+    num_with_batch = 0
     while thread.is_alive():
         batches = list(held)
+        num_with_batch += bool(batches)
         want = digest(batches)
         asked.append((want, fork(lambda batches=batches: digest(batches))))  # type: ignore[misc]  # likewise
         del batches
@@ -154,6 +143,7 @@ def fork_while_others_take(packed: str) -> None:
             assert ask() == want
     thread.join()
     assert all(ask() == want for want, ask in asked)
+    assert num_with_batch > 0, "or nothing was shown"
     assert seen == [[digest([batch]) for batch in epoch] for epoch in expected]
 
 
