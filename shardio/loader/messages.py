@@ -5,7 +5,7 @@ Without slots: Python pickles a dataclass that has them ten times as slowly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -104,10 +104,7 @@ class StageTimes:
 
     def __add__(self, other: StageTimes) -> StageTimes:
         return StageTimes(
-            read_s=self.read_s + other.read_s,
-            transform_s=self.transform_s + other.transform_s,
-            decode_s=self.decode_s + other.decode_s,
-            wait_s=self.wait_s + other.wait_s,
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         )
 
 

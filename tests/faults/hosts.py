@@ -182,14 +182,97 @@ def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0
     )
 
 
-def _install(modules: Path, what: str) -> None:
+def install_meeting(modules: Path, num_threads: int, num_before: int) -> None:
+    """Let a host's threads wait, after some chunks, until so many are at work at a time.
+
+    If they never are, that leaves a file ``missed`` behind.
+    """
+    _install(
+        modules,
+        f"""
+    try:
+        if next(numbers) >= {num_before}:
+            meeting.wait()
+    except threading.BrokenBarrierError:
+        open({str(modules / "missed")!r}, "w").close()
+""",
+        f"meeting = threading.Barrier({num_threads}, timeout={DEADLINE_S / 4})",
+    )
+
+
+def install_failure(modules: Path) -> None:
+    """Let a thread of the first host die when it has made its third chunk. It leaves a file ``failed`` behind."""
+    failed = str(modules / "failed")
+    (modules / "sitecustomize.py").write_text(
+        f"""
+import itertools, os
+from shardio.loader.host import Host
+
+report, numbers = Host._report, itertools.count()
+
+def report_after_all(self, outcome):
+    if next(numbers) == 2 and not os.path.exists({failed!r}):
+        open({failed!r}, "x").close()
+        raise SystemExit
+    report(self, outcome)
+
+Host._report = report_after_all
+"""
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """Notes the chunks that a host makes, and lets some of them wait."""
+
+    folder: Path
+
+    @property
+    def num_begun(self) -> int:
+        """How many chunks were begun, those that wait among them."""
+        return len(list(self.folder.glob("begun-*")))
+
+    @property
+    def num_made(self) -> int:
+        """How many chunks were made."""
+        return len(list(self.folder.glob("made-*")))
+
+    def is_made(self, number: int) -> bool:
+        """Say whether the chunk was made that was begun as that one."""
+        return (self.folder / f"made-{number}").exists()
+
+    def open(self) -> None:
+        """Let all go on that wait."""
+        (self.folder / "open").touch()
+
+
+def install_gate(modules: Path, held: range = range(0)) -> Gate:
+    """Have noted which chunks a host makes; let those wait that it begins as the ``held`` ones, counted from 0."""
+    folder = str(modules)
+    _install(
+        modules,
+        f"""
+    number = next(numbers)
+    open({folder!r} + f"/begun-{{number}}", "w").close()
+    while number in {held!r} and not os.path.exists({folder!r} + "/open"):
+        time.sleep(0.002)
+    outcome = make(self, chunk, rows, wait_s)
+    open({folder!r} + f"/made-{{number}}", "w").close()
+    return outcome
+""",
+    )
+    return Gate(folder=modules)
+
+
+def _install(modules: Path, what: str, beforehand: str = "") -> None:
     """Have hosts do something before they make a chunk: the interpreter imports sitecustomize when it starts."""
     (modules / "sitecustomize.py").write_text(
         f"""
-import os, time
+import itertools, os, threading, time
 from shardio.loader.maker import ChunkMaker
 
-make = ChunkMaker.make
+make, numbers = ChunkMaker.make, itertools.count()
+{beforehand}
 
 def make_after_all(self, chunk, rows, wait_s=0.0):
 {what}

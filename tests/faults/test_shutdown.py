@@ -243,9 +243,9 @@ class Script:
         wait_until(lambda: report.exists() or self.process.poll() is not None, "the script iterates")
 
     def end(self) -> tuple[int, str]:
-        """Return its exit code and what it wrote to stderr; all that it started has ended when it has."""
+        """Return its exit code and what it wrote to stderr; all that it started ends with it."""
         _, said = self.process.communicate(timeout=DEADLINE_S)
-        assert find_marked(self.mark) == []
+        wait_until(lambda: find_marked(self.mark) == [], "all has ended")
         return self.process.returncode, said
 
 

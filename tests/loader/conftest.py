@@ -11,5 +11,5 @@ from tests.slots import pack_pictures
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards whose crops are large enough for slots."""
+    """Shards of images whose crops are large enough for slots."""
     return pack_pictures(tmp_path_factory.mktemp("pictures"))

@@ -9,12 +9,7 @@ import pytest
 
 from shardio import DataLoader, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.slots import make_loader, pack_pictures, slots_of
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
+from tests.slots import make_loader, slots_of
 
 
 def count_slots(loader: DataLoader) -> int:

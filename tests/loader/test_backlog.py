@@ -16,15 +16,10 @@ from shardio.loader.deaths import Death
 from shardio.loader.hosts import HostPool
 from shardio.loader.messages import Plan
 from shardio.transforms import RandomResizedCrop
-from tests.slots import assert_same, find_hosts, make_loader, make_oracle, pack_pictures
+from tests.slots import assert_same, find_hosts, make_loader, make_oracle
 
 NUM_BATCHES = 700
 """A socket's buffer takes less than 300 packets."""
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 def make_long_loader(packed: Path, **options: Any) -> DataLoader:
