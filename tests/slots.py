@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -96,6 +98,13 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "it never came to pass"
         time.sleep(0.01)
+
+
+def run_alone(function: Callable[..., None], *arguments: object) -> None:
+    """Call a function of a module of tests, with strings, in a process of its own."""
+    code = f"import sys; from {function.__module__} import {function.__name__} as f; f(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[1])
 
 
 @contextmanager

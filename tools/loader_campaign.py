@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -155,6 +156,7 @@ def kills(
     only: Annotated[int | None, typer.Option(min=0, help="Run the case of this seed alone.")] = None,
 ) -> None:
     """Kill or stop a host at a random moment of each epoch: no batch is lost, repeated or another one."""
+    warnings.filterwarnings("ignore", message="host process")  # That hosts die is no news here.
     hosts_module.PATIENCE_S = hosts_module.CLOSE_S = PATIENCE_S
     hosts_module.STARTUP_PATIENCE_S = STARTUP_PATIENCE_S
     seeds = range(seed << 32, (seed << 32) + runs) if only is None else range(only, only + 1)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.datasets.shared_cell import SharedCount
 from shardio.errors import SampleError
 from shardio.order import Words, derive_key, make_key, random_words
+from shardio.world import find_worker
 
 OnError = Literal["raise", "replace", "skip"]
 
@@ -20,11 +25,18 @@ MAX_REPLACEMENTS = 10
 """How many samples are tried in the place of one; that many unreadable ones in a row are no accident."""
 
 
-class _Skipped:
+MAX_NAMED = 8
+"""How many samples an error about a whole batch names."""
+
+Describe = Callable[[int], tuple[str, str]]
+"""Returns a sample's key and where it lies, from its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
     """Stands in a list of samples where one was left out."""
 
-
-SKIPPED = _Skipped
+    key: str
 
 
 def check_on_error(on_error: str) -> OnError:
@@ -33,6 +45,40 @@ def check_on_error(on_error: str) -> OnError:
         if on_error == policy:
             return policy  # type: ignore[no-any-return]  # get_args is typed to return Any
     raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))}, got {on_error!r}")
+
+
+def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:
+    """Return the whole path of a quarantine file, if it can be written. It is not made before there is a bad sample.
+
+    Raises:
+        TypeError: If it is no path.
+        ValueError: If no such file can be written.
+    """
+    try:
+        path = Path(quarantine).absolute()
+    except TypeError:
+        raise TypeError(f"quarantine must be the path of a file, got {quarantine!r}") from None
+    if path.is_dir():
+        why = "that is a directory"
+    elif not path.parent.is_dir():
+        why = f"there is no directory {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "this process may not write there"
+    else:
+        return path
+    raise ValueError(
+        f"quarantine={str(quarantine)!r} cannot be written: {why}. Samples that are replaced or skipped are written "
+        "down there: name a file in a directory that exists"
+    )
+
+
+def all_skipped(keys: Sequence[str]) -> SampleError:
+    """Return the error for a batch of which no sample is left, from the keys that it had."""
+    named = ", ".join(keys[:MAX_NAMED]) + (f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else "")
+    return SampleError(
+        f"all samples of a batch were skipped: there is nothing to deliver. They are {named}. "
+        "Repair or remove them, or put others in their place by on_error='replace'"
+    )
 
 
 class BadSamples:
@@ -49,8 +95,18 @@ class BadSamples:
         self._on_error = on_error
         self._quarantine = quarantine
         self._num_samples = num_samples
+        self._count = SharedCount(0)
 
-    def decide(self, error: SampleError, number: int, key: np.uint64, num_tries: int) -> int | None:
+    def decide(
+        self,
+        error: SampleError,
+        number: int,
+        key: np.uint64,
+        num_tries: int,
+        *,
+        epoch: int | None,
+        describe: Describe | None,
+    ) -> int | None:
         """Return the number of the sample to read instead, or None if there is to be none.
 
         Args:
@@ -58,6 +114,8 @@ class BadSamples:
             number: The number of the sample that cannot be read.
             key: The key of the transforms in its place; what is put there keeps it.
             num_tries: How often something was put there before.
+            epoch: The epoch, where it is known.
+            describe: Names the dataset's samples, where it can.
 
         Raises:
             SampleError: If something was put there too often.
@@ -67,16 +125,41 @@ class BadSamples:
                 f"{error} (and neither could the {num_tries} samples that were tried before it, each in the place of "
                 "the one before: is the storage there?)",
             ) from error
-        self._write_down(error, number)
+        entry = {"key": error.key, "where": error.where, "error": str(error), "sample": number, "epoch": epoch}
         if self._on_error == "skip":
+            self._write_down({**entry, "action": "skipped"})
             return None
         stream = derive_key(np.array([key], np.uint64), make_key(0, "replace"))
         word = random_words(stream, np.array([num_tries], dtype=np.uint64))
-        return int(word[0] % np.uint64(self._num_samples))
+        other = int(word[0] % np.uint64(self._num_samples))
+        others_key = None if describe is None else describe(other)[0]
+        self._write_down({**entry, "action": "replaced", "replacement": other, "replacement_key": others_key})
+        return other
 
-    def _write_down(self, error: SampleError, number: int) -> None:
-        action = "replaced" if self._on_error == "replace" else "skipped"
-        entry = {"key": error.key, "where": error.where, "error": str(error), "sample": number, "action": action}
+    def begin_count(self, num_workers: int, *, are_new: bool) -> None:
+        """Count from 0, in workers of torch's that are to be started, or run already."""
+        if are_new:
+            self._count = SharedCount(num_workers)
+        else:
+            self._count.clear()
+
+    def count_one(self) -> None:
+        """Count a decision, in the worker that this is."""
+        self._count.add_one(find_worker().worker_id)
+
+    def warn_of_counted(self, epoch: int | None) -> None:
+        """Warn as :meth:`warn`, of what torch's workers counted."""
+        self.warn(self._count.total, epoch)
+
+    def warn(self, num_bad: int, epoch: int | None) -> None:
+        """Warn of an epoch's bad samples, if there are any. At the epoch's end: then it is known how many they are."""
+        if num_bad:
+            which = "samples" if epoch is None else f"samples of epoch {epoch}"
+            done = "replaced by others" if self._on_error == "replace" else "skipped"
+            said = f"{which} that cannot be read and were {done}: {num_bad}. {self._quarantine} says what is wrong"
+            warnings.warn(said, RuntimeWarning, stacklevel=3)
+
+    def _write_down(self, entry: dict[str, Any]) -> None:
         # One short write to a file that is open for appending: lines of several processes do not mix.
         with self._quarantine.open("ab", buffering=0) as file:
             file.write(json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
@@ -87,6 +170,9 @@ def read_with(
     read: Callable[[NDArray[np.int64], Words], Sequence[Any]],
     numbers: NDArray[np.int64],
     keys: Words,
+    *,
+    epoch: int | None,
+    describe: Describe | None,
 ) -> list[Any]:
     """Read samples; decide on those that cannot be.
 
@@ -95,26 +181,31 @@ def read_with(
         read: Reads n samples by numbers and keys.
         numbers: int64 [n].
         keys: uint64 [n].
+        epoch: The epoch, where it is known.
+        describe: Names samples, where that is possible.
 
     Returns:
-        n samples, or SKIPPED.
+        n samples, or Skipped where one was left out.
     """
     if bad_samples is None:
         return list(read(numbers, keys))
     kept, numbers, num_tries = np.arange(len(numbers)), numbers.copy(), Counter[int]()
+    samples: list[Any] = [None] * len(numbers)
     while True:
         try:
             values = read(numbers[kept], keys[kept]) if len(kept) else []
             break
         except SampleError as error:
             place = int(kept[error.place])
-            other = bad_samples.decide(error, int(numbers[place]), keys[place], num_tries[place])
+            number, tries = int(numbers[place]), num_tries[place]
+            other = bad_samples.decide(error, number, keys[place], tries, epoch=epoch, describe=describe)
+            bad_samples.count_one()
             num_tries[place] += 1
             if other is None:
+                samples[place] = Skipped(error.key or str(number))
                 kept = np.delete(kept, error.place)
             else:
                 numbers[place] = other
-    samples: list[Any] = [SKIPPED] * len(numbers)
     for place, value in zip(kept.tolist(), values, strict=True):
         samples[place] = value
     return samples

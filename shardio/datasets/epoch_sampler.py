@@ -99,11 +99,16 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         return len(self) * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration is. The loaded epoch keeps its position, another one drops it."""
+        """Name the epoch that the next iteration is. The loaded epoch keeps its position, another one drops it.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative.
+        """
         self.counter.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run is."""
+        """Return where the run is: in the epoch that is under way, if ``set_epoch`` named the next one meanwhile."""
         return dump_state(self.counter.now, self.settings, self.digest, self.num_all_samples)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,8 +127,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         """Iterate over the numbers of this rank's samples. Without ``set_epoch`` an epoch is repeated, as in torch."""
         if self.remainder == "mask":
             raise ValueError("remainder='mask' needs shardio.DataLoader, which adds the field 'valid' to the batches")
-        cursor = self.counter.start(self.num_all_samples)
-        self.counter.set_epoch(cursor.epoch)
+        cursor = self.counter.start(self.num_all_samples, repeats=True)
         progress = Progress(cursor=cursor, split=self.own_split(cursor))
         self.counter.progress = progress
         return self._give_out(progress)

@@ -37,6 +37,7 @@ class ImageFolder(MapDataset):
 
     Raises:
         FileNotFoundError: If there is no such directory, it has no class folders, or one of them has no image.
+        TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from shardio.datasets.map_epoch import MapEpoch
 from shardio.datasets.values import make_samples
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
-from shardio.order import Words
+from shardio.order import Words, check_epoch
 from shardio.reading import FileReader, SampleReader
 
 
@@ -36,8 +36,12 @@ class MapDataset(Dataset[Any]):
         """Make random transforms a function of (seed, epoch, sample) from here on.
 
         With an EpochSampler in shardio.DataLoader they are that without it.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative.
         """
-        self.map_epoch.set(epoch, seed)
+        self.map_epoch.set(check_epoch(epoch), seed)
 
     def locate(self, numbers: NDArray[np.int64]) -> Any:
         """Return what the reader reads samples by: their numbers, unless a subclass knows better."""

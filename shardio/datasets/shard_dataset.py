@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from shardio.datasets.bad_samples import SKIPPED, BadSamples, read_with
+from shardio.datasets.bad_samples import BadSamples, Skipped, read_with
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
@@ -18,7 +18,7 @@ from shardio.datasets.valid import mark_valid
 from shardio.datasets.values import make_samples
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
-from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, choose_settings, iterate_steps
+from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, check_epoch, choose_settings, iterate_steps
 from shardio.reading import SampleReader
 from shardio.shards import Source, open_table
 from shardio.world import CarriedWorld, World, find_worker
@@ -60,6 +60,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
         ValueError: If an argument is out of range, or no sample has a field that is asked for.
+        TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
     """
 
     def __init__(
@@ -116,10 +117,13 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         return self._cell.num_sets
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration is; workers that already run see it too."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
-        self._cell.set(epoch, 0)
+        """Name the epoch that the next iteration is; workers that already run see it too.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative.
+        """
+        self._cell.set(check_epoch(epoch), 0)
 
     def locate(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what the reader reads samples by."""
@@ -149,7 +153,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
 
         Args:
             split: The loader's.
-            bad_samples: Decides on samples that cannot be read: some then come as SKIPPED.
+            bad_samples: Decides on samples that cannot be read: some then come as Skipped.
         """
         dataset = copy.copy(self)
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
@@ -169,9 +173,16 @@ class ShardDataset(Ordered, IterableDataset[Any]):
                 for start in range(0, len(samples), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
                     keys = augment_keys(self.settings.seed, cursor.epoch, samples[chunk])
-                    values = read_with(self._bad_samples, self._read, samples[chunk], keys)
+                    values = read_with(
+                        self._bad_samples,
+                        self._read,
+                        samples[chunk],
+                        keys,
+                        epoch=cursor.epoch,
+                        describe=self.describe,
+                    )
                     for value, is_valid in zip(values, valid[chunk], strict=True):
-                        is_marked = self.remainder == "mask" and value is not SKIPPED
+                        is_marked = self.remainder == "mask" and not isinstance(value, Skipped)
                         yield mark_valid(value, is_valid) if is_marked else value
         finally:
             self.reader.close()

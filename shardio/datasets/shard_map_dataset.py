@@ -30,6 +30,7 @@ class ShardMapDataset(MapDataset):
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
         ValueError: If its samples do not have a field that is asked for.
+        TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
     """
 
     def __init__(

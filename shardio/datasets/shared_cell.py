@@ -1,4 +1,4 @@
-"""Numbers that the training process sets and its workers see, such as the epoch."""
+"""Numbers that the training process sets and its workers see, such as the epoch, or the other way round."""
 
 from __future__ import annotations
 
@@ -30,3 +30,27 @@ class SharedCell:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedCell:
         return SharedCell(*self.values)
+
+
+class SharedCount:
+    """A count that several workers add to, each in a place of its own, since adding is not atomic.
+
+    Args:
+        num_workers: How many add to it; the training process counts as one where it has no workers.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._counts = torch.zeros(max(num_workers, 1), dtype=torch.int64).share_memory_()
+
+    @property
+    def total(self) -> int:
+        """What all workers have counted together."""
+        return int(self._counts.sum())
+
+    def add_one(self, worker_id: int) -> None:
+        """Count one more."""
+        self._counts[worker_id % len(self._counts)] += 1
+
+    def clear(self) -> None:
+        """Begin again at 0."""
+        self._counts.zero_()

@@ -26,7 +26,7 @@ from shardio.images import (
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
-from shardio.transforms import finish_images, plan_images
+from shardio.transforms import finish_images, plan_images, refuse_pillow
 
 Fields = str | Sequence[str]
 Decode = Literal["array", "pil"]
@@ -94,6 +94,8 @@ class FieldDecoder:
             raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
+        if self.decode == "pil":
+            refuse_pillow(self.transform)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -155,7 +157,7 @@ class FieldDecoder:
         columns = [samples.columns[field] for field in IMAGE_FIELDS if field in samples.columns]
         images = []
         for place, contents in enumerate(zip(*columns, strict=True)):
-            images.append(self._open_image(samples, place, next(filter(None, contents), None)))
+            images.append(self._open_image(samples, place, contents))
         if self.transform is None and self.decode == "pil":
             return images, None
         try:
@@ -205,18 +207,20 @@ class FieldDecoder:
             values.extend(map(decoder, column))  # type: ignore[arg-type]  # there is no None in it
         except Exception as error:  # Each kind of field is wrong in ways of its own.
             place = len(values)
-            sample = samples[place]
-            where = f"field {field!r} of sample {sample.key} in {sample.origin}"
-            message = f"{where} cannot be decoded: {str(error) or repr(error)}"
-            raise SampleError(message, place=place, key=sample.key, where=sample.origin) from error
+            key, where = samples.describe(place, (field,))
+            message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
+            raise SampleError(message, place=place, key=key, where=where) from error
         return values
 
-    def _open_image(self, samples: StoredSamples, place: int, content: bytes | None) -> Any:
-        """Return a picture that is not decoded yet, or a Pillow image."""
+    def _open_image(self, samples: StoredSamples, place: int, contents: Sequence[bytes | None]) -> Any:
+        """Return a picture that is not decoded yet, or a Pillow image, of the first content that is not empty."""
+        content = next(filter(None, contents), None)
+        if content is None and b"" in contents:
+            raise _cannot_decode(samples, place, "it is empty, of 0 bytes")
         if content is None:
-            sample = samples[place]
-            message = f"sample {sample.key} in {sample.origin} has no image (none of {', '.join(IMAGE_FIELDS)})"
-            raise SampleError(message, place=place, key=sample.key, where=sample.origin)
+            key, where = samples.describe(place)
+            message = f"sample {key} in {where} has no image (none of {', '.join(IMAGE_FIELDS)})"
+            raise SampleError(message, place=place, key=key, where=where)
         read = decode_pil if self.decode == "pil" else open_image
         try:
             return read(content, orientation=self.orientation, max_pixels=self.max_pixels)
@@ -224,18 +228,21 @@ class FieldDecoder:
             raise _cannot_decode(samples, place, error) from error
 
 
-def _cannot_decode(samples: StoredSamples, place: int, error: ValueError) -> SampleError:
-    sample = samples[place]
-    message = f"the image of sample {sample.key} in {sample.origin} cannot be decoded: {str(error) or repr(error)}"
-    return SampleError(message, place=place, key=sample.key, where=sample.origin)
+def _cannot_decode(samples: StoredSamples, place: int, why: ValueError | str) -> SampleError:
+    present = [
+        field for field in IMAGE_FIELDS if field in samples.columns and samples.columns[field][place] is not None
+    ]
+    decoded = [field for field in present if samples.columns[field][place]] or present
+    key, where = samples.describe(place, decoded[:1])
+    message = f"the image of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
+    return SampleError(message, place=place, key=key, where=where)
 
 
 def _raise_missing(samples: StoredSamples, place: int, field: str) -> None:
-    sample = samples[place]
+    key, where = samples.describe(place)
     raise SampleError(
-        f"sample {sample.key} in {sample.origin} has no field {field!r}: name only fields that it has, as in "
-        f"fields=('image', 'key')",
+        f"sample {key} in {where} has no field {field!r}: name only fields that it has, as in fields=('image', 'key')",
         place=place,
-        key=sample.key,
-        where=sample.origin,
+        key=key,
+        where=where,
     )

@@ -60,12 +60,17 @@ def sampled_batches(
         sampler: Yields lists of indices.
         base_seed: Of random transforms, where the dataset was not told the epoch: then each draw is another one.
         epoch: How many epochs of this seed there were before.
+
+    Raises:
+        IndexError: If a batch is empty, or an index outside of the dataset.
     """
     known = dataset.map_epoch.known
     num_drawn = 0
     times_drawn = np.zeros(len(dataset) if known else 0, np.uint32)
     for indices in sampler:
         numbers = check_indices(indices, len(dataset))
+        if not len(numbers):
+            raise IndexError("the batch sampler gave a batch without any index: leave such batches out")
         if known is None:
             draws = np.arange(num_drawn, num_drawn + len(numbers), dtype=np.uint64)
             keys = derive_key(make_key(base_seed, epoch, "draws"), draws)

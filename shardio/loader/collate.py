@@ -8,12 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import ConcatDataset, Subset, default_collate
 
-from shardio.datasets.bad_samples import SKIPPED
-from shardio.errors import SampleError
+from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
+from shardio.datasets.bad_samples import Skipped, all_skipped
 
-ALL_SKIPPED = "all samples of a batch were skipped: there is nothing to deliver"
+
+def yields_images(dataset: Any) -> bool:
+    """Say whether a dataset is shardio's, or torch's Subset or ConcatDataset of such."""
+    if isinstance(dataset, Subset):
+        return yields_images(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return all(map(yields_images, dataset.datasets))
+    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)
 
 
 def collate_channels_last(samples: Sequence[Any]) -> Any:
@@ -40,9 +47,9 @@ class CollateKept:
     collate: Callable[[list[Any]], Any]
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        kept = [sample for sample in samples if sample is not SKIPPED]
+        kept = [sample for sample in samples if not isinstance(sample, Skipped)]
         if not kept:
-            raise SampleError(ALL_SKIPPED)
+            raise all_skipped([sample.key for sample in samples])
         return self.collate(kept)
 
 

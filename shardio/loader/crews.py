@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shardio.decoding import FieldDecoder
-from shardio.loader.hosts import Death, HostPool
+from shardio.loader.deaths import Death
+from shardio.loader.hosts import HostPool
 from shardio.loader.maker import ChunkMaker
 from shardio.loader.memory import Layout
-from shardio.loader.messages import Chunk, Outcome, Plan
+from shardio.loader.messages import Chunk, Failed, Outcome, Plan
 from shardio.loader.slots import Slot, SlotRing, Views
 from shardio.reading import FileReader, SampleReader
 
@@ -116,8 +117,7 @@ class HostCrew(Crew):
         if self._ring is not None:
             self._ring.collect()
             self._ring.drop(filling)
-            for slot in filled:
-                self._ring.put_back(slot)
+            self._ring.put_back(filled)
 
     def renew(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         if self._ring is not None:
@@ -167,6 +167,8 @@ class CallerCrew(Crew):
     def give_up(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         for slot in (*filling, *filled):
             del self._views[slot.slot_id]
+        given_up = {slot.slot_id for slot in filling}
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.slot_id not in given_up)
 
     def renew(self, filling: Sequence[Slot], filled: Sequence[Slot]) -> None:
         raise AssertionError("the training process does not die")
@@ -177,7 +179,10 @@ class CallerCrew(Crew):
     def receive(self, timeout_s: float | None) -> list[Outcome | Death]:
         chunk = self._chunks.popleft()
         views = {} if chunk.slot_id is None else self._views[chunk.slot_id]
-        return [self._maker.make(chunk, {place: view[chunk.rows] for place, view in views.items()})]
+        try:
+            return [self._maker.make(chunk, {place: view[chunk.rows] for place, view in views.items()})]
+        except Exception as error:  # Not Ctrl-C and its like, which are no news of the chunk: they end the iteration.
+            return [Failed(serial=chunk.serial, error=error, traceback=None)]
 
     def cancel(self) -> None:
         self._chunks.clear()

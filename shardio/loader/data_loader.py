@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch.utils.data
-from torch.utils.data import ConcatDataset, Subset
 
-from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.datasets.bad_samples import BadSamples, OnError, check_on_error
+from shardio.datasets import EpochSampler, ShardDataset
+from shardio.datasets.bad_samples import BadSamples, OnError, check_on_error, check_quarantine
 from shardio.device.batches import map_tensors
+from shardio.loader.arguments import check_order, check_policy, check_prefetch_factor
 from shardio.loader.batches import ordered_batches, sampled_batches
-from shardio.loader.collate import CollateKept, collate_channels_last
+from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
 from shardio.loader.delivery import SUPERSEDED, Delivery
 from shardio.loader.fast_path import FastPath, why_not_fast
 from shardio.loader.feeds import SamplerFeed, ShardFeed
+from shardio.loader.layouts import Unsaid
 from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit
-from shardio.order import Cursor, Progress, Remainder, Split, dump_state, read_state
+from shardio.order import Cursor, Progress, Remainder, Split, check_epoch, dump_state, read_state
 
 
 class DataLoader(torch.utils.data.DataLoader[Any]):
@@ -41,14 +41,18 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     Args: Those of ``torch.utils.data.DataLoader``, and
         prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead; by
-            default 2, or as many small ones as keep all workers busy.
+            default as many as give each worker two chunks of a batch to work on, and at least 2.
         on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
             an error that names the sample; ``replace`` puts another one in its place, a function of seed, epoch and
-            sample; ``skip`` makes its batch smaller, and changes nothing else.
-        quarantine: The file to which replaced and skipped samples are appended, a JSON object a line.
+            sample; ``skip`` makes its batch smaller, and changes nothing else. A batch of which all samples would be
+            skipped raises all the same: it cannot be collated, and without it there would be a batch less. At the end
+            of an epoch a RuntimeWarning says how many samples were replaced or skipped.
+        quarantine: The file to which replaced and skipped samples are appended, a JSON object a line. That it can be
+            written is seen to at once; it is made with the first line.
 
     Raises:
-        ValueError: If arguments contradict each other or the dataset.
+        TypeError: If an argument is of the wrong kind.
+        ValueError: If arguments contradict each other or the dataset, or there can be no such quarantine file.
     """
 
     def __init__(
@@ -76,8 +80,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     ) -> None:
         if isinstance(dataset, ShardDataset) and shuffle:
             raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
-        if collate_fn is None and batch_size is not None and _yields_images(dataset):
+        if collate_fn is None and batch_size is not None and yields_images(dataset):
             collate_fn = collate_channels_last
+        prefetch_factor = check_prefetch_factor(prefetch_factor)
         self.on_error = check_on_error(on_error)
         self.quarantine = quarantine
         super().__init__(
@@ -99,22 +104,31 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        if prefetch_factor is None and self.prefetch_factor is not None:
+            self.prefetch_factor = Unsaid(self.prefetch_factor)
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
         self._started: Progress | None = None
         self._fast_path: FastPath | None = None
         self._fast_settings: tuple[Any, ...] = ()
         self._base_seed: tuple[int, int] | None = None
-        self._check_on_error()
+        self._check_policy()
         self._bad_samples = self._make_bad_samples()
         self._feed = self._make_feed()
         if self._feed is not None:
-            self._check_arguments(self._feed)
+            source = self._feed.source
+            check_order(source, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
 
-        Without shardio's order it goes on to the sampler or batch sampler, if that has a ``set_epoch``.
+        An epoch that is under way goes on, and until the next ``iter`` it is what ``state_dict`` describes. Without
+        shardio's order the epoch goes on to the sampler or batch sampler, if that has a ``set_epoch``.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative.
         """
+        epoch = check_epoch(epoch)
         if self._feed is not None:
             self._feed.get_counter().set_epoch(epoch)
             return
@@ -159,22 +173,27 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         cursor = counter.start(feed.source.num_all_samples)
         progress = Progress(cursor=cursor, split=self._split(feed, cursor))
         if fast_path is not None and crew is not None:
-            batches = self._pin(fast_path.start(crew, ordered_batches(feed.source, cursor, progress.split)))
+            plans = ordered_batches(feed.source, cursor, progress.split)
+            batches = self._pin(fast_path.start(crew, plans, cursor.epoch))
         else:
             batches = feed.start(cursor, progress.split, self._torch_options())
         counter.progress = self._started = progress
         return self._deliver(batches, progress)
 
     def stats(self) -> LoaderStats:
-        """Return where the time went since the loader was last iterated.
+        """Return what happened, and where the time went, since the loader was last iterated.
 
         Raises:
-            TypeError: If torch's workers run: only background processes of shardio's, and the training process
-                itself, say how long what took them.
+            TypeError: If the fast path is not taken, that is if the dataset, its transforms, or how samples are
+                collated is not shardio's own, or workers are not left to it: then torch's loader makes the batches,
+                and does not say how long what takes.
         """
         fast_path = self._choose_fast_path()
         if fast_path is None:
-            raise TypeError(f"there are no statistics of torch's workers, and they run because {self._why_not_fast()}")
+            raise TypeError(
+                "there are no statistics where torch's loader makes the batches, and it does because "
+                f"{self._why_not_fast()}"
+            )
         return fast_path.tally.sum_up()
 
     @property
@@ -191,7 +210,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._base_seed = seed, epoch + 1
         dataset: Any = self.dataset
         sampler: Any = self.batch_sampler
-        return self._pin(fast_path.start(fast_path.ready_crew(), sampled_batches(dataset, sampler, seed, epoch)))
+        plans, known = sampled_batches(dataset, sampler, seed, epoch), dataset.map_epoch.known
+        return self._pin(fast_path.start(fast_path.ready_crew(), plans, None if known is None else known[1]))
 
     def _pin(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Move batches to torch's pinned memory, if the user wants that and there is a device."""
@@ -253,13 +273,14 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         if self.on_error == "raise":
             return None
         num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
-        return BadSamples(self.on_error, Path(self.quarantine), num_samples)
+        return BadSamples(self.on_error, check_quarantine(self.quarantine), num_samples)
 
     def _choose_fast_path(self) -> FastPath | None:
         """Return who delivers by hosts and slots, for the attributes as they are now: they may be set at any time."""
         if self._why_not_fast() is not None:
             return None
-        settings = (self.num_workers, self.prefetch_factor, self.timeout, self.persistent_workers)
+        prefetch = None if isinstance(self.prefetch_factor, Unsaid) else self.prefetch_factor
+        settings = (self.num_workers, prefetch, self.timeout, self.persistent_workers)
         if self._fast_path is None or self._fast_settings != settings:
             dataset: Any = self.dataset
             self._fast_settings = settings
@@ -267,7 +288,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 dataset,
                 batch_size=self.batch_size,
                 num_workers=self.num_workers,
-                prefetch=self.prefetch_factor,
+                prefetch=prefetch,
                 is_persistent=self.persistent_workers,
                 timeout_s=self.timeout,
                 bad_samples=self._bad_samples,
@@ -275,13 +296,15 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return self._fast_path
 
     def _why_not_fast(self) -> str | None:
-        """Return why torch's workers load the samples, if they do."""
+        """Return why torch's loader makes the batches, if it does."""
+        if (why := why_not_fast(self.dataset)) is not None:
+            return why
         for name, default in (("worker_init_fn", None), ("multiprocessing_context", None), ("in_order", True)):
             if getattr(self, name) != default:
                 return f"{name} is {getattr(self, name)!r}"
         if self.collate_fn is not collate_channels_last:
-            return "samples are collated by a function of the user's, or not at all"
-        return why_not_fast(self.dataset)
+            return "batch_size is None" if self.batch_sampler is None else f"collate_fn is {self.collate_fn!r}"
+        return None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy gets hosts of its own.
@@ -295,33 +318,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         return self._feed
 
-    def _check_on_error(self) -> None:
-        has_order = isinstance(self.dataset, ShardDataset) or isinstance(self.sampler, EpochSampler)
-        if self.on_error != "raise" and not has_order and self._why_not_fast() is not None:
-            raise ValueError(
-                f"on_error={self.on_error!r} needs a dataset of shardio's, with its own transforms or its own order "
-                "(a ShardDataset, or sampler=EpochSampler(dataset)): otherwise torch's loader reads the samples"
-            )
-        if self.on_error == "skip" and self.batch_size is None:
-            raise ValueError("on_error='skip' makes batches smaller, and with batch_size=None there are none")
-
-    def _check_arguments(self, feed: ShardFeed | SamplerFeed) -> None:
-        if not self.in_order:
-            raise ValueError("in_order=False would deliver other batches than the state counts: leave it at True")
-        if self.drop_last and feed.source.remainder in ("mask", "keep"):
-            raise ValueError(f"drop_last=True and remainder={feed.source.remainder!r} contradict each other")
-        said = feed.source.batch_size
-        if said is not None and said != (self.batch_size or 1):
-            raise ValueError(
-                f"the order was told batch_size={said} and the loader batch_size={self.batch_size}: "
-                "leave it to shardio.DataLoader, which says it by itself"
-            )
-
-
-def _yields_images(dataset: Any) -> bool:
-    """Say whether a dataset is shardio's, or torch's Subset or ConcatDataset of such."""
-    if isinstance(dataset, Subset):
-        return _yields_images(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return all(map(_yields_images, dataset.datasets))
-    return isinstance(dataset, ShardDataset | ShardMapDataset | ImageFolder)
+    def _check_policy(self) -> None:
+        check_policy(
+            self.on_error,
+            self.dataset,
+            has_order=isinstance(self.dataset, ShardDataset) or isinstance(self.sampler, EpochSampler),
+            has_batches=self.batch_sampler is not None,
+            obstacle=self._why_not_fast(),
+        )

@@ -12,21 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.datasets.bad_samples import BadSamples
+from shardio.datasets.bad_samples import BadSamples, Describe, all_skipped
 from shardio.decoding import FieldDecoder
-from shardio.errors import HostError, SampleError
+from shardio.errors import SampleError
+from shardio.loader.agenda import Agenda
 from shardio.loader.assembly import assemble
 from shardio.loader.batches import BatchPlan
-from shardio.loader.collate import ALL_SKIPPED
 from shardio.loader.crews import Crew
-from shardio.loader.hosts import Death
+from shardio.loader.deaths import MAX_DEATHS, Death, blame, cannot_start, warn_of
 from shardio.loader.layouts import Sizes, lay_out
-from shardio.loader.messages import Chunk, Failed, Made, Outcome, Unreadable
+from shardio.loader.messages import Failed, Made, Outcome, Unreadable
 from shardio.loader.pending import Batch, Part, sort_slots
 from shardio.loader.stats import Tally
-
-MAX_DEATHS = 3
-"""How often a host may die while it makes the same chunk."""
 
 SUPERSEDED = (
     "this iterator ended when the loader was iterated again: with persistent_workers=True there is one at a time. Use "
@@ -42,11 +39,13 @@ class Source:
         decoder: Names the fields.
         locate: Returns what a reader reads samples by, from their numbers.
         describe: Returns a sample's key and where it lies, from its number.
+        epoch: The epoch, where it is known.
     """
 
     decoder: FieldDecoder
     locate: Callable[[NDArray[np.int64]], Any]
-    describe: Callable[[int], tuple[str, str]]
+    describe: Describe
+    epoch: int | None
 
 
 class Delivery:
@@ -83,9 +82,8 @@ class Delivery:
         self._is_open = True
         self._superseded = False
         self._batches: deque[Batch] = deque()  # In their order; the first is the next to be taken.
-        # By serial, what was submitted and is not answered. Parts do not refer to their batches: such a cycle would
-        # keep slots until the garbage collector comes.
-        self._waiting: dict[int, tuple[Batch, Part]] = {}
+        self._agenda = Agenda(crew, source.locate, tally.began)
+        self._num_failed_starts = 0
 
     def __iter__(self) -> Delivery:
         return self
@@ -102,6 +100,11 @@ class Delivery:
         try:
             batch = self._take()
             made = self._assemble(batch)
+        except StopIteration:
+            self.close()
+            if self._bad_samples is not None:
+                self._bad_samples.warn(self._tally.num_replaced + self._tally.num_skipped, self._source.epoch)
+            raise
         except BaseException:
             self.close()
             raise
@@ -127,10 +130,10 @@ class Delivery:
             self._crew.cancel()
             self._crew.give_up(*sort_slots(self._batches))
         self._batches.clear()
-        self._waiting.clear()
+        self._agenda.clear()
 
     def __del__(self) -> None:
-        if hasattr(self, "_waiting"):
+        if hasattr(self, "_num_failed_starts"):
             self.close()
 
     def _take(self) -> Batch:
@@ -147,7 +150,7 @@ class Delivery:
         self._batches.popleft()
         if batch.error is not None:
             self._crew.give_up(*sort_slots([batch]))
-            self._waiting = {serial: asked for serial, asked in self._waiting.items() if asked[0] is not batch}
+            self._agenda.drop(batch)
         if self._crew.works_ahead:
             self._top_up()  # Before the user computes: the crew shall not run dry meanwhile.
         return batch
@@ -166,7 +169,7 @@ class Delivery:
             for start, stop in pairwise(cuts):
                 batch.parts.append(Part(plan=plan.take(slice(start, stop)), row=start))
             self._batches.append(batch)
-            self._submit(batch, batch.parts)
+            self._agenda.add(batch, batch.parts)
 
     @property
     def _num_ahead(self) -> int:
@@ -186,7 +189,7 @@ class Delivery:
         for place in range(len(plan)):
             probe = Batch(slot=None, is_probe=True)
             probe.parts.append(Part(plan=plan.take(slice(place, place + 1)), row=0))
-            self._submit(probe, probe.parts)
+            self._agenda.add(probe, probe.parts)
             self._wait_for(probe)
             if isinstance(probe.error, SampleError):
                 continue  # What becomes of it is decided when its batch is made.
@@ -196,42 +199,30 @@ class Delivery:
             self._crew.lay_out(layout, self._sizes.num_ahead(layout))
             return
 
-    def _submit(self, batch: Batch, parts: list[Part]) -> None:
-        chunks = []
-        slot = batch.slot
-        for part in parts:
-            chunk = Chunk(
-                serial=self._crew.next_serial(),
-                samples=self._source.locate(part.plan.numbers),
-                keys=part.plan.keys,
-                slot_id=None if slot is None else slot.slot_id,
-                row=part.row,
-            )
-            self._waiting[chunk.serial] = batch, part
-            chunks.append(chunk)
-        self._crew.submit(chunks)
-
     def _wait_for(self, batch: Batch) -> None:
         """Wait until a batch is made, or cannot be."""
         deadline = time.monotonic() + self._timeout_s if self._timeout_s else None
         while not batch.is_made and batch.error is None:
+            self._agenda.submit()
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise RuntimeError(f"no batch came within timeout={self._timeout_s} seconds")
             for news in self._crew.receive(left_s):
                 if isinstance(news, Death):
                     self._make_again(news)
-                elif (asked := self._waiting.pop(news.serial, None)) is not None:
+                elif (asked := self._agenda.pop(news.serial)) is not None:
                     self._note(*asked, news)
 
     def _note(self, batch: Batch, part: Part, outcome: Outcome) -> None:
+        self._num_failed_starts = 0
+        if isinstance(outcome, Failed | Unreadable) and outcome.traceback:
+            outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
         match outcome:
             case Made():
                 part.columns = outcome.columns
                 self._tally.times += outcome.times
             case Failed():
                 batch.error = outcome.error
-                outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
             case Unreadable() if self._bad_samples is None or batch.is_probe:
                 batch.error = outcome.error
             case Unreadable():
@@ -240,48 +231,55 @@ class Delivery:
     def _resolve(self, batch: Batch, part: Part, problem: SampleError, bad_samples: BadSamples) -> None:
         """Go on with another sample, or with one less, or not at all."""
         place, plan = problem.place, part.plan
+        number, key, num_tries = int(plan.numbers[place]), plan.keys[place], part.num_tries[place]
+        source = self._source
         try:
-            other = bad_samples.decide(problem, int(plan.numbers[place]), plan.keys[place], part.num_tries[place])
+            other = bad_samples.decide(problem, number, key, num_tries, epoch=source.epoch, describe=source.describe)
         except SampleError as error:
             batch.error = error
             return
         if other is None:
+            self._tally.num_skipped += 1
+            part.skipped.append(problem.key or str(number))
             part.plan = plan.take(np.delete(np.arange(len(plan)), place))
         else:
+            self._tally.num_replaced += 1
             part.num_tries[place] += 1
             plan.numbers[place] = other
         if len(part.plan):
-            self._submit(batch, [part])
+            self._agenda.add(batch, [part])
         else:
             part.columns = []
 
     def _make_again(self, death: Death) -> None:
-        """After a host died: have everything made again that is not there, in other slots."""
-        for serial in death.at_work:
-            if (asked := self._waiting.get(serial)) is not None:
-                batch, part = asked
-                part.num_deaths += 1
-                if part.num_deaths >= MAX_DEATHS:
-                    batch.error = self._blame(part, death)
-        unfinished = dict.fromkeys(batch for batch, _ in self._waiting.values())
-        self._waiting.clear()
+        """After a host died: have everything made again that is not there, in other slots.
+
+        Who was at work when it died is made alone first. If that kills a host, too, there is no doubt who did it.
+        """
+        self._tally.num_host_deaths += death.num_hosts
         self._crew.renew(*sort_slots(self._batches))
-        for batch in unfinished:
+        self._num_failed_starts = 0 if death.was_ready else self._num_failed_starts + 1
+        if self._num_failed_starts == MAX_DEATHS:
+            raise cannot_start(death)
+        is_fatal = False
+        for batch, part in self._agenda.find(death.at_work):
+            part.is_suspect = True
+            part.num_deaths += death.was_ready and len(death.at_work) == 1
+            if part.num_deaths == MAX_DEATHS:
+                keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]
+                batch.error, is_fatal = blame(keys, death), True
+        again = []
+        for batch in self._agenda.clear():
             if batch.error is None:
                 batch.slot = None if batch.slot is None else self._crew.take()
                 for part in batch.parts:
-                    part.columns = None  # Those that are made lie in the old slot, which not all hosts know.
-                self._submit(batch, batch.parts)
-
-    def _blame(self, part: Part, death: Death) -> HostError:
-        if not death.was_ready:
-            return HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
-        keys = [self._source.describe(number)[0] for number in part.plan.numbers.tolist()]
-        return HostError(
-            f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {death.cause}. "
-            f"Memory may have run out (fewer workers or smaller images need less), or one of these samples crashes the "
-            f"decoder: {', '.join(keys)}"
-        )
+                    if len(part.plan):
+                        part.columns = None  # What is made lies in the old slot, which not all hosts know.
+                        again.append((batch, part))
+        for batch, part in sorted(again, key=lambda asked: not asked[1].is_suspect):
+            self._agenda.add(batch, [part])
+        if not is_fatal:  # Else an error says it.
+            warn_of(death)
 
     def _assemble(self, batch: Batch) -> Any:
         """Return what the user gets, or note why there is nothing to get."""
@@ -296,7 +294,7 @@ class Delivery:
         views = {} if batch.slot is None else self._crew.hand_out(batch.slot)
         parts = [part for part in batch.parts if len(part.plan)]
         if not parts:
-            raise SampleError(ALL_SKIPPED)
+            raise all_skipped([key for part in batch.parts for key in part.skipped])
         rows = [slice(part.row, part.row + len(part.plan)) for part in parts]
         is_marked = parts[0].plan.valid is not None
         valid = np.concatenate([part.plan.valid for part in parts]) if is_marked else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +26,9 @@ _TRANSFORMS: frozenset[type] = frozenset([CenterCrop, RandomHorizontalFlip, Rand
 def why_not_fast(dataset: Any) -> str | None:
     """Return why hosts cannot make a dataset's samples; None if nothing of it is the user's own code."""
     if type(dataset) not in (ShardDataset, ShardMapDataset, ImageFolder):
-        return f"{type(dataset).__name__} is no dataset of shardio's"
+        return (
+            f"the dataset is a {type(dataset).__name__}, and not exactly a ShardDataset, ShardMapDataset or ImageFolder"
+        )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, as on Linux with glibc 2.27 and newer"
     decoder = dataset.decoder
@@ -76,9 +79,11 @@ class FastPath:
         self._crew: Crew | None = None
         self._last: Callable[[], Delivery | None] = _nothing
         self.tally = Tally(num_workers=num_workers)
+        self._began = self.tally.began
 
     def ready_crew(self) -> Crew:
         """Have who makes the next epoch's batches; an unfinished epoch before it ends, where hosts are persistent."""
+        self._began = time.perf_counter()
         if self._is_persistent and (last := self._last()) is not None:
             last.close(superseded=True)
         former = self._crew
@@ -89,12 +94,12 @@ class FastPath:
         assert self._crew is not None, "it was just made"
         return self._crew
 
-    def start(self, crew: Crew, plans: Iterator[BatchPlan]) -> Delivery:
-        """Begin an epoch, with the crew of :meth:`ready_crew`."""
-        self.tally = Tally(num_workers=self._num_workers)
+    def start(self, crew: Crew, plans: Iterator[BatchPlan], epoch: int | None) -> Delivery:
+        """Begin an epoch, the number of which may not be known, with the crew of :meth:`ready_crew`."""
+        self.tally = Tally(num_workers=self._num_workers, began=self._began)
         dataset = self._dataset
         delivery = Delivery(
-            Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe),
+            Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe, epoch=epoch),
             plans,
             self._batch_size,
             crew,

@@ -15,7 +15,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio.datasets import EpochSampler, ShardDataset
-from shardio.datasets.bad_samples import SKIPPED, BadSamples, read_with
+from shardio.datasets.bad_samples import BadSamples, Skipped, read_with
 from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import augment_keys, known_epoch
 from shardio.datasets.valid import mark_valid
@@ -48,12 +48,16 @@ class ShardFeed:
     def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> Iterator[Any]:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
         world = World(rank=split.rank, world_size=split.world_size)
-        if self._bound is None or not options["persistent_workers"] or world != self._world:
+        are_new = self._bound is None or not options["persistent_workers"] or world != self._world
+        if self._bad_samples is not None:
+            self._bad_samples.begin_count(options["num_workers"], are_new=are_new)
+        if are_new:
             self._world, self._bound = world, self.source.bound(split, self._bad_samples)
             self._workers = torch.utils.data.DataLoader(self._bound, **options)
+        assert self._bound is not None, "made before the first epoch"
+        assert self._workers is not None, "made with it"
         self._bound.start_at(cursor)
-        assert self._workers is not None, "made with the bound dataset"
-        return iter(self._workers)
+        return _warn_after(iter(self._workers), self._bad_samples, cursor.epoch)
 
 
 class SamplerFeed:
@@ -62,6 +66,7 @@ class SamplerFeed:
     def __init__(self, dataset: Any, sampler: EpochSampler, bad_samples: BadSamples | None) -> None:
         self.source = sampler
         self._dataset = _TicketDataset(dataset, bad_samples)
+        self._bad_samples = bad_samples
         self._tickets = _Tickets(sampler)
         self._workers: torch.utils.data.DataLoader[Any] | None = None
 
@@ -73,10 +78,21 @@ class SamplerFeed:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
         is_batched = options["batch_size"] is not None
         self._tickets.begin(cursor, split, is_batched=is_batched)
-        if self._workers is None or not options["persistent_workers"]:
+        are_new = self._workers is None or not options["persistent_workers"]
+        if self._bad_samples is not None:
+            self._bad_samples.begin_count(options["num_workers"], are_new=are_new)
+        if are_new:
             tickets = {"batch_size": 1, "batch_sampler": self._tickets} if is_batched else {"sampler": self._tickets}
             self._workers = torch.utils.data.DataLoader(self._dataset, **{**options, **tickets})
-        return iter(self._workers)
+        assert self._workers is not None, "made before the first epoch"
+        return _warn_after(iter(self._workers), self._bad_samples, cursor.epoch)
+
+
+def _warn_after(batches: Iterator[Any], bad_samples: BadSamples | None, epoch: int) -> Iterator[Any]:
+    """Yield batches; at their end warn of samples that could not be read."""
+    yield from batches
+    if bad_samples is not None:
+        bad_samples.warn_of_counted(epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +145,16 @@ class _TicketDataset(torch.utils.data.Dataset[Any]):
         numbers = np.array([ticket.number for ticket in tickets])
         seed, epoch = tickets[0].seed, tickets[0].epoch
         with known_epoch(seed, epoch):
-            samples = read_with(self._bad_samples, self._read, numbers, augment_keys(seed, epoch, numbers))
+            samples = read_with(
+                self._bad_samples,
+                self._read,
+                numbers,
+                augment_keys(seed, epoch, numbers),
+                epoch=epoch,
+                describe=self.dataset.describe if isinstance(self.dataset, MapDataset) else None,
+            )
         return [
-            sample if ticket.is_valid is None or sample is SKIPPED else mark_valid(sample, ticket.is_valid)
+            sample if ticket.is_valid is None or isinstance(sample, Skipped) else mark_valid(sample, ticket.is_valid)
             for sample, ticket in zip(samples, tickets, strict=True)
         ]
 

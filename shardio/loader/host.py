@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from shardio.images import use_one_thread
 from shardio.loader.maker import ChunkMaker, describe_failure
 from shardio.loader.memory import Layout, map_memory
-from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
+from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong, Unreadable
 from shardio.loader.wire import receive, send
 
 LOOK_AROUND_S = 1.0
@@ -73,7 +74,10 @@ class Host:
             case Cancel():
                 self._cancelled = self._newest
             case Ping():
-                send(self._end, Pong())
+                # This thread must never wait for the training process, which may be waiting for it. And if there is no
+                # room, there are signs of life enough to be read.
+                with suppress(BlockingIOError):
+                    send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
 
     def _make_chunks(self, maker: ChunkMaker) -> None:
         try:
@@ -89,19 +93,25 @@ class Host:
             # A slot may be forgotten at any time, but not before its chunks are cancelled.
             slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
             if chunk.serial > self._cancelled:
-                self._report(self._make(maker, chunk, slot, time.perf_counter() - began))
+                wait_s = time.perf_counter() - max(began, chunk.epoch_began)
+                self._report(self._make(maker, chunk, slot, wait_s))
             del slot  # Or it would stay mapped until the next chunk comes.
 
     def _make(
         self, maker: ChunkMaker, chunk: Chunk, slot: tuple[Layout, NDArray[np.uint8]] | None, wait_s: float
     ) -> Outcome:
-        if slot is None:
-            return maker.make(chunk, {}, wait_s)
-        layout, memory = slot
-        rows = {place: column[chunk.rows] for place, column in layout.views(memory).items()}
-        return maker.make(chunk, rows, wait_s)
+        try:
+            if slot is None:
+                return maker.make(chunk, {}, wait_s)
+            layout, memory = slot
+            rows = {place: column[chunk.rows] for place, column in layout.views(memory).items()}
+            return maker.make(chunk, rows, wait_s)
+        except BaseException as error:  # Whatever it is, the training process raises it.
+            return describe_failure(chunk.serial, error)
 
     def _report(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Unreadable):  # Errors that are sent lose their causes.
+            outcome = replace(outcome, traceback="".join(traceback.format_exception(outcome.error)))
         try:
             send(self._end, outcome)
         except ConnectionError:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from shardio.loader.deaths import Death
 from shardio.loader.memory import Layout
 from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
 from shardio.loader.wire import make_pair, receive, send
@@ -42,32 +44,17 @@ _START = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.loader.h
 """The program of a host: it finds modules where this process does, and not in the working directory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
-    """A host died, and was replaced. All chunks that were submitted before and not answered must be submitted again.
-
-    Attributes:
-        cause: How, for people.
-        at_work: The serials of the chunks that it was making.
-        was_ready: Whether it had started.
-    """
-
-    cause: str
-    at_work: tuple[int, ...]
-    was_ready: bool
-
-
 class _Host:
     """One host: its process, this end of the socket pair, and the serials of what it has not answered."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, folder: str) -> None:
         self.num_threads = plan.num_threads
         self.waiting: dict[int, None] = {}  # In the order in which they were given to it.
         self.is_ready = False
         self.asked_at: float | None = None
         self.end, theirs = make_pair()
         try:
-            self.process = _start_process(theirs.fileno())
+            self.process = _start_process(theirs.fileno(), folder)
         except BaseException:
             self.end.close()
             raise
@@ -80,6 +67,26 @@ class _Host:
     @property
     def load(self) -> float:
         return len(self.waiting) / self.num_threads
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may give no sign of life."""
+        return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
+
+    def tell(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
+        """Send it a message; return False if it reads nothing for too long.
+
+        While its socket is full this waits. It is no deadlock that nobody reads meanwhile what the host has to say: the
+        host's main thread does nothing but read, and never waits for room to write; its other threads may.
+        """
+        room = select.poll()
+        room.register(self.end, select.POLLOUT)
+        while True:
+            with suppress(BlockingIOError):
+                send(self.end, message, descriptors)
+                return True
+            if not room.poll(1000 * self.patience_s):
+                return False
 
     def wait(self, deadline: float) -> None:
         """Wait until it has ended by itself, after its end was closed; not for ever."""
@@ -110,12 +117,13 @@ class HostPool:
     def __init__(self, plan: Plan) -> None:
         _watch_forks()
         self._plan = plan
+        self._folder = str(Path.cwd())  # All hosts find files by paths that are relative to the same one.
         self._hosts: list[_Host] = []
         self._dying: dict[_Host, str] = {}  # Those that cannot be talked to, and why they are given up.
         self._finalizer = weakref.finalize(self, _close_all, self._hosts, os.getpid())
         _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))  # Also of pools that failed to start.
         for num_threads in divide_threads(plan.num_threads, len(os.sched_getaffinity(0))):
-            self._hosts.append(_Host(replace(plan, num_threads=num_threads)))
+            self._hosts.append(_Host(replace(plan, num_threads=num_threads), self._folder))
 
     def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
         """Tell all hosts of a new slot."""
@@ -186,14 +194,13 @@ class HostPool:
         """Ask hosts that owe something for a sign of life, and give up those that were asked and gave none."""
         now = time.monotonic()
         for host in self._hosts:
-            patience_s = PATIENCE_S if host.is_ready else STARTUP_PATIENCE_S
             if not host.waiting:
                 continue
             if host.asked_at is None:
                 host.asked_at = now
                 self._tell(host, Ping())
-            elif now - host.asked_at >= patience_s:
-                self._dying[host] = f"it gave no sign of life for {patience_s:.0f} s and was given up: "
+            elif now - host.asked_at >= host.patience_s:
+                self._dying[host] = f"it gave no sign of life for {host.patience_s:.0f} s and was given up: "
 
     def _tell_all(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         for host in self._hosts:
@@ -203,9 +210,8 @@ class HostPool:
         if host in self._dying:
             return
         try:
-            send(host.end, message, descriptors)
-        except BlockingIOError:
-            self._dying[host] = "it did not read what it was told and was given up: "
+            if not host.tell(message, descriptors):
+                self._dying[host] = f"it read nothing for {host.patience_s:.0f} s and was given up: "
         except ConnectionError:
             self._dying[host] = ""
 
@@ -218,7 +224,8 @@ class HostPool:
                 deaths[host] = Death(cause=why + host.kill(is_ending=not why), at_work=at_work, was_ready=host.is_ready)
             self.cancel()  # By which more of them may turn out to be dead.
         for host in deaths:  # After that: new ones may die at once, too.
-            self._hosts[self._hosts.index(host)] = _Host(replace(self._plan, num_threads=host.num_threads))
+            plan = replace(self._plan, num_threads=host.num_threads)
+            self._hosts[self._hosts.index(host)] = _Host(plan, self._folder)
             del self._dying[host]
         if not deaths:
             return []
@@ -228,6 +235,7 @@ class HostPool:
                 cause="; ".join(death.cause for death in deaths.values()),
                 at_work=tuple(serial for death in deaths.values() for serial in death.at_work),
                 was_ready=any(death.was_ready for death in deaths.values()),
+                num_hosts=len(deaths),
             )
         ]
 
@@ -239,13 +247,14 @@ def divide_threads(num_threads: int, num_processors: int) -> list[int]:
     return [num_threads // num_hosts + (number < num_threads % num_hosts) for number in range(num_hosts)]
 
 
-def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
-    path = [str(entry) or str(Path.cwd()) for entry in sys.path] + [str(Path(__file__).parents[2])]
+def _start_process(descriptor: int, folder: str) -> subprocess.Popen[bytes]:
+    path = [str(entry) or folder for entry in sys.path] + [str(Path(__file__).parents[2])]
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start a thread for each core, for nothing.
     return subprocess.Popen(
         [sys.executable, "-c", _START, repr(path), str(descriptor), str(os.getpid())],
         pass_fds=[descriptor],
         env=environment,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the training process, which closes its hosts.
@@ -256,6 +265,8 @@ def _close_all(hosts: list[_Host], process_id: int) -> None:
     if os.getpid() != process_id:
         return
     for host in hosts:
+        with suppress(OSError):  # It has died.
+            host.end.shutdown(socket.SHUT_RDWR)  # Closing alone tells it nothing while another process has a copy.
         host.end.close()
     deadline = time.monotonic() + CLOSE_S
     for host in hosts:

@@ -20,6 +20,13 @@ MIN_FIXED_BYTES = 4096
 """Smaller items than this travel beside the slot, unless they are images: a user who keeps only them keeps no slot."""
 
 
+class Unsaid(int):
+    """A ``prefetch_factor`` that nobody said: torch puts its own default there, which counts for its own workers.
+
+    A number of its own kind, since frameworks make loaders again from the attributes of others.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
     """How much is made at a time.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
-from shardio.loader.messages import Chunk, Column, Failed, Made, Outcome, StageTimes, Unreadable
+from shardio.loader.messages import Chunk, Column, Failed, Made, StageTimes, Unreadable
 from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
 
@@ -28,20 +28,21 @@ class ChunkMaker:
         self._reader = reader
         self._decoder = decoder
 
-    def make(self, chunk: Chunk, rows: Rows, wait_s: float = 0.0) -> Outcome:
+    def make(self, chunk: Chunk, rows: Rows, wait_s: float = 0.0) -> Made | Unreadable:
         """Make a chunk.
 
         Args:
             chunk: What is to be made.
             rows: Where columns of fixed size go; one that turns out otherwise is returned instead.
             wait_s: How long the thread waited for the chunk.
+
+        Raises:
+            Exception: Whatever happens that no single sample is to blame for.
         """
         try:
             columns, times = self._make(chunk, rows)
         except SampleError as error:
             return Unreadable(serial=chunk.serial, error=error)
-        except BaseException as error:  # Whatever it is, the training process raises it.
-            return describe_failure(chunk.serial, error)
         return Made(serial=chunk.serial, columns=columns, times=times + StageTimes(wait_s=wait_s))
 
     def _make(self, chunk: Chunk, rows: Rows) -> tuple[list[Column], StageTimes]:

@@ -21,7 +21,11 @@ ALIGNMENT = 4096
 def make_memory(num_bytes: int) -> int:
     """Return the descriptor of new anonymous memory, which is freed when nobody has it open or mapped any more."""
     descriptor = os.memfd_create("shardio", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, num_bytes)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -5,7 +5,7 @@ Without slots: Python pickles a dataclass that has them ten times as slowly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class Chunk:
         keys: uint64 [n], one for each sample's random transforms.
         slot_id: Where to put the columns of fixed size, or None for beside.
         row: The first row there.
+        epoch_began: When its epoch began, by ``time.perf_counter``, which is the system's clock on Linux.
     """
 
     serial: int
@@ -65,6 +66,7 @@ class Chunk:
     keys: Words
     slot_id: int | None
     row: int
+    epoch_began: float
 
     @property
     def rows(self) -> slice:
@@ -102,10 +104,7 @@ class StageTimes:
 
     def __add__(self, other: StageTimes) -> StageTimes:
         return StageTimes(
-            read_s=self.read_s + other.read_s,
-            transform_s=self.transform_s + other.transform_s,
-            decode_s=self.decode_s + other.decode_s,
-            wait_s=self.wait_s + other.wait_s,
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
         )
 
 
@@ -120,19 +119,26 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable:
-    """A chunk is not there because of one of its samples; the error says which."""
+    """A chunk is not there because of one of its samples; the error says which. From a host comes its traceback."""
 
     serial: int
     error: SampleError
+    traceback: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A chunk is not there because of an error that no single sample is to blame for."""
+    """A chunk is not there because of an error that no single sample is to blame for.
+
+    Attributes:
+        serial: The chunk's number.
+        error: The error.
+        traceback: Where it happened in another process; None if it carries its own.
+    """
 
     serial: int
     error: BaseException
-    traceback: str
+    traceback: str | None
 
 
 Outcome = Made | Unreadable | Failed

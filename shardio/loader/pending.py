@@ -19,7 +19,9 @@ class Part:
     row: int
     columns: list[Column] | None = None
     num_tries: Counter[int] = field(default_factory=Counter)  # By place, where samples are replaced.
-    num_deaths: int = 0
+    skipped: list[str] = field(default_factory=list)  # Keys.
+    num_deaths: int = 0  # Of hosts that made nothing else.
+    is_suspect: bool = False  # Of having killed a host, perhaps.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -111,12 +112,15 @@ class SlotRing:
         self._held[slot.slot_id] = slot
         return slot.hand_out(self._freed)
 
-    def put_back(self, slot: Slot) -> None:
-        """Take back a slot whose content is not wanted any more, and which nobody is filling."""
-        if slot.is_retired or slot.layout is not self._layout or len(self._free) >= self._num_spare:
-            self.drop([slot])
-        else:
-            self._free.append(slot)
+    def put_back(self, slots: Iterable[Slot]) -> None:
+        """Take back slots whose content is not wanted any more, and which nobody is filling."""
+        superfluous = []
+        for slot in slots:
+            if slot.is_retired or slot.layout is not self._layout or len(self._free) >= self._num_spare:
+                superfluous.append(slot)
+            else:
+                self._free.append(slot)
+        self.drop(superfluous)
 
     def drop(self, slots: Sequence[Slot]) -> None:
         """Have nothing more to do with slots that were taken: somebody may still be filling them."""
@@ -142,13 +146,13 @@ class SlotRing:
 
     def collect(self) -> None:
         """Take back what the user has freed."""
-        while True:
-            try:
+        freed = []
+        with suppress(Empty):
+            while True:
                 watch = self._freed.get_nowait()
-            except Empty:
-                return
-            if self._held[watch.slot_id].release(watch):
-                self.put_back(self._held.pop(watch.slot_id))
+                if self._held[watch.slot_id].release(watch):
+                    freed.append(self._held.pop(watch.slot_id))
+        self.put_back(freed)
 
     def _make(self) -> Slot:
         descriptor = make_memory(self._layout.num_bytes)

@@ -24,6 +24,10 @@ class LoaderStats:
         decode_s: Likewise, for decoding, cropping, resizing.
         wait_for_slot_s: Likewise, for waiting until there was something to do, as there is when a batch is taken:
             the loader is ahead of the training.
+        num_replaced: How often another sample was put in the place of one that could not be read, with
+            ``on_error="replace"``, in the batches that were begun.
+        num_skipped: Likewise, how many samples were left out, with ``on_error="skip"``.
+        num_host_deaths: How many background processes died, and were replaced.
     """
 
     num_batches: int
@@ -36,6 +40,9 @@ class LoaderStats:
     transform_s: float
     decode_s: float
     wait_for_slot_s: float
+    num_replaced: int = 0
+    num_skipped: int = 0
+    num_host_deaths: int = 0
 
     @property
     def samples_per_s(self) -> float:
@@ -55,6 +62,9 @@ class Tally:
     num_samples: int = 0
     wait_s: float = 0.0
     times: StageTimes = field(default_factory=StageTimes)
+    num_replaced: int = 0
+    num_skipped: int = 0
+    num_host_deaths: int = 0
 
     def count_batch(self, num_samples: int, wait_s: float) -> None:
         """Count a batch that was delivered after waiting for it."""
@@ -78,4 +88,7 @@ class Tally:
             transform_s=self.times.transform_s,
             decode_s=self.times.decode_s,
             wait_for_slot_s=self.times.wait_s,
+            num_replaced=self.num_replaced,
+            num_skipped=self.num_skipped,
+            num_host_deaths=self.num_host_deaths,
         )

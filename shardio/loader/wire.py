@@ -30,20 +30,26 @@ def make_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-def send(end: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, flags: int = 0) -> None:
     """Send a message.
+
+    Args:
+        end: Where to.
+        message: What can be pickled.
+        descriptors: Open files that come along.
+        flags: Of the system's own function, as MSG_DONTWAIT.
 
     Raises:
         OSError: If the other end is gone, or (BlockingIOError) does not read, and this one does not wait for it.
     """
     content = pickle.dumps(message, protocol=5)
     if len(content) <= MAX_INLINE:
-        _send(end, [_INLINE, content], descriptors)
+        _send(end, [_INLINE, content], descriptors, flags)
         return
     memory = make_memory(0)
     try:
         _write_all(memory, content)
-        _send(end, [_BESIDE], [memory, *descriptors])
+        _send(end, [_BESIDE], [memory, *descriptors], flags)
     finally:
         os.close(memory)
 
@@ -60,7 +66,8 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     try:
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        return None
+        # The other end closed before it had read everything. That is said once, and before what it has sent.
+        packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
     if flags & socket.MSG_CTRUNC:
@@ -76,9 +83,9 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
         os.close(memory)
 
 
-def _send(end: socket.socket, parts: list[bytes], descriptors: Sequence[int]) -> None:
+def _send(end: socket.socket, parts: list[bytes], descriptors: Sequence[int], flags: int) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
-    end.sendmsg(parts, rights)
+    end.sendmsg(parts, rights, flags)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

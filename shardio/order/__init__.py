@@ -1,7 +1,7 @@
 """Which sample comes when, and to whom: integers in, integers out, numpy only."""
 
 from shardio.order.bijection import permute
-from shardio.order.cursor import Cursor, EpochCounter, Progress
+from shardio.order.cursor import Cursor, EpochCounter, Progress, check_epoch
 from shardio.order.epoch_order import EpochOrder
 from shardio.order.quality import IDEAL_DISTANCE, OrderQuality, measure_quality, shards_of
 from shardio.order.settings import OrderSettings, choose_settings
@@ -21,6 +21,7 @@ __all__ = [
     "Remainder",
     "Split",
     "Words",
+    "check_epoch",
     "check_remainder",
     "choose_settings",
     "derive_key",

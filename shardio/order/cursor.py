@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from shardio.order.split import Split
@@ -38,6 +39,27 @@ class Progress:
         position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
         return Cursor(epoch=self.cursor.epoch, position=position)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left of it for this rank."""
+        return self.is_finished or self.num_batches == self.split.num_batches
+
+
+def check_epoch(epoch: int) -> int:
+    """Return an epoch's number; integers of numpy's are taken, too.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is negative.
+    """
+    try:
+        number = operator.index(epoch)
+    except TypeError:
+        raise TypeError(f"epoch must be an integer, got {epoch!r}") from None
+    if number < 0:
+        raise ValueError(f"epoch must be at least 0, got {number}")
+    return number
+
 
 class EpochCounter:
     """Decides which epoch comes next, and where in it to begin; and knows where the last one has come to.
@@ -48,7 +70,7 @@ class EpochCounter:
 
     Attributes:
         next: Where the next start begins.
-        progress: The epoch that was started last; None before the first, and once the user named another place.
+        progress: The epoch that was started last; None before the first, and once a cursor was loaded.
     """
 
     def __init__(self) -> None:
@@ -59,18 +81,22 @@ class EpochCounter:
 
     @property
     def now(self) -> Cursor:
-        """Where training is: what a state holds."""
-        return self.next if self.progress is None else self.progress.now
+        """Where training is: what a state holds.
+
+        An epoch that is under way goes on when ``set_epoch`` names the next one, so until that is started, or the
+        running one is over, the state is the running one's.
+        """
+        if self.progress is None or (self._is_set and self.progress.is_over):
+            return self.next
+        return self.progress.now
 
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next start begins."""
-        if epoch < 0:
-            raise ValueError(f"epoch must be at least 0, got {epoch}")
+        epoch = check_epoch(epoch)
         if not (self._is_loaded and epoch == self.next.epoch):
             self.next = Cursor(epoch=epoch)
             self._is_loaded = False
         self._is_set = True
-        self.progress = None
 
     def load(self, cursor: Cursor) -> None:
         """Go on from ``cursor`` at the next start."""
@@ -78,11 +104,16 @@ class EpochCounter:
         self._is_loaded, self._is_set = True, False
         self.progress = None
 
-    def start(self, num_samples: int) -> Cursor:
-        """Begin an epoch of ``num_samples`` samples; return where. The caller sets ``progress``."""
+    def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
+        """Begin an epoch of ``num_samples`` samples; return where. The caller sets ``progress``.
+
+        Args:
+            num_samples: Of the whole epoch.
+            repeats: Whether the start after this one is the same epoch again, unless ``set_epoch`` names one.
+        """
         cursor = self.next
         if cursor.position >= num_samples and not self._is_set:
             cursor = Cursor(epoch=cursor.epoch + 1)
-        self.next = Cursor(epoch=cursor.epoch + 1)
+        self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)
         self._is_loaded = self._is_set = False
         return cursor

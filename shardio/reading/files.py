@@ -37,7 +37,7 @@ class FileReader:
         return StoredSamples(
             {IMAGE_FIELDS[0]: images, LABEL_FIELD: labels},
             len(samples),
-            describe=lambda place: self.describe(samples[place], fields),
+            describe=lambda place, some: self.describe(samples[place], some),
             list_keys=lambda: [path for path, _ in samples],
         )
 

@@ -58,7 +58,7 @@ class SampleReader:
         return StoredSamples(
             dict(zip(fields, columns, strict=True)),
             len(samples),
-            describe=lambda place: self.describe(int(samples[place]), fields),
+            describe=lambda place, some: self.describe(int(samples[place]), some),
             list_keys=lambda: self.keys(samples),
         )
 

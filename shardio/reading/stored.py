@@ -17,7 +17,7 @@ class StoredSamples(Sequence[Sample]):
     Args:
         columns: The contents by field, in the order that the fields were asked for.
         number: How many samples there are.
-        describe: Returns the key and the origin of one of them.
+        describe: Returns the key of one of them, and where some of its fields lie.
         list_keys: Returns the keys of all of them.
     """
 
@@ -26,7 +26,7 @@ class StoredSamples(Sequence[Sample]):
         columns: Columns,
         number: int,
         *,
-        describe: Callable[[int], tuple[str, str]],
+        describe: Callable[[int, Sequence[str]], tuple[str, str]],
         list_keys: Callable[[], list[str]],
     ) -> None:
         self.columns = columns
@@ -37,6 +37,10 @@ class StoredSamples(Sequence[Sample]):
     def keys(self) -> list[str]:
         """Return the samples' keys."""
         return self._list_keys()
+
+    def describe(self, place: int, fields: Sequence[str] | None = None) -> tuple[str, str]:
+        """Return a sample's key and where some of its fields lie, for messages; by default those that were read."""
+        return self._describe(place, tuple(self.columns) if fields is None else fields)
 
     def __len__(self) -> int:
         return self._number
@@ -51,6 +55,6 @@ class StoredSamples(Sequence[Sample]):
         if not -self._number <= place < self._number:
             raise IndexError(f"sample {place} of {self._number}")
         place %= self._number
-        key, origin = self._describe(place)
+        key, origin = self.describe(place)
         fields = {field: content for field, column in self.columns.items() if (content := column[place]) is not None}
         return Sample(key=key, fields=fields, origin=origin)

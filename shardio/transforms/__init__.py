@@ -11,6 +11,7 @@ from shardio.transforms.base import (
     finish_images,
     keys_from_torch,
     plan_images,
+    refuse_pillow,
 )
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
@@ -26,4 +27,5 @@ __all__ = [
     "finish_images",
     "keys_from_torch",
     "plan_images",
+    "refuse_pillow",
 ]

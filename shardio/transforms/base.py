@@ -13,6 +13,11 @@ from numpy.typing import NDArray
 from shardio.images import CropPlans, DecodedPicture, DecodeError, Picture, Pixels, Sizes, decode_all, decode_chunk
 from shardio.order import Words, derive_key
 
+_REMEDY = (
+    "with decode='pil' or after a callable that returns something else, use that library's own transforms, or leave "
+    "decode at 'array'"
+)
+
 
 class Transform(ABC):
     """A transform of uint8 [height, width, 3] arrays.
@@ -160,11 +165,29 @@ def finish_images(images: list[Any], plans: CropPlans | None, rows: Pixels | Non
     return list(rows)
 
 
+def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
+    """Raise TypeError if what is done first to an image is a transform of this package, which takes no Pillow image."""
+    step = next(_steps(transform), None)
+    if isinstance(step, Transform):
+        raise TypeError(
+            f"{step!r} takes uint8 [height, width, 3] arrays, and decode='pil' gives it Pillow images: {_REMEDY}"
+        )
+
+
 def keys_from_torch(num_keys: int) -> Words:
     """Draw keys from torch's global generator, uint64 [num_keys]."""
     import torch
 
     return torch.randint(-(2**63), 2**63 - 1, (num_keys,)).numpy().view(np.uint64)
+
+
+def _steps(transform: Callable[[Any], Any] | None) -> Iterator[Callable[[Any], Any]]:
+    """Yield the single transforms of a nest of Compose."""
+    if isinstance(transform, Compose):
+        for inner in transform.transforms:
+            yield from _steps(inner)
+    elif transform is not None:
+        yield transform
 
 
 def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
@@ -226,7 +249,4 @@ def _as_picture(transform: Transform, image: Any) -> Picture:
     if is_rgb and image.size:
         return DecodedPicture(image)
     got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-    raise TypeError(
-        f"{transform!r} takes uint8 [height, width, 3] arrays with pixels, got {got}: with decode='pil' or after a "
-        "callable that returns something else, use that library's own transforms"
-    )
+    raise TypeError(f"{transform!r} takes uint8 [height, width, 3] arrays with pixels, got {got}: {_REMEDY}")

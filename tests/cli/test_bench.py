@@ -42,7 +42,7 @@ def bench(*arguments: object) -> str:
 
 def stats(seconds: dict[str, float], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
     """Return the figures of an epoch whose workers were busy with the stages of these names, and did nothing else."""
-    times = dict.fromkeys(("read_s", "transform_s", "decode_s", "wait_for_slot_s"), 0.0) | seconds
+    times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "wait_for_slot_s"), 0.0) | seconds
     return LoaderStats(
         num_batches=10,
         num_samples=1000,

@@ -100,6 +100,9 @@ def test_a_damaged_or_vanished_image_is_named(tmp_path: Path) -> None:
     first.write_bytes(first.read_bytes()[:-100])
     with pytest.raises(SampleError, match=r"name-000\.jpg in .* cannot be decoded: Premature end"):
         folder[0]
+    first.write_bytes(b"")
+    with pytest.raises(SampleError, match=r"name-000\.jpg in .* cannot be decoded: it is empty"):
+        folder[0]
     second.unlink()
     with pytest.raises(SampleError, match=r"name-001\.jpg cannot be read"):
         folder[1]

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import pickle
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import torch
 from PIL import Image
 
 import shardio
-from shardio import SampleError, ShardDataset, ShardMapDataset
+from shardio import ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.sources import encode
+from tests.tars import write_tar
 
 
 @pytest.fixture
@@ -88,6 +90,46 @@ def test_a_label_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 def test_pil_images_go_to_the_transform(packed: Path) -> None:
     assert next(iter(ShardDataset(packed, fields="image", decode="pil", transform=lambda i: i.size))) == (48, 32)
+
+
+@pytest.mark.parametrize(
+    "transform", [RandomResizedCrop(16), Compose([Compose([]), Compose([RandomHorizontalFlip(), id])])]
+)
+def test_our_transforms_take_no_pil_images(packed: Path, images: Path, transform: Any) -> None:
+    for make in (ShardDataset, ShardMapDataset, ImageFolder):
+        with pytest.raises(
+            TypeError, match=r"Random.* takes uint8 .* decode='pil' gives it .* leave decode at 'array'"
+        ):
+            make(images if make is ImageFolder else packed, decode="pil", transform=transform)
+
+
+def test_our_transforms_take_what_a_callable_makes_of_pil_images(packed: Path) -> None:
+    transform = Compose([np.asarray, RandomResizedCrop(16)])
+    assert ShardMapDataset(packed, fields="image", decode="pil", transform=transform)[0].shape == (3, 16, 16)
+
+
+@pytest.mark.parametrize("first", ["cls", "jpg"])
+@pytest.mark.parametrize("fields", [("image",), ("image", "label"), ("label", "key", "image")])
+def test_errors_name_the_place_of_what_is_damaged(tmp_path: Path, first: str, fields: tuple[str, ...]) -> None:
+    contents = {"jpg": encode(0)[:-100], "cls": b"0", "json": b"{"}
+    names = sorted(contents, key=lambda name: name != first)
+    write_tar(tmp_path / "a.tar", [(f"x.{name}", contents[name]) for name in names])
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        offsets = {member.name: member.offset_data for member in tar}
+    for some, field in ((fields, "jpg"), (("key", "cls", "json"), "json")):
+        where = f"sample x in {tmp_path / 'a.tar'} at byte {offsets[f'x.{field}']}"
+        with pytest.raises(SampleError, match=f"{where} cannot be decoded") as error_info:
+            ShardMapDataset(tmp_path / "a.tar", fields=some)[0]
+        assert error_info.value.where == where.removeprefix("sample x in ")
+
+
+def test_an_empty_image_is_said_to_be_empty(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("x.jpg", b""), ("x.cls", b"0"), ("y.cls", b"0")])
+    dataset = ShardMapDataset(tmp_path / "a.tar")
+    with pytest.raises(SampleError, match=r"the image of sample x in .* cannot be decoded: it is empty"):
+        dataset[0]
+    with pytest.raises(SampleError, match=r"sample y in .* has no image"):
+        dataset[1]
 
 
 @pytest.mark.parametrize(

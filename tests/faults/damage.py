@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.order import EpochOrder, choose_settings
@@ -69,6 +70,13 @@ def order_of(kind: Kind) -> list[list[int]]:
     settings = choose_settings(np.array(sizes), shuffle=True, seed=0)
     order = EpochOrder(np.array(sizes), settings, 0).samples_at(np.arange(NUM_SAMPLES)).tolist()
     return [order[first : first + BATCH_SIZE] for first in range(0, NUM_SAMPLES, BATCH_SIZE)]
+
+
+def told_of_bad(num_bad: int | None = None, epoch: int = 0) -> Any:
+    """Expect the warning of samples that were replaced or skipped in an epoch; of so many, if that is given."""
+    number = r"\d+" if num_bad is None else num_bad
+    said = rf"samples of epoch {epoch} that cannot be read and were (replaced by others|skipped): {number}\. "
+    return pytest.warns(RuntimeWarning, match=said)
 
 
 class Subject:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 import torch
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
@@ -128,13 +129,18 @@ def wait_until(is_so: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)
+        time.sleep(0.005)  # Other processes do it, and need the processor that asking again takes.
 
 
 def send_signal(process_id: int, number: signal.Signals) -> None:
     """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(process_id, number)
+
+
+def told_of_deaths() -> Any:
+    """Expect the warning of hosts that died and were replaced."""
+    return pytest.warns(RuntimeWarning, match="host process .*; it was replaced, and what it was making is made again")
 
 
 @contextmanager
@@ -149,14 +155,17 @@ def meanwhile(disturb: Callable[[], None]) -> Iterator[None]:
 
 
 def install_slowness(modules: Path, seconds: float) -> None:
-    """Let hosts take that long for each chunk, so that they are at work when something happens to them."""
+    """Let hosts take that long for each chunk, so that they are at work when something happens to them.
+
+    They sleep: to be slow is all that is wanted of them, and small machines have no processor to spare for it.
+    """
     _install(modules, f"    time.sleep({seconds})")
 
 
-def install_poison(modules: Path, key: str, max_deaths: int) -> None:
+def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0.0) -> None:
     """Let hosts abort, up to so many of them, when they are to make a chunk with that sample in it.
 
-    Each leaves a file ``death-<n>`` behind.
+    Each leaves a file ``death-<n>`` behind. All other chunks take ``others_s`` longer than usual.
     """
     _install(
         modules,
@@ -168,18 +177,102 @@ def install_poison(modules: Path, key: str, max_deaths: int) -> None:
             except FileExistsError:
                 continue
             os.abort()
+    time.sleep({others_s})
 """,
     )
 
 
-def _install(modules: Path, what: str) -> None:
+def install_meeting(modules: Path, num_threads: int, num_before: int) -> None:
+    """Let a host's threads wait, after some chunks, until so many are at work at a time.
+
+    If they never are, that leaves a file ``missed`` behind.
+    """
+    _install(
+        modules,
+        f"""
+    try:
+        if next(numbers) >= {num_before}:
+            meeting.wait()
+    except threading.BrokenBarrierError:
+        open({str(modules / "missed")!r}, "w").close()
+""",
+        f"meeting = threading.Barrier({num_threads}, timeout={DEADLINE_S / 4})",
+    )
+
+
+def install_failure(modules: Path) -> None:
+    """Let a thread of the first host die when it has made its third chunk. It leaves a file ``failed`` behind."""
+    failed = str(modules / "failed")
+    (modules / "sitecustomize.py").write_text(
+        f"""
+import itertools, os
+from shardio.loader.host import Host
+
+report, numbers = Host._report, itertools.count()
+
+def report_after_all(self, outcome):
+    if next(numbers) == 2 and not os.path.exists({failed!r}):
+        open({failed!r}, "x").close()
+        raise SystemExit
+    report(self, outcome)
+
+Host._report = report_after_all
+"""
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """Notes the chunks that a host makes, and lets some of them wait."""
+
+    folder: Path
+
+    @property
+    def num_begun(self) -> int:
+        """How many chunks were begun, those that wait among them."""
+        return len(list(self.folder.glob("begun-*")))
+
+    @property
+    def num_made(self) -> int:
+        """How many chunks were made."""
+        return len(list(self.folder.glob("made-*")))
+
+    def is_made(self, number: int) -> bool:
+        """Say whether the chunk was made that was begun as that one."""
+        return (self.folder / f"made-{number}").exists()
+
+    def open(self) -> None:
+        """Let all go on that wait."""
+        (self.folder / "open").touch()
+
+
+def install_gate(modules: Path, held: range = range(0)) -> Gate:
+    """Have noted which chunks a host makes; let those wait that it begins as the ``held`` ones, counted from 0."""
+    folder = str(modules)
+    _install(
+        modules,
+        f"""
+    number = next(numbers)
+    open({folder!r} + f"/begun-{{number}}", "w").close()
+    while number in {held!r} and not os.path.exists({folder!r} + "/open"):
+        time.sleep(0.002)
+    outcome = make(self, chunk, rows, wait_s)
+    open({folder!r} + f"/made-{{number}}", "w").close()
+    return outcome
+""",
+    )
+    return Gate(folder=modules)
+
+
+def _install(modules: Path, what: str, beforehand: str = "") -> None:
     """Have hosts do something before they make a chunk: the interpreter imports sitecustomize when it starts."""
     (modules / "sitecustomize.py").write_text(
         f"""
-import os, time
+import itertools, os, threading, time
 from shardio.loader.maker import ChunkMaker
 
-make = ChunkMaker.make
+make, numbers = ChunkMaker.make, itertools.count()
+{beforehand}
 
 def make_after_all(self, chunk, rows, wait_s=0.0):
 {what}

@@ -21,6 +21,7 @@ from tests.faults.damage import (
     key_of,
     order_of,
     remove,
+    told_of_bad,
 )
 from tests.faults.hosts import KINDS, Batches, Kind, batches_of, collect, plain
 
@@ -65,7 +66,9 @@ def test_replace_puts_the_same_samples_there_whatever_the_workers(subject: Subje
     for num_workers in (0, 1, 3):
         subject.quarantine.unlink(missing_ok=True)
         loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers == 3)
-        found.append((batches_of(loader), subject.entries()))
+        with told_of_bad():
+            found.append((batches_of(loader), subject.entries()))
+        assert loader.stats().num_replaced == len(subject.entries())
         assert loader.state_dict()["position"] == NUM_SAMPLES
     assert found[0] == found[1] == found[2]
     batches, entries = found[0]
@@ -80,10 +83,13 @@ def test_replace_puts_the_same_samples_there_whatever_the_workers(subject: Subje
                     instead = int(values[2].rpartition("/")[2])
                     assert values[1:] == [instead % 2, key_of(instead)]
                     assert instead not in subject.bad
+                    assert values[2] in {entry["replacement_key"] for entry in entries}
     assert {entry["sample"] for entry in entries} == set(subject.bad)
     for entry in entries:
-        assert list(entry) == ["key", "where", "error", "sample", "action"]
-        assert entry["action"] == "replaced"
+        names = ["key", "where", "error", "sample", "epoch", "action", "replacement", "replacement_key"]
+        assert list(entry) == names
+        assert (entry["epoch"], entry["action"]) == (0, "replaced")
+        assert f"{entry['replacement']:03d}" in entry["replacement_key"]
         assert f"{entry['sample']:03d}" in entry["key"]
         assert str(subject.folder / "damaged") in entry["where"]
         assert subject.name(entry["sample"]) in entry["error"]
@@ -95,14 +101,18 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     clean = subject.loader(0, clean=True)
     loader = subject.loader(num_workers, on_error="skip")
     batches = []
-    for batch, other in zip(loader, clean, strict=True):
-        assert loader.state_dict()["position"] == clean.state_dict()["position"]
-        batches.append((plain(batch), plain(other)))
+    with told_of_bad(len(subject.bad)):
+        for batch, other in zip(loader, clean, strict=True):
+            assert loader.state_dict()["position"] == clean.state_dict()["position"]
+            batches.append((plain(batch), plain(other)))
     assert [batch for batch, _ in batches] == without_bad(subject, [other for _, other in batches])
+    assert (loader.stats().num_skipped, loader.stats().num_replaced) == (len(subject.bad), 0)
+    assert clean.stats().num_skipped == 0
     assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
     assert {entry["action"] for entry in subject.entries()} == {"skipped"}
 
 
+@pytest.mark.filterwarnings("ignore:samples of epoch 0 that cannot be read")  # Not each rank has some.
 @pytest.mark.parametrize("kind", ["shards"])
 @workers
 def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers: int) -> None:
@@ -121,10 +131,12 @@ def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers:
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_smaller_batches_that_are_kept_stay_as_they_are(subject: Subject, num_workers: int) -> None:
     loader = subject.loader(num_workers, on_error="skip", persistent_workers=True)
-    kept = list(loader)
+    with told_of_bad(len(subject.bad)):
+        kept = list(loader)
     before = [plain(batch) for batch in kept]
-    for _ in range(2):
-        collect(loader, Batches())
+    for epoch in (1, 2):
+        with told_of_bad(len(subject.bad), epoch):
+            collect(loader, Batches())
     assert [plain(batch) for batch in kept] == before
 
 
@@ -132,12 +144,14 @@ def test_smaller_batches_that_are_kept_stay_as_they_are(subject: Subject, num_wo
 @pytest.mark.parametrize("num_workers", [0, 3])
 def test_an_epoch_that_is_resumed_goes_on_the_same(tmp_path: Path, policy: str, num_workers: int) -> None:
     subject = Subject(tmp_path, "shards")
-    expected = batches_of(subject.loader(0, on_error=policy))
+    with told_of_bad():
+        expected = batches_of(subject.loader(0, on_error=policy))
     loader = subject.loader(num_workers, on_error=policy)
     begun = [plain(batch) for batch in islice(loader, 4)]
     resumed = subject.loader(num_workers, on_error=policy)
     resumed.load_state_dict(loader.state_dict())
-    assert [*begun, *batches_of(resumed)] == expected
+    with told_of_bad():
+        assert [*begun, *batches_of(resumed)] == expected
 
 
 @kinds
@@ -145,7 +159,8 @@ def test_an_epoch_that_is_resumed_goes_on_the_same(tmp_path: Path, policy: str, 
 def test_many_bad_neighbours_are_skipped(tmp_path: Path, kind: Kind, num_workers: int) -> None:
     """More of them than may be tried for one place, and all but one of what a worker makes at a time."""
     subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES - 1), fill_with_noise))
-    (batch,) = subject.loader(num_workers, on_error="skip", batch_size=NUM_SAMPLES)
+    with told_of_bad(NUM_SAMPLES - 1):
+        (batch,) = subject.loader(num_workers, on_error="skip", batch_size=NUM_SAMPLES)
     assert plain(batch)[1] == [0 if kind == "folder" else 1]
     assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
 
@@ -155,9 +170,11 @@ def test_many_bad_neighbours_are_skipped(tmp_path: Path, kind: Kind, num_workers
 def test_a_batch_without_any_sample_is_an_error(tmp_path: Path, kind: Kind, num_workers: int) -> None:
     subject = Subject(tmp_path, kind, dict.fromkeys(order_of(kind)[2], empty))
     batches = Batches()
-    with pytest.raises(SampleError, match="all samples of a batch were skipped"):
+    with pytest.raises(SampleError, match=r"all samples of a batch were skipped.* by on_error='replace'") as error_info:
         collect(subject.loader(num_workers, on_error="skip"), batches)
     assert len(batches) == 2
+    for number in subject.bad:
+        assert f"{number:03d}" in str(error_info.value)
 
 
 @kinds
@@ -173,6 +190,46 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
         Subject(tmp_path, "map").loader(0, on_error="ignore")
 
 
+@pytest.mark.parametrize("policy", ["replace", "skip"])
+@pytest.mark.parametrize(
+    ("quarantine", "error", "words"),
+    [
+        ("nowhere/quarantine.jsonl", ValueError, "there is no directory .*nowhere"),
+        ("", ValueError, "that is a directory"),
+        (None, TypeError, "must be the path of a file, got None"),
+    ],
+)
+def test_a_quarantine_that_cannot_be_written_is_refused_at_once(
+    tmp_path: Path, policy: str, quarantine: str | None, error: type[Exception], words: str
+) -> None:
+    subject = Subject(tmp_path, "map", {})
+    path = None if quarantine is None else tmp_path / quarantine
+    with pytest.raises(error, match=f"quarantine.*{words}"):
+        subject.loader(0, on_error=policy, quarantine=path)
+    with pytest.raises(error, match=f"quarantine.*{words}"):
+        subject.loader(1, on_error=policy, quarantine=path, collate_fn=list)
+    subject.loader(0, quarantine=path)  # Nothing is to be written.
+
+
+def test_there_is_no_quarantine_without_bad_samples(tmp_path: Path) -> None:
+    subject = Subject(tmp_path, "map", {})
+    loader = subject.loader(1, on_error="skip")
+    assert len(batches_of(loader)) == NUM_SAMPLES // BATCH_SIZE
+    assert not subject.quarantine.exists()
+    stats = loader.stats()
+    assert (stats.num_replaced, stats.num_skipped, stats.num_host_deaths) == (0, 0, 0)
+
+
+def test_the_quarantine_stays_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(tmp_path, "map")
+    monkeypatch.chdir(tmp_path)
+    loader = subject.loader(0, on_error="skip", quarantine="here.jsonl")
+    monkeypatch.chdir(tmp_path / "damaged")
+    with pytest.warns(RuntimeWarning, match=rf"{tmp_path / 'here.jsonl'} says what is wrong"):
+        batches_of(loader)
+    assert len((tmp_path / "here.jsonl").read_text().splitlines()) == len(subject.bad)
+
+
 @workers
 def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> None:
     subject = Subject(tmp_path, "folder", {})
@@ -183,7 +240,8 @@ def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> Non
             (tmp_path / "damaged" / "class" / f"{number:03d}.jpg").unlink()
 
     batches = Batches()
-    collect(subject.loader(num_workers, on_error="skip"), batches, after_first=delete)
+    with told_of_bad(len(gone)):
+        collect(subject.loader(num_workers, on_error="skip"), batches, after_first=delete)
     *expected, last = batches_of(subject.loader(0, clean=True))
     assert batches == [*expected, [part[:1] for part in last]]
     assert [entry["sample"] for entry in subject.entries()] == sorted(gone)
@@ -204,7 +262,8 @@ def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> 
 
     expected = batches_of(subject.loader(0, clean=True))
     kept = Batches()
-    collect(subject.loader(num_workers, on_error="skip"), kept, after_first=cut)
+    with told_of_bad():
+        collect(subject.loader(num_workers, on_error="skip"), kept, after_first=cut)
     for batch, other in zip(kept, expected, strict=True):
         rows = [other[2].index(key) for key in batch[2]]
         assert batch == [[part[row] for row in rows] for part in other]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -19,6 +21,9 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
+from shardio.loader import hosts as hosts_module
+from shardio.loader.wire import make_pair
+from shardio.reading import SampleReader
 from tests.faults.hosts import (
     DEADLINE_S,
     Data,
@@ -68,6 +73,31 @@ def test_break(data: Data, persistent: bool) -> None:
     assert count_mapped_slots() == 1
     del batch
     assert count_mapped_slots() == 0
+
+
+def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = hosts_module._start_process
+    started: list[subprocess.Popen[bytes]] = []
+    copies: list[socket.socket] = []
+
+    def start_and_note(*arguments: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments))
+        return started[-1]
+
+    def make_pair_and_copy() -> tuple[socket.socket, socket.socket]:
+        """As a process does that is forked behind Python's back."""
+        pair = make_pair()
+        copies.extend(end.dup() for end in pair)
+        return pair
+
+    monkeypatch.setattr(hosts_module, "_start_process", start_and_note)
+    monkeypatch.setattr(hosts_module, "make_pair", make_pair_and_copy)
+    for batch in make_loader(data, "shards", 2):
+        del batch
+        break
+    assert [process.returncode for process in started] == [0, 0]
+    for copy in copies:
+        copy.close()
 
 
 @persistent_or_not
@@ -191,7 +221,7 @@ if ending.startswith("raise"):
         raise ZeroDivisionError("in the loop")
 while ending.startswith(("wait", "fork")):
     for batch in loader:
-        time.sleep(0.002)
+        time.sleep(0.002)  # The training, so that Ctrl-C comes in it, too, and not always while it waits for a batch.
 """
 
 
@@ -213,9 +243,9 @@ class Script:
         wait_until(lambda: report.exists() or self.process.poll() is not None, "the script iterates")
 
     def end(self) -> tuple[int, str]:
-        """Return its exit code and what it wrote to stderr; all that it started has ended when it has."""
+        """Return its exit code and what it wrote to stderr; all that it started ends with it."""
         _, said = self.process.communicate(timeout=DEADLINE_S)
-        assert find_marked(self.mark) == []
+        wait_until(lambda: find_marked(self.mark) == [], "all has ended")
         return self.process.returncode, said
 
 
@@ -240,13 +270,54 @@ def test_an_exception_that_nobody_catches(data: Data, tmp_path: Path) -> None:
 @persistent_or_not
 def test_ctrl_c(data: Data, tmp_path: Path, persistent: bool) -> None:
     script = Script(data, tmp_path, "wait persistent" if persistent else "wait", "-W", "error", "-X", "dev")
-    time.sleep(0.2)  # Anywhere in the loop.
+    time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
     os.killpg(script.process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
     code, said = script.end()
     assert code == -signal.SIGINT
     assert said.endswith("KeyboardInterrupt\n")
     assert "Exception ignored" not in said
     assert "loader/host.py" not in said
+
+
+def read_and(happen: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let something happen in this process while it reads the fourth chunk."""
+    read, num_reads = SampleReader.read, itertools.count()
+
+    def read_or_not(self: SampleReader, *arguments: Any) -> Any:
+        if next(num_reads) == 3:
+            happen()
+        return read(self, *arguments)
+
+    monkeypatch.setattr(SampleReader, "read", read_or_not)
+
+
+def test_ctrl_c_while_the_training_process_decodes(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make_loader(data)
+    expected = batches_of(loader)
+    read_and(lambda: signal.raise_signal(signal.SIGINT), monkeypatch)
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt) as error_info:
+        list(iterator)
+    assert error_info.value.__cause__ is None
+    assert error_info.value.__context__ is None
+    assert list(iterator) == []
+    loader.set_epoch(0)
+    assert batches_of(loader) == expected
+
+
+def test_an_error_in_the_training_process_is_raised_as_it_is(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader, error = make_loader(data), MemoryError("no more")
+
+    def fail() -> None:
+        raise error
+
+    read_and(fail, monkeypatch)
+    iterator = iter(loader)
+    with pytest.raises(MemoryError) as error_info:
+        list(iterator)
+    assert error_info.value is error
+    assert error.__cause__ is None
+    assert len(batches_of(loader)) == 6
 
 
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])

@@ -1,9 +1,10 @@
-"""How threads are divided over hosts."""
+"""How threads are divided over hosts, and how those talk."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.loader.hosts import MAX_LONE_HOSTS, THREADS_PER_HOST, divide_threads
+from shardio.loader.wire import make_pair, receive, send
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -20,3 +21,14 @@ def test_with_processors_enough_few_threads_are_alone_and_many_in_pairs(num_thre
     hosts = divide_threads(num_threads, num_threads)
     assert max(hosts) <= (1 if num_threads <= MAX_LONE_HOSTS else THREADS_PER_HOST)
     assert len(hosts) <= max(MAX_LONE_HOSTS, -(-num_threads // THREADS_PER_HOST))
+
+
+def test_what_an_end_said_before_it_closed_is_heard() -> None:
+    """Also if it had not read all that it was told: the system says so first, and the words come after that."""
+    ours, theirs = make_pair()
+    with ours:
+        with theirs:
+            send(ours, "not read")
+            send(theirs, "last words")
+        assert receive(ours) == ("last words", [])
+        assert receive(ours) is None

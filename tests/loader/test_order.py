@@ -200,6 +200,14 @@ def test_contradictions_are_refused(
         DataLoader(make_dataset(packed, **dataset_options), **loader_options)
 
 
+@pytest.mark.parametrize(("prefetch", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("2", TypeError)])
+def test_batches_made_ahead_are_a_number(packed: Path, prefetch: Any, error: type[Exception]) -> None:
+    datasets: list[Any] = [make_dataset(packed), range(5)]
+    for dataset in datasets:
+        with pytest.raises(error, match="prefetch_factor must be"):
+            DataLoader(dataset, num_workers=1, prefetch_factor=prefetch)
+
+
 def test_an_error_in_a_worker_names_the_sample(packed: Path, tmp_path: Path) -> None:
     copied = tmp_path / "packed"
     shutil.copytree(packed, copied)

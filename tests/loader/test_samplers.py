@@ -67,6 +67,18 @@ def test_crops_do_not_depend_on_workers_and_follow_torchs_seed(images: Path) -> 
     assert len({picture.numpy().tobytes() for picture in repeated}) == 9
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_crops_differ_from_epoch_to_epoch_and_from_seed_to_seed(images: Path, num_workers: int) -> None:
+    def epochs(seed: int) -> list[bytes]:
+        torch.manual_seed(seed)
+        folder = ImageFolder(images, transform=RandomResizedCrop(16))
+        loader = DataLoader(folder, batch_size=21, num_workers=num_workers, persistent_workers=num_workers > 0)
+        return [pictures.numpy().tobytes() for _ in range(3) for pictures, _ in loader]
+
+    assert epochs(1) == epochs(1)
+    assert len({*epochs(1), *epochs(2)}) == 6
+
+
 def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeats_differ(images: Path) -> None:
     plain = crops(images, num_workers=0, epoch=1, sampler=SequentialSampler(range(21)))
     sampler = [2, 7, 2, 2, 7, 0, 2, 2, 1, 2]
@@ -74,6 +86,18 @@ def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeat
     assert torch.equal(drawn[[0, 1, 5, 8]], plain[[2, 7, 0, 1]])
     assert len({picture.numpy().tobytes() for picture in drawn}) == len(sampler)
     assert torch.equal(drawn, crops(images, num_workers=0, epoch=1, sampler=sampler))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_batch_without_indices_is_the_samplers_mistake(packed: Path, num_workers: int, place: int) -> None:
+    lists = [[1, 2], [3]]
+    lists.insert(place, [])
+    batches = iter(make(packed, batch_sampler=lists, num_workers=num_workers))
+    for expected in lists[:place]:
+        assert len(next(batches)) == len(expected)
+    with pytest.raises(IndexError, match="the batch sampler gave a batch without any index"):
+        next(batches)
 
 
 def failing_sampler() -> Iterator[list[int]]:

@@ -19,13 +19,8 @@ from torch.utils.data import BatchSampler
 import shardio
 from shardio import DataLoader, ShardDataset, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.slots import NUM_SLOTS, assert_same, find_slots, make_loader, make_oracle, pack_pictures, slot_of, slots_of
+from tests.slots import NUM_SLOTS, assert_same, find_slots, make_loader, make_oracle, slot_of, slots_of
 from tests.sources import write_images
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])

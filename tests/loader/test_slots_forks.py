@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import traceback
@@ -29,23 +28,11 @@ from tests.slots import (
     find_slots,
     make_loader,
     make_oracle,
-    pack_pictures,
+    run_alone,
     slot_of,
     slots_of,
     wait_until,
 )
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
-
-
-def run_alone(function: Callable[..., None], *arguments: object) -> None:
-    """Call a function of this module in a process of its own."""
-    code = f"import sys; from {__name__} import {function.__name__} as f; f(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:
@@ -144,8 +131,10 @@ def fork_while_others_take(packed: str) -> None:
     thread = threading.Thread(target=iterate)
     thread.start()
     asked = []
+    num_with_batch = 0
     while thread.is_alive():
         batches = list(held)
+        num_with_batch += bool(batches)
         want = digest(batches)
         asked.append((want, fork(lambda batches=batches: digest(batches))))  # type: ignore[misc]  # likewise
         del batches
@@ -154,11 +143,48 @@ def fork_while_others_take(packed: str) -> None:
             assert ask() == want
     thread.join()
     assert all(ask() == want for want, ask in asked)
+    assert num_with_batch > 0, "or nothing was shown"
     assert seen == [[digest([batch]) for batch in epoch] for epoch in expected]
 
 
 def test_a_thread_may_fork_while_another_one_iterates(pictures: Path) -> None:
     run_alone(fork_while_others_take, pictures)
+
+
+def fork_while_a_batch_is_handed_out(packed: str) -> None:
+    taken: list[Any] = []
+    # Those that are registered last run first: this does what another thread might, after the loader has looked.
+    os.register_at_fork(before=lambda: taken.append(next(iterator)))
+    loader = make_loader(Path(packed), persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    ask = fork(lambda: digest(taken))
+    want, slot = digest(taken), slot_of(taken[0][0])
+    taken.clear()
+    used = set.union(*(slots_of(batches) for batches in (iterator, loader, loader)))
+    assert slot not in used, "the child has its pages"
+    assert ask() == want
+
+
+def test_a_batch_that_another_thread_gets_during_a_fork_stays_as_it_was(pictures: Path) -> None:
+    run_alone(fork_while_a_batch_is_handed_out, pictures)
+
+
+def count_sockets() -> int:
+    return sum(path.is_socket() for path in Path("/proc/self/fd").iterdir())
+
+
+def count_sockets_in_child(packed: str) -> None:
+    before = count_sockets()
+    loader = make_loader(Path(packed), persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    assert count_sockets() > before
+    assert fork(count_sockets)() == str(before), "or hosts would outlive their parent"
+
+
+def test_a_child_holds_no_end_of_its_parents_hosts(pictures: Path) -> None:
+    run_alone(count_sockets_in_child, pictures)
 
 
 def free_in_child(packed: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from tests.slots import (
     find_slots,
     make_loader,
     make_oracle,
-    pack_pictures,
+    run_alone,
     slot_of,
     slots_of,
     wait_until,
@@ -29,11 +27,6 @@ from tests.slots import (
 
 NUM_BATCHES = 320
 """More than a process may have descriptors in a test below."""
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack_pictures(tmp_path_factory.mktemp("pictures"))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -138,6 +131,4 @@ def keep_an_epoch_under_a_limit(packed: str) -> None:
 
 
 def test_kept_batches_hold_no_descriptors(pictures: Path) -> None:
-    code = "import sys; from tests.loader.test_slots_lifetime import keep_an_epoch_under_a_limit as f; f(sys.argv[1])"
-    command = [sys.executable, "-c", code, str(pictures)]
-    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[2])
+    run_alone(keep_an_epoch_under_a_limit, pictures)

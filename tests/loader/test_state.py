@@ -6,8 +6,9 @@ import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset, StateError
@@ -118,6 +119,35 @@ def test_break_consumes_an_epoch_and_another_epoch_drops_the_position(make: Any,
     other.set_epoch(2)
     assert (other.state_dict()["epoch"], other.state_dict()["position"]) == (2, 0)
     assert len(keys_of(other)) == 21
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_naming_the_next_epoch_leaves_the_running_one_as_it_is(make: Any, packed: Path, num_workers: int) -> None:
+    loader = make(packed, num_workers=num_workers)
+    iterator = iter(loader)
+    before = keys_of(islice(iterator, 2))
+    loader.set_epoch(5)
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (0, 8)
+    resumed = make(packed)
+    resumed.load_state_dict(state)
+    assert before + keys_of(resumed) == before + keys_of(iterator)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (5, 0)
+    expected = make(packed)
+    expected.set_epoch(5)
+    assert keys_of(loader) == keys_of(expected)
+
+
+@pytest.mark.parametrize(("epoch", "error"), [(1.5, TypeError), ("a", TypeError), (None, TypeError), (-1, ValueError)])
+def test_an_epoch_is_an_integer_wherever_it_is_named(packed: Path, epoch: Any, error: type[Exception]) -> None:
+    mapped = ShardMapDataset(packed, fields="key")
+    other, numpys = DataLoader(range(3), sampler=EpochSampler(range(3))), cast(int, np.int64(3))
+    for named in (make_loader(packed), make_sampled(packed), ShardDataset(packed), mapped, EpochSampler(mapped), other):
+        with pytest.raises(error, match="epoch must be"):
+            named.set_epoch(epoch)
+        named.set_epoch(numpys)
+    assert json.loads(json.dumps(make_loader(packed).state_dict()))["epoch"] == 0
 
 
 @pytest.mark.parametrize("make", KINDS)

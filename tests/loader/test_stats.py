@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset
+from shardio.loader import hosts
 from shardio.transforms import RandomResizedCrop
 
 
@@ -38,9 +42,47 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
     assert loader.stats().num_samples == 8
 
 
-def test_torchs_workers_have_no_statistics(packed: Path) -> None:
-    with pytest.raises(TypeError, match="no statistics of torch's workers"):
-        DataLoader(ShardDataset(packed, transform=identity), batch_size=4).stats()
+def test_without_the_fast_path_there_are_no_statistics_and_the_true_reason_is_given(packed: Path) -> None:
+    users = DataLoader(ShardDataset(packed, transform=identity), batch_size=4)
+    collated = DataLoader(ShardDataset(packed), batch_size=4, collate_fn=identity)
+    single = DataLoader(ShardDataset(packed), batch_size=None)
+    started = DataLoader(ShardDataset(packed), batch_size=4, num_workers=1, worker_init_fn=identity)
+    for loader, why in (
+        (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, and not exactly a"),
+        (DataLoader(range(5), collate_fn=identity), "the dataset is a range, and not"),
+        (users, "the transform .* is not shardio's alone"),
+        (collated, "collate_fn is <function identity"),
+        (single, "batch_size is None"),
+        (started, "worker_init_fn is <function identity"),
+    ):
+        with pytest.raises(TypeError, match=f"where torch's loader makes the batches, and it does because {why}"):
+            loader.stats()
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_hosts_that_stay_do_not_wait_before_an_epoch_begins(packed: Path, num_workers: int) -> None:
+    dataset = ShardDataset(packed, transform=RandomResizedCrop(48))
+    loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, persistent_workers=True)
+    for _ in range(3):
+        list(loader)
+        stats = loader.stats()
+        assert 0 < stats.wait_for_slot_s <= num_workers * stats.elapsed_s
+        time.sleep(1)  # Longer than an epoch takes: this is what must not be counted.
+
+
+def test_the_time_that_hosts_take_to_be_started_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = hosts._start_process
+
+    def start_slowly(*arguments: Any) -> Any:
+        time.sleep(0.5)  # This is what must be counted.
+        return start(*arguments)
+
+    monkeypatch.setattr(hosts, "_start_process", start_slowly)
+    loader = DataLoader(ShardDataset(packed, transform=RandomResizedCrop(48)), batch_size=4, num_workers=1)
+    list(loader)
+    stats = loader.stats()
+    assert stats.first_batch_s is not None
+    assert 0.5 <= stats.first_batch_s <= stats.elapsed_s
 
 
 def test_an_image_folder_goes_the_fast_way(images: Path) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.transforms import Compose, RandomResizedCrop
+from tests.faults.damage import told_of_bad
 
 CROP = Compose([RandomResizedCrop(48)])
 
@@ -72,9 +73,13 @@ def test_policies_are_those_of_the_fast_path(
     damaged: Path, packed: Path, tmp_path: Path, kind: str, on_error: str, num_workers: int
 ) -> None:
     options = {"on_error": on_error, "num_workers": num_workers}
-    users = keys_of(make(damaged, kind, USERS, quarantine=tmp_path / "users", **options))
+    with told_of_bad(2 if on_error == "skip" else None):
+        users = keys_of(make(damaged, kind, USERS, quarantine=tmp_path / "users", **options))
     if kind != "subset":
-        assert users == keys_of(make(damaged, kind, CROP, quarantine=tmp_path / "ours", **options))
+        with told_of_bad(2 if on_error == "skip" else None):
+            assert users == keys_of(make(damaged, kind, CROP, quarantine=tmp_path / "ours", **options))
+        lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("users", "ours")]
+        assert lines[0] == lines[1]
     whole = keys_of(make(packed, kind, CROP))
     entries = [json.loads(line) for line in (tmp_path / "users").read_text().splitlines()]
     bad = {entry["key"] for entry in entries}
@@ -99,7 +104,41 @@ def test_by_default_the_sample_is_named(damaged: Path) -> None:
 def test_the_same_replacement_gets_the_same_crop(damaged: Path, tmp_path: Path) -> None:
     options = {"on_error": "replace", "quarantine": tmp_path / "quarantine"}
     users, ours = (make(damaged, "shards", transform, **options) for transform in (USERS, CROP))
-    assert all(torch.equal(one[0], other[0]) for one, other in zip(users, ours, strict=True))
+    with told_of_bad():
+        assert all(torch.equal(one[0], other[0]) for one, other in zip(users, ours, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["shards", "map"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_epochs_bad_samples_are_counted(damaged: Path, tmp_path: Path, kind: str, num_workers: int) -> None:
+    quarantine = tmp_path / "quarantine"
+    loader = make(
+        damaged,
+        kind,
+        USERS,
+        on_error="skip",
+        num_workers=num_workers,
+        persistent_workers=num_workers > 0,
+        quarantine=quarantine,
+    )
+    for epoch in range(3):
+        with told_of_bad(2, epoch):
+            keys_of(loader)
+    epochs = [json.loads(line)["epoch"] for line in quarantine.read_text().splitlines()]
+    assert sorted(epochs) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_batch_without_any_sample_names_what_it_had(damaged: Path, tmp_path: Path, num_workers: int) -> None:
+    dataset = ShardDataset(damaged, fields=("image", "key"), transform=USERS)
+    loader = DataLoader(
+        dataset, batch_size=1, on_error="skip", num_workers=num_workers, quarantine=tmp_path / "quarantine"
+    )
+    with pytest.raises(SampleError) as error_info:
+        list(loader)
+    (line,) = (tmp_path / "quarantine").read_text().splitlines()[:1]
+    key = json.loads(line)["key"]
+    assert f"all samples of a batch were skipped: there is nothing to deliver. They are {key}." in str(error_info.value)
 
 
 def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) -> None:
@@ -107,6 +146,15 @@ def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) ->
         DataLoader(range(5), on_error="skip")
     with pytest.raises(ValueError, match="with batch_size=None there are none"):
         DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
+    mapped = ShardMapDataset(packed)
+    for options, why in (
+        ({"collate_fn": list}, "collate_fn is <class 'list'>"),
+        ({"batch_size": None}, "batch_size is None"),
+    ):
+        with pytest.raises(ValueError, match=rf"because {why}: give sampler=EpochSampler\(dataset\)"):
+            DataLoader(mapped, on_error="replace", **options)
+        DataLoader(mapped, on_error="replace", sampler=EpochSampler(mapped), **options)
+    DataLoader(mapped, on_error="skip", batch_sampler=[[1, 2], [3]])
     with pytest.raises(ValueError, match="on_error must be one of raise, replace, skip"):
         DataLoader(ShardDataset(packed), on_error="ignore")  # type: ignore[arg-type]  # the test
 
@@ -118,5 +166,6 @@ def test_an_image_folder_goes_on_without_a_file(images: Path, tmp_path: Path) ->
     loader = DataLoader(
         folder, batch_size=7, sampler=EpochSampler(folder), on_error="skip", quarantine=tmp_path / "quarantine"
     )
-    assert sum(len(labels) for _, labels in loader) == 20
+    with told_of_bad(1):
+        assert sum(len(labels) for _, labels in loader) == 20
     assert json.loads((tmp_path / "quarantine").read_text())["key"] == folder.samples[3][0]

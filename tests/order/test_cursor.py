@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardio.errors import StateError
-from shardio.order import Cursor, EpochCounter, OrderSettings, dump_state, read_state
+from shardio.order import Cursor, EpochCounter, OrderSettings, Progress, Split, dump_state, read_state
 
 N = 100
 SETTINGS = OrderSettings(shuffle=True, seed=3, lanes=2, window=50)
@@ -68,6 +69,47 @@ def test_a_cursor_at_the_end_starts_the_next_epoch_unless_its_rest_is_asked_for(
 def test_a_negative_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
         EpochCounter().set_epoch(-1)
+
+
+@pytest.mark.parametrize("epoch", [1.5, "a", None])
+def test_an_epoch_that_is_no_integer_is_refused(epoch: Any) -> None:
+    with pytest.raises(TypeError, match=f"epoch must be an integer, got {epoch!r}"):
+        EpochCounter().set_epoch(epoch)
+
+
+def test_integers_of_numpys_are_epochs() -> None:
+    counter = EpochCounter()
+    counter.set_epoch(np.int32(7))  # type: ignore[arg-type]  # mypy does not know that it is an integer
+    assert counter.start(N) == Cursor(epoch=7)
+    assert type(counter.now.epoch) is int, "a state can be written as JSON"
+
+
+def test_an_epoch_that_is_under_way_is_where_training_is_until_it_is_over_or_the_next_one_starts() -> None:
+    counter = EpochCounter()
+
+    def start() -> Progress:
+        cursor = counter.start(N)
+        split = Split(
+            num_samples=N,
+            start=cursor.position,
+            rank=0,
+            world_size=1,
+            batch_size=25,
+            shuffled=True,
+            remainder="pad",
+        )
+        counter.progress = Progress(cursor=cursor, split=split)
+        return counter.progress
+
+    start().num_batches = 2
+    counter.set_epoch(7)
+    assert counter.now == Cursor(epoch=0, position=50)
+    progress = start()
+    assert counter.now == Cursor(epoch=7)
+    progress.num_batches = 4
+    assert counter.now == Cursor(epoch=7, position=N)
+    counter.set_epoch(9)
+    assert counter.now == Cursor(epoch=9)
 
 
 def state() -> dict[str, Any]:

@@ -1,0 +1,72 @@
+"""What DataLoader's arguments must be, beside what torch asks of them."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from shardio.datasets.bad_samples import OnError
+from shardio.datasets.ordered import Ordered
+from shardio.loader.collate import yields_images
+from shardio.loader.layouts import Unsaid
+
+
+def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
+    """Return how many batches are made ahead, if the user says.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is less than 1.
+    """
+    if prefetch_factor is None or isinstance(prefetch_factor, Unsaid):
+        return prefetch_factor
+    try:
+        number = operator.index(prefetch_factor)
+    except TypeError:
+        raise TypeError(f"prefetch_factor must be an integer, got {prefetch_factor!r}") from None
+    if number < 1:
+        raise ValueError(f"prefetch_factor must be at least 1, got {number}: without it as many as are good are made")
+    return number
+
+
+def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batches: bool, obstacle: str | None) -> None:
+    """Raise ValueError if bad samples cannot be replaced or skipped.
+
+    Args:
+        on_error: What is to become of them.
+        dataset: Whose samples they are.
+        has_order: Whether shardio's order is theirs.
+        has_batches: Whether they are delivered in batches.
+        obstacle: Why the fast path is not taken, if it is not.
+    """
+    if on_error == "raise":
+        return
+    if on_error == "skip" and not has_batches:
+        raise ValueError(
+            "on_error='skip' makes batches smaller, and with batch_size=None there are none: use on_error='replace'"
+        )
+    if has_order or obstacle is None:
+        return
+    if not yields_images(dataset):
+        raise ValueError(
+            f"on_error={on_error!r} needs a dataset of shardio's, which says which sample cannot be read; "
+            f"got {type(dataset).__name__}: catch the errors in its __getitem__"
+        )
+    raise ValueError(
+        f"on_error={on_error!r} needs shardio to ask for the samples, and torch's loader asks for them, because "
+        f"{obstacle}: give sampler=EpochSampler(dataset), with which shardio asks in any case"
+    )
+
+
+def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:
+    """Raise ValueError if a loader's arguments contradict its order of shardio's."""
+    if not in_order:
+        raise ValueError("in_order=False would deliver other batches than the state counts: leave it at True")
+    if drop_last and order.remainder in ("mask", "keep"):
+        raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other")
+    said = order.batch_size
+    if said is not None and said != (batch_size or 1):
+        raise ValueError(
+            f"the order was told batch_size={said} and the loader batch_size={batch_size}: "
+            "leave it to shardio.DataLoader, which says it by itself"
+        )

@@ -1,0 +1,50 @@
+"""After a batch that cannot be made, an iterator over a sampler of torch's goes on with the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardio import DataLoader, SampleError, ShardMapDataset
+from shardio.transforms import RandomResizedCrop
+from tests.faults.damage import NUM_SAMPLES, Subject, fill_with_noise
+
+BATCH_SIZE = 80
+"""Made in several chunks, also in the training process."""
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("place", [0, 40, -1])
+def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers: int, place: int) -> None:
+    subject = Subject(tmp_path, "map", {1: fill_with_noise})
+    dataset = ShardMapDataset(subject.tars, fields=("image", "key"), transform=RandomResizedCrop(48))
+    good = [number % NUM_SAMPLES for number in range(BATCH_SIZE) if number % NUM_SAMPLES != 1]
+    whole = list(good)
+    whole[place] = 1
+    batches = [whole, good, whole, good]
+    iterator = iter(DataLoader(dataset, batch_sampler=batches, num_workers=num_workers))
+    for _ in range(2):
+        with pytest.raises(SampleError, match="cannot be decoded"):
+            next(iterator)
+        _, keys = next(iterator)
+        assert keys == [dataset[number][1] for number in good]
+    assert list(iterator) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("on_error", ["raise", "replace"])
+def test_an_error_says_what_caused_it(tmp_path: Path, num_workers: int, on_error: str) -> None:
+    subject = Subject(tmp_path, "map", dict.fromkeys(range(NUM_SAMPLES), fill_with_noise))
+    with pytest.raises(SampleError, match="cannot be decoded") as error_info:
+        next(iter(subject.loader(num_workers, on_error=on_error)))
+    cause: BaseException | None = error_info.value
+    for _ in range(2 if on_error == "replace" else 1):  # It says so once more, of the last one that was tried.
+        assert cause is not None
+        cause = cause.__cause__
+    if num_workers:
+        assert isinstance(cause, RuntimeError)
+        assert str(cause).startswith("in a worker:\nTraceback (most recent call last)")
+        assert "\nValueError: it is " in str(cause), "with its own cause"
+    else:
+        assert isinstance(cause, ValueError)

@@ -1,0 +1,79 @@
+"""More messages than a socket takes: the training process waits for its hosts, and they for nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import DataLoader, ShardMapDataset
+from shardio.loader import hosts
+from shardio.loader.deaths import Death
+from shardio.loader.hosts import HostPool
+from shardio.loader.messages import Plan
+from shardio.transforms import RandomResizedCrop
+from tests.slots import assert_same, find_hosts, make_loader, make_oracle
+
+NUM_BATCHES = 700
+"""A socket's buffer takes less than 300 packets."""
+
+
+def make_long_loader(packed: Path, **options: Any) -> DataLoader:
+    """Make a loader of many batches of one sample."""
+    dataset = ShardMapDataset(packed, fields=("image", "key"), transform=RandomResizedCrop(48))
+    return DataLoader(dataset, sampler=[number % 100 for number in range(NUM_BATCHES)], **options)
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_hosts_may_be_told_more_than_a_socket_takes_before_they_have_started(pictures: Path, num_workers: int) -> None:
+    loader = make_loader(pictures, num_workers=num_workers, batch_size=1, prefetch_factor=1000)
+    assert_same(list(loader), list(make_oracle(pictures, batch_size=1)))
+    keys = [key for _, (key,) in make_long_loader(pictures)]
+    loader = make_long_loader(pictures, num_workers=num_workers, prefetch_factor=1000)
+    iterator = iter(loader)
+    got = [key for _, (key,) in islice(iterator, 1)]
+    before = find_hosts()
+    got += [key for _, (key,) in islice(iterator, NUM_BATCHES - 2)]
+    assert find_hosts() == before
+    assert got + [key for _, (key,) in iterator] == keys
+
+
+def test_hosts_live_on_when_many_batches_are_freed_at_once(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget, forgotten = HostPool.forget, list[int]()
+
+    def count(self: HostPool, slot_ids: tuple[int, ...]) -> None:
+        forgotten.append(len(slot_ids))
+        forget(self, slot_ids)
+
+    monkeypatch.setattr(HostPool, "forget", count)
+    loader = make_long_loader(pictures, num_workers=2, persistent_workers=True)
+    kept = list(loader)
+    before = find_hosts()
+    for _ in range(2):
+        del kept
+        kept = list(loader)
+        assert find_hosts() == before
+    assert len(kept) == NUM_BATCHES
+    assert max(forgotten) > NUM_BATCHES / 2, "they are told so in one message"
+
+
+def test_a_host_that_reads_nothing_is_given_up(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=RandomResizedCrop(48))
+    pool = HostPool(Plan(reader=dataset.reader, decoder=dataset.decoder, num_threads=1))
+    try:
+        assert pool.receive(None) == [], "it has started, and says so"
+        monkeypatch.setattr(hosts, "PATIENCE_S", 0.1)
+        (host,) = find_hosts()
+        os.kill(host, signal.SIGSTOP)
+        for slot_id in range(NUM_BATCHES):
+            pool.forget((slot_id,))
+        (death,) = pool.receive(None)
+        assert isinstance(death, Death)
+        assert death.cause.startswith("it read nothing for ")
+        assert find_hosts().isdisjoint({host})
+    finally:
+        pool.close()
