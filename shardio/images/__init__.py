@@ -3,6 +3,7 @@
 from shardio.images.chunk import DecodeError, decode_all, decode_chunk
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import read_format
+from shardio.images.kernel import prepare_kernel
 from shardio.images.orientation import Orientation, check_orientation
 from shardio.images.pictures import (
     DEFAULT_MAX_PIXELS,
@@ -34,6 +35,7 @@ __all__ = [
     "decode_image",
     "decode_pil",
     "open_image",
+    "prepare_kernel",
     "read_format",
     "resize",
     "use_one_thread",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
+from shardio.images import prepare_kernel
 from shardio.loader.messages import Chunk, Column, Failed, Made, StageTimes, Unreadable
 from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
@@ -27,6 +28,8 @@ class ChunkMaker:
     def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
         self._reader = reader
         self._decoder = decoder
+        if "image" in decoder.names:
+            prepare_kernel()
 
     def make(self, chunk: Chunk, rows: Rows, wait_s: float = 0.0) -> Made | Unreadable:
         """Make a chunk.

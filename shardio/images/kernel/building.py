@@ -12,7 +12,7 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from filelock import FileLock, Timeout
 
-from shardio.images.kernel.loading import kernel_path, pack_kernel
+from shardio.images.kernel.loading import kernel_path, pack_kernel, read_kernel
 
 _BUILD = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.images.kernel.building import build; build()"
 """The program of the background process: it finds modules where this one does."""
@@ -26,7 +26,7 @@ def build() -> Path:
     path = kernel_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        if not path.exists():
+        if read_kernel() is None:
             _write(path, pack_kernel(*_compile()))
     return path
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.kernel.codes import lay_out_states, prepare_tables, read_huffman_tables
-from shardio.images.kernel.colour import convert_ycc, join_gray, join_rgb
+from shardio.images.kernel.colour import convert_ycc, join_colours
 from shardio.images.kernel.entropy import decode_streams
 from shardio.images.kernel.heads import GRAY, RGB, read_head
 from shardio.images.kernel.idct import transform_block
 from shardio.images.kernel.memory import compiled, shaped
 from shardio.images.kernel.records import MAX_PIXELS, MAX_SEATS, MAX_SIDE, NUM_LANES
 from shardio.images.kernel.regions import LANES_AT_ONCE, lay_out_region
-from shardio.images.kernel.resizing import find_sources, mix_rows, resize_row
+from shardio.images.kernel.resizing import find_range, find_sources, mix_rows, resize_row
 from shardio.images.kernel.streams import find_streams
 from shardio.images.kernel.upsampling import extend_borders, upsample
 
@@ -40,7 +40,7 @@ def decode_chunk(data, bounds, plans, order, rows, is_done, work):
     _clear_seats(work)
     for turn in range(len(order)):
         i = order[turn]
-        if _take_seat(data, bounds[i], bounds[i + 1], plans[i], num_seated, work):
+        if _take_seat(data, bounds[i], bounds[i + 1], plans[i], rows.shape[1], rows.shape[2], num_seated, work):
             work.seated[num_seated] = i
             num_seated += 1
         if num_seated == MAX_SEATS or work.num_streams >= NUM_LANES or turn == len(order) - 1:
@@ -61,7 +61,7 @@ def _clear_seats(work):
 
 
 @compiled
-def _take_seat(data, start, stop, plan, seat, work):
+def _take_seat(data, start, stop, plan, height, width, seat, work):
     """Prepare to decode an image beside those that have a seat already; return whether it can be."""
     head, region = work.heads[seat], work.regions[seat]
     if not read_head(data, start, stop, head):
@@ -72,7 +72,14 @@ def _take_seat(data, start, stop, plan, seat, work):
         return False
     if max(plan.height, plan.width, plan.new_height, plan.new_width) > MAX_SIDE:
         return False
-    lay_out_region(head, plan.top, plan.left, plan.height, plan.width, region)
+    top, bottom, left, right = _visible(plan, height, width)
+    if top >= bottom or left >= right:
+        return False
+    first, behind = find_range(plan.height, plan.new_height, plan.window_top + top, plan.window_top + bottom)
+    top, height = plan.top + first, behind - first
+    first, behind = find_range(plan.width, plan.new_width, plan.window_left + left, plan.window_left + right)
+    left, width = plan.left + first, behind - first
+    lay_out_region(head, top, left, height, width, region)
     if 64 * head.across * head.down * (region.num_lanes + 2 * _margin(region)) > MAX_PIXELS:
         return False
     region.coefficients = work.num_coefficients
@@ -91,6 +98,14 @@ def _take_seat(data, start, stop, plan, seat, work):
     work.num_coefficients = num_coefficients
     work.good[seat] = 1
     return True
+
+
+@compiled
+def _visible(plan, height, width):
+    """Return which rows and columns of a window have something in them: where it does not reach beyond the picture."""
+    top, bottom = max(-plan.window_top, 0), min(plan.new_height - plan.window_top, height)
+    left, right = max(-plan.window_left, 0), min(plan.new_width - plan.window_left, width)
+    return top, bottom, left, right
 
 
 @compiled
@@ -120,13 +135,15 @@ def _make_pixels(seat, work):
     if head.colour == GRAY:
         for row in range(8):
             for column in range(8):
-                join_gray(luma[0, row, column], pixels[row, column])
+                gray = luma[0, row, column]
+                join_colours(gray, gray, gray, pixels[row, column])
         return True
     width = margin + lanes + margin
     chroma = shaped(work.samples, end, (2, 8, 8, width))
     end += 2 * 64 * width
     whole = shaped(work.samples, end, (2, 8 * head.down, 8 * head.across, lanes))
     sums = shaped(work.sums, 0, (8, lanes + 2))
+    colours = shaped(work.colours, 0, (3, lanes))
     for c in range(2):
         quantiser = head.quantisers[head.quantiser[c + 1]]
         if not transform_block(blocks[num_luma + c], quantiser, between, chroma[c], margin):
@@ -135,11 +152,13 @@ def _make_pixels(seat, work):
         upsample(chroma[c], margin, head, region.stride, sums, whole[c])
     for row in range(8 * head.down):
         for column in range(8 * head.across):
-            y = luma[row // 8 * head.across + column // 8, row % 8, column % 8]
+            first = luma[row // 8 * head.across + column // 8, row % 8, column % 8]
+            second, third = whole[0, row, column], whole[1, row, column]
             if head.colour == RGB:
-                join_rgb(y, whole[0, row, column], whole[1, row, column], pixels[row, column])
+                join_colours(first, second, third, pixels[row, column])
             else:
-                convert_ycc(y, whole[0, row, column], whole[1, row, column], pixels[row, column])
+                convert_ycc(first, second, third, colours)
+                join_colours(colours[0], colours[1], colours[2], pixels[row, column])
     return True
 
 
@@ -148,13 +167,10 @@ def _draw(seat, plan, out, work):
     """Resize a box of the picture, and put a window of that into uint8 [height, width, 3]."""
     head, region = work.heads[seat], work.regions[seat]
     height, width = out.shape[0], out.shape[1]
-    top, bottom = max(-plan.window_top, 0), min(plan.new_height - plan.window_top, height)
-    left, right = max(-plan.window_left, 0), min(plan.new_width - plan.window_left, width)
+    top, bottom, left, right = _visible(plan, height, width)
     if top > 0 or left > 0 or bottom < height or right < width:  # Black beyond what there is.
         out[:] = 0
     num_columns, num_rows = right - left, bottom - top
-    if num_columns <= 0 or num_rows <= 0:
-        return
     down, across, lanes = 8 * head.down, 8 * head.across, region.num_lanes
     first, step = plan.window_left + left, 1
     if plan.is_flipped:

@@ -63,11 +63,11 @@ def _transform_columns(coefficients, quantiser, between, i):
     for lane in range(len(c0)):
         x0, x1, x2, x3 = _I(_I(c0[lane]) * q0), _I(_I(c1[lane]) * q1), _I(_I(c2[lane]) * q2), _I(_I(c3[lane]) * q3)
         x4, x5, x6, x7 = _I(_I(c4[lane]) * q4), _I(_I(c5[lane]) * q5), _I(_I(c6[lane]) * q6), _I(_I(c7[lane]) * q7)
-        beyond |= _beyond(x0, x1, x2, x3) | _beyond(x4, x5, x6, x7)
+        beyond = _I(beyond | _I(_beyond(x0, x1, x2, x3) | _beyond(x4, x5, x6, x7)))
         y0, y1, y2, y3, y4, y5, y6, y7 = _transform_eight(x0, x1, x2, x3, x4, x5, x6, x7)
         y0, y1, y2, y3 = _descale(y0), _descale(y1), _descale(y2), _descale(y3)
         y4, y5, y6, y7 = _descale(y4), _descale(y5), _descale(y6), _descale(y7)
-        beyond |= _beyond(y0, y1, y2, y3) | _beyond(y4, y5, y6, y7)
+        beyond = _I(beyond | _I(_beyond(y0, y1, y2, y3) | _beyond(y4, y5, y6, y7)))
         b0[lane], b1[lane], b2[lane], b3[lane] = np.int16(y0), np.int16(y1), np.int16(y2), np.int16(y3)
         b4[lane], b5[lane], b6[lane], b7[lane] = np.int16(y4), np.int16(y5), np.int16(y6), np.int16(y7)
     return beyond

@@ -44,26 +44,39 @@ def pack_kernel(name: str, code: bytes) -> bytes:
     return _HEADER.pack(_MAGIC, xxhash.xxh3_64_intdigest(content), len(name)) + content
 
 
+def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:
+    """Return what :func:`pack_kernel` packed; None if the file is damaged."""
+    body = content[_HEADER.size :]
+    if len(content) < _HEADER.size:
+        return None
+    magic, digest, name_length = _HEADER.unpack_from(content)
+    if magic != _MAGIC or xxhash.xxh3_64_intdigest(body) != digest:
+        return None
+    return body[:name_length].decode(), body[name_length:]
+
+
+def read_kernel() -> tuple[str, bytes] | None:
+    """Return the name of the function and the object file that were compiled for this machine, if they are there."""
+    try:
+        return unpack_kernel(kernel_path().read_bytes())
+    except OSError:
+        return None
+
+
 class Kernel:
     """The kernel, loaded into this process. All threads may call it at once.
 
     Args:
-        content: Its file.
-
-    Raises:
-        ValueError: If that is damaged.
+        name: Of its function.
+        code: Its object file.
     """
 
-    def __init__(self, content: bytes) -> None:
-        magic, digest, name_length = _HEADER.unpack_from(content)
-        body = content[_HEADER.size :]
-        if magic != _MAGIC or xxhash.xxh3_64_intdigest(body) != digest:
-            raise ValueError("the file of the kernel is damaged")
+    def __init__(self, name: str, code: bytes) -> None:
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # It owns the code's memory.
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(body[name_length:]))
+        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
-        address = self._engine.get_function_address(body[:name_length].decode())
+        address = self._engine.get_function_address(name)
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # It is called without the GIL.
         self._threads = threading.local()
 
@@ -105,7 +118,5 @@ class Kernel:
 
 def load_kernel() -> Kernel | None:
     """Load the kernel that was compiled for this machine, if there is one."""
-    try:
-        return Kernel(kernel_path().read_bytes())
-    except (OSError, ValueError):
-        return None
+    kernel = read_kernel()
+    return None if kernel is None else Kernel(*kernel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from shardio.images.kernel.memory import compiled
 
-LANES_AT_ONCE = 32
+LANES_AT_ONCE = 16
 """Lanes come in odd multiples of it: a power of two would put all coefficients into the same lines of the cache."""
 
 
@@ -27,9 +27,6 @@ def lay_out_region(head, top, left, height, width, region):
     region.stop_row = min((top + height + margin_down + down - 1) // down, head.rows)
     region.first_column = max(left - margin_across, 0) // across
     region.stop_column = min((left + width + margin_across + across - 1) // across, head.columns)
-    if 0 < head.interval < head.columns and head.columns % head.interval == 0:  # Intervals are decoded whole.
-        region.first_column -= region.first_column % head.interval
-        region.stop_column += -region.stop_column % head.interval
     region.stride = region.stop_column - region.first_column + 1
     used = (region.stop_row - region.first_row) * region.stride
     region.num_lanes = ((used + LANES_AT_ONCE - 1) // LANES_AT_ONCE | 1) * LANES_AT_ONCE

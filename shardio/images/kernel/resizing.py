@@ -35,9 +35,8 @@ def find_sources(num_before, num_after, first, step, is_clamped, sources, weight
         sources: int64 [n], for the first of the two.
         weights: uint64 [2, n], for their weights.
     """
-    scale = 1.0 / (num_after / num_before)
     for i in range(len(sources)):
-        place = np.float32((first + i * step + 0.5) * scale - 0.5)
+        place = _place(num_before, num_after, first + i * step)
         source = np.int64(np.floor(place))
         part = np.float32(place - np.float32(source))
         if is_clamped and source < 0:
@@ -47,6 +46,20 @@ def find_sources(num_before, num_after, first, step, is_clamped, sources, weight
         sources[i] = source
         weights[0, i] = np.uint64(np.rint(np.float32(np.float32(1) - part) * _ONE))
         weights[1, i] = np.uint64(np.rint(part * _ONE))
+
+
+@compiled
+def find_range(num_before, num_after, start, stop):
+    """Return the first and behind the last pixel of a row that the pixels [start, stop) of the resized row need."""
+    first = np.int64(np.floor(_place(num_before, num_after, start)))
+    last = np.int64(np.floor(_place(num_before, num_after, stop - 1))) + 1
+    return max(first, 0), min(last + 1, num_before)
+
+
+@compiled
+def _place(num_before, num_after, i):
+    """Return where the centre of a pixel of the resized row lies in the row."""
+    return np.float32((i + 0.5) * (1.0 / (num_after / num_before)) - 0.5)
 
 
 @compiled

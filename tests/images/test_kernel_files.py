@@ -1,0 +1,80 @@
+"""The kernel's file: compiled once, by one process, and believed only if it is whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from shardio.images.kernel import building, finding, loading
+from shardio.images.kernel.finding import prepare_kernel
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code: str, cache: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def test_of_processes_that_want_it_at_once_one_compiles_it_and_all_have_it(tmp_path: Path) -> None:
+    compile_it = "import numba; from shardio.images.kernel.building import build; "
+    loud = "import shardio.images.kernel.building as b; c = b._compile; b._compile = lambda: print('compiled') or c(); "
+    processes = [run(f"{loud}{compile_it}print(build())", tmp_path) for _ in range(3)]
+    outputs = [process.communicate(timeout=300)[0].split() for process in processes]
+    (path,) = {output[-1] for output in outputs}
+    assert sorted(output[:-1] for output in outputs) == [[], [], ["compiled"]]
+    assert sorted(file.suffix for file in Path(path).parent.iterdir()) == [".kernel", ".lock"]
+    use_it = (
+        "import sys; from shardio.images.kernel import find_kernel as f; print(f() is not None, 'numba' in sys.modules)"
+    )
+    assert run(use_it, tmp_path).communicate()[0] == "True False\n"
+
+
+def test_a_kernel_that_is_not_whole_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = loading.kernel_path().read_bytes()
+    path = tmp_path / "some.kernel"
+    monkeypatch.setattr(loading, "kernel_path", lambda: path)
+    assert loading.load_kernel() is None
+    for damaged in (b"", content[:20], content[:-1], content[:1000] + b"x" + content[1001:], b"x" + content[1:]):
+        path.write_bytes(damaged)
+        assert loading.load_kernel() is None
+    path.write_bytes(content)
+    assert loading.load_kernel() is not None
+
+
+def test_where_it_is_not_compiled_that_is_begun_once_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = list[object]()
+    path = tmp_path / "kernels" / "some.kernel"
+    for module in (loading, building):
+        monkeypatch.setattr(module, "kernel_path", lambda: path)
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: begun.append(arguments))
+    monkeypatch.setattr(finding, "_finder", finding._Finder())
+    assert finding.find_kernel() is None
+    prepare_kernel()
+    assert len(begun) == 1
+    assert "compiles its JPEG decoder for this machine, in the background" in caplog.text
+    with FileLock(path.with_suffix(".lock")):  # Somebody compiles it.
+        prepare_kernel()
+    assert len(begun) == 1
+
+
+def test_without_numba_there_is_none_and_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "_is_possible", lambda: False)
+    monkeypatch.setattr(finding, "_finder", finding._Finder())
+    monkeypatch.setattr(building, "build_in_background", lambda: pytest.fail("it cannot be compiled"))
+    assert finding.find_kernel() is None
+    prepare_kernel()
+
+
+def test_where_nothing_can_be_written_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(building, "kernel_path", lambda: tmp_path / "file" / "some.kernel")
+    assert not building.build_in_background()
