@@ -68,7 +68,7 @@ def nothing_done(load: Load, chunks: list[Chunk]) -> Iterator[None]:
         yield
 
 
-def _load_one(load: Load, chunks: list[Chunk], rows: list[Pixels], number: int) -> None:
+def _load_one(load: Load, chunks: list[Chunk], rows: Pixels, number: int) -> None:
     load(chunks[number], rows[: len(chunks[number].contents)])
 
 

@@ -111,7 +111,7 @@ def tell_intervals(photographs: list[bytes], intervals: tuple[int, ...], rounds:
         print(f"| {' | '.join(row)} |", flush=True)
 
 
-def _run(load: Load, chunks: list[Chunk], rows: list[Pixels], number: int) -> None:
+def _run(load: Load, chunks: list[Chunk], rows: Pixels, number: int) -> None:
     load(chunks[number], rows[: len(chunks[number].contents)])
 
 

@@ -16,20 +16,20 @@ from benchmarks.photographs import TARGET, Chunk, Load, Task
 from shardio.images import Pixels
 
 
-def load_with_opencv(chunk: Chunk, rows: list[Pixels]) -> None:
+def load_with_opencv(chunk: Chunk, rows: Pixels) -> None:
     """Decode all of an image, and resize a part of it."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
         _resize_with_opencv(pixels, task, row)  # type: ignore[arg-type]  # uint8, as the flag says
 
 
-def load_with_simplejpeg(chunk: Chunk, rows: list[Pixels]) -> None:
+def load_with_simplejpeg(chunk: Chunk, rows: Pixels) -> None:
     """Decode all of an image with simplejpeg, and resize a part of it with OpenCV."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         _resize_with_opencv(simplejpeg.decode_jpeg(content), task, row)
 
 
-def load_with_pillow(chunk: Chunk, rows: list[Pixels]) -> None:
+def load_with_pillow(chunk: Chunk, rows: Pixels) -> None:
     """Do what torchvision does with Pillow images, antialiased; and let libjpeg scale where ``draft`` allows it."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         (top, left, height, width), (new_height, new_width), window = task
@@ -63,7 +63,7 @@ def make_torchvision() -> Load:
     decode_jpeg: Any = importlib.import_module("torchvision.io").decode_jpeg
     functional: Any = importlib.import_module("torchvision.transforms.v2.functional")
 
-    def load(chunk: Chunk, rows: list[Pixels]) -> None:
+    def load(chunk: Chunk, rows: Pixels) -> None:
         for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
             (top, left, height, width), size, window = task
             image = decode_jpeg(torch.frombuffer(bytearray(content), dtype=torch.uint8))
@@ -92,7 +92,7 @@ def make_dali() -> Load:
         pipeline.build()
         return pipeline
 
-    def load(chunk: Chunk, rows: list[Pixels]) -> None:
+    def load(chunk: Chunk, rows: Pixels) -> None:
         if (pipeline := pipelines.get(len(rows))) is None:
             pipeline = pipelines[len(rows)] = build(len(rows))
         boxes = np.array([task.box for task in chunk.tasks], np.int32)

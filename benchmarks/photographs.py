@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 
@@ -51,8 +52,8 @@ class Chunk:
     tasks: list[Task]
 
 
-Load = Callable[[Chunk, list[Pixels]], None]
-"""Make of a chunk's images what their tasks say, in the rows of a batch, uint8 [224, 224, 3]."""
+Load = Callable[[Chunk, Pixels], None]
+"""Make of a chunk's images what their tasks say, in the rows of a batch, uint8 [n, 224, 224, 3]."""
 
 
 def read_photographs(directory: Path, number: int | None = None) -> list[bytes]:
@@ -109,7 +110,7 @@ def make_tasks(plans: CropPlans) -> list[Task]:
 def load_with_shardio(transforms: Sequence[Geometry]) -> Load:
     """Return shardio's way: it draws its parameters itself, within the time that is measured."""
 
-    def load(chunk: Chunk, rows: list[Pixels]) -> None:
+    def load(chunk: Chunk, rows: Pixels) -> None:
         pictures = [open_image(content) for content in chunk.contents]
         sizes = np.array([picture.size for picture in pictures], dtype=np.int64)
         decode_chunk(pictures, draw_plans(transforms, sizes, chunk.keys), rows)
@@ -117,6 +118,16 @@ def load_with_shardio(transforms: Sequence[Geometry]) -> Load:
     return load
 
 
-def make_rows(number: int = CHUNK_SIZE) -> list[Pixels]:
+def without_kernel(load: Load) -> Load:
+    """Return the same way where there is no kernel."""
+
+    def load_by_libjpeg(chunk: Chunk, rows: Pixels) -> None:
+        with patch("shardio.images.by_kernel.find_kernel", lambda: None):
+            load(chunk, rows)
+
+    return load_by_libjpeg
+
+
+def make_rows(number: int = CHUNK_SIZE) -> Pixels:
     """Return the rows of a new batch."""
-    return list(np.zeros((number, TARGET, TARGET, 3), np.uint8))
+    return np.zeros((number, TARGET, TARGET, 3), np.uint8)

@@ -65,7 +65,7 @@ def make_bare(job: Job) -> Epochs:
         for first in range(start, stop, CHUNK_SIZE):
             part = slice(first, min(first + CHUNK_SIZE, stop))
             keys = make_keys(part.stop)[first:]
-            rows = list(buffer[first - start : part.stop - start])
+            rows = buffer[first - start : part.stop - start]
             futures.append(pool.submit(load, Chunk(contents=contents[part], keys=keys, tasks=[]), rows))
         return futures
 
