@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -111,9 +113,18 @@ class Kernel:
 
     def _workspace(self) -> NDArray[np.void]:
         if not hasattr(self._threads, "workspace"):
-            self._threads.workspace = np.zeros(1, WORKSPACE)
+            self._threads.workspace = _make_workspace()
         workspace: NDArray[np.void] = self._threads.workspace
         return workspace
+
+
+def _make_workspace() -> NDArray[np.void]:
+    """Return a workspace. What is never used of it takes no memory, with small pages: a little of each part is used."""
+    memory = mmap.mmap(-1, WORKSPACE.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # A kernel without huge pages.
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, WORKSPACE)
 
 
 def load_kernel() -> Kernel | None:
