@@ -149,7 +149,11 @@ def test_rows_of_different_sizes_are_drawn_one_by_one(contents: list[bytes], mon
 def _others() -> dict[str, bytes]:
     picture = make_picture(40, 50)
     whole = own("", picture, factors=SAMPLINGS["4:2:0"], restart_interval=2).content
+    jfif, table = by_pillow(picture), whole.index(b"\xff\xc4")
+    last_symbol = table + 5 + 16 + sum(whole[table + 5 : table + 21]) - 1
     return {
+        "JFIF 2, of which libjpeg warns": jfif.replace(b"JFIF\0\1", b"JFIF\0\2"),
+        "a DC table with a symbol above 15": whole[:last_symbol] + b"\x20" + whole[last_symbol + 1 :],
         "progressive": by_pillow(picture, progressive=True),
         "CMYK": by_pillow(np.dstack([picture, picture[..., 0]])),
         "4:1:0": own("", picture, factors=((4, 2), (1, 1), (1, 1))).content,

@@ -25,6 +25,9 @@ from shardio.images.kernel.records import AREA, MAX_LENGTH, NUM_SLOTS, SHORT
 MAX_DC_SIZE, MAX_AC_SIZE = 11, 10
 """Bits of a value behind a code, in a baseline image of 8 bits (tables F.1 and F.2)."""
 
+MAX_DC_SYMBOL = 15
+"""libjpeg refuses tables with larger ones (jdhuff.c), used or not."""
+
 ZRL_RUN = 15
 
 # An entry's bits: how many bits the code and the value behind it have (0 to 5), how far to shift for the value (8 to
@@ -84,10 +87,13 @@ def _read_table(data, huffman, slot, seat, entries, limits, offsets):
         if code + number > (1 << length) - (number > 0):  # A code of ones alone is kept free (C.2).
             return False
         limits[seat, slot, length], offsets[seat, slot, length] = code + number, symbol - code
-        if length <= SHORT:
-            span = 1 << (SHORT - length)
-            for i in range(number):
-                entry = make_entry(np.int64(data[symbol + i]), length, slot < 4)
+        for i in range(number):
+            value = np.int64(data[symbol + i])
+            if slot < 4 and value > MAX_DC_SYMBOL:
+                return False
+            if length <= SHORT:
+                span = 1 << (SHORT - length)
+                entry = make_entry(value, length, slot < 4)
                 at = first + (code + i) * span
                 for j in range(span):
                     entries[at + j] = entry

@@ -22,6 +22,7 @@ NATURAL_ORDER = np.array(
 )
 """By its place in the zigzag sequence, a coefficient's place in the block, row by row (figure A.6)."""
 
+JFIF_VERSION = 1
 _JFIF, _ADOBE = np.frombuffer(b"JFIF\0", np.uint8), np.frombuffer(b"Adobe", np.uint8)
 _TILES = np.frombuffer(SIGNATURE + bytes([VERSION, 0, 1]), np.uint8)  # The first of one part.
 _SUPPORTED_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
@@ -72,7 +73,10 @@ def read_head(data, start, stop, head):
             head.interval = np.int64(data[first]) << 8 | np.int64(data[first + 1])
         elif marker == APP0:
             # jdmarker.c, examine_app0 and examine_app14.
-            has_jfif |= end - first >= 14 and _starts_with(data, first, end, _JFIF)
+            if end - first >= 14 and _starts_with(data, first, end, _JFIF):
+                if data[first + 5] != JFIF_VERSION:  # libjpeg warns.
+                    return False
+                has_jfif = True
         elif marker == APP14:
             if end - first >= 12 and _starts_with(data, first, end, _ADOBE):
                 adobe = np.int64(data[first + 11])
