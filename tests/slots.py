@@ -101,7 +101,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 
 def run_alone(function: Callable[..., None], *arguments: object) -> None:
-    """Call a function of a module of tests, with strings, in a process of its own."""
+    """Call a function of a module of tests, with strings, in a process of its own; fail if an assertion there does."""
     code = f"import sys; from {function.__module__} import {function.__name__} as f; f(*sys.argv[1:])"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[1])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import shardio
-from tests.faults.hosts import Data
+from tests.faults.hosts import KINDS, Data, Expected, batches_of, find_hosts, make_loader
 from tests.sources import write_images
 
 
@@ -29,3 +31,23 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.syspath_prepend(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(Path(shardio.__file__).parents[1])]))
     return folder
+
+
+@pytest.fixture(scope="module")
+def expected(data: Data) -> Expected:
+    """Two epochs of each kind of dataset without hosts."""
+    found: Expected = {}
+    for kind in KINDS:
+        loader = make_loader(data, kind)
+        found[kind] = [batches_of(loader), batches_of(loader)]
+        assert found[kind][0] != found[kind][1]
+        assert len(found[kind][0]) == 6
+    return found
+
+
+@pytest.fixture
+def no_host_is_left() -> Iterator[None]:
+    """See to it that all hosts have ended when the test has."""
+    yield
+    gc.collect()  # Tracebacks of errors that were expected hold their loaders.
+    assert find_hosts() == []

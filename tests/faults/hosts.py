@@ -35,6 +35,9 @@ KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
 
 Batches = list[list[list[Any]]]
 
+Expected = dict[Kind, list[Batches]]
+"""By the kind of dataset, the batches of two epochs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:

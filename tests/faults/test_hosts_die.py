@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import signal
 import subprocess
@@ -19,15 +18,13 @@ import pytest
 from shardio import HostError
 from shardio.loader import hosts as hosts_module
 from tests.faults.hosts import (
-    BATCH_SIZE,
     KINDS,
     Batches,
     Data,
+    Expected,
     Kind,
     batches_of,
-    collect,
     find_hosts,
-    install_poison,
     install_slowness,
     make_loader,
     meanwhile,
@@ -37,26 +34,7 @@ from tests.faults.hosts import (
     wait_until,
 )
 
-Expected = dict[Kind, list[Batches]]
-
-
-@pytest.fixture(scope="module")
-def expected(data: Data) -> Expected:
-    """Two epochs of each kind of dataset without hosts."""
-    found: Expected = {}
-    for kind in KINDS:
-        loader = make_loader(data, kind)
-        found[kind] = [batches_of(loader), batches_of(loader)]
-        assert found[kind][0] != found[kind][1]
-        assert len(found[kind][0]) == 6
-    return found
-
-
-@pytest.fixture(autouse=True)
-def _no_host_is_left() -> Any:
-    yield
-    gc.collect()  # Tracebacks of errors that were expected hold their loaders.
-    assert find_hosts() == []
+pytestmark = pytest.mark.usefixtures("no_host_is_left")
 
 
 def kill_hosts(number: signal.Signals = signal.SIGKILL) -> None:
@@ -240,71 +218,6 @@ def test_hosts_that_are_stopped_for_a_moment_go_on(data: Data, expected: Expecte
         batches.append(plain(next(iterator)))
     assert find_hosts() == hosts
     assert [*batches, *map(plain, iterator)] == expected["shards"][0]
-
-
-def sample_of(batches: Batches, number: int) -> str:
-    key = batches[number][2][3]
-    assert isinstance(key, str)
-    return key
-
-
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_two_deaths_over_the_same_batch_are_survived(
-    data: Data, expected: Expected, modules: Path, num_workers: int
-) -> None:
-    install_poison(modules, sample_of(expected["shards"][0], 3), 2)
-    loader = make_loader(data, "shards", num_workers)
-    with told_of_deaths():
-        assert batches_of(loader) == expected["shards"][0]
-    assert len(list(modules.glob("death-*"))) == loader.stats().num_host_deaths == 2
-
-
-@pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (1, 3), (3, 1), (6, 4)])
-def test_a_sample_that_always_kills_its_host_is_named(
-    data: Data, expected: Expected, modules: Path, num_workers: int, number: int
-) -> None:
-    key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
-    install_poison(modules, key, 100)
-    loader = make_loader(data, "shards", num_workers, persistent_workers=True)
-    batches = Batches()
-    with told_of_deaths(), pytest.raises(HostError, match=r"3 worker hosts.* was killed by SIGABRT") as error_info:
-        collect(loader, batches)
-    assert batches == expected["shards"][0][:number]
-    assert loader.state_dict()["position"] == number * BATCH_SIZE
-    assert key in str(error_info.value)
-    named = str(error_info.value).rpartition(": ")[2].split(", ")
-    assert set(named) <= set(others)
-    # The first death may have several samples to choose from, and does not count then.
-    assert len(list(modules.glob("death-*"))) in (3, 4)
-
-
-@pytest.mark.parametrize(("num_hosts", "number"), [(1, 0), (1, 2), (1, 5), (2, 3)])
-def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
-    data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int, number: int
-) -> None:
-    """Not even where they take so long that each death is theirs, too."""
-    monkeypatch.setattr(hosts_module, "divide_threads", lambda num_threads, _: [num_threads // num_hosts] * num_hosts)
-    key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
-    install_poison(modules, key, 100, others_s=0.1)
-    batches = Batches()
-    said = r"3 worker hosts died while they made the same samples"
-    with told_of_deaths(), pytest.raises(HostError, match=said) as error_info:
-        collect(make_loader(data, "shards", 6), batches)
-    assert batches == expected["shards"][0][:number]
-    named = str(error_info.value).rpartition(": ")[2].split(", ")
-    assert key in named
-    assert set(named) <= set(others)
-    assert len(list(modules.glob("death-*"))) in (3, 4)
-
-
-def test_what_was_made_beside_a_death_is_made_all_the_same(
-    data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(hosts_module, "divide_threads", lambda num_threads, _: [num_threads])
-    install_poison(modules, sample_of(expected["shards"][0], 1), 3, others_s=0.2)
-    loader = make_loader(data, "shards", 6, persistent_workers=True)
-    with told_of_deaths():
-        assert [batches_of(loader), batches_of(loader)] == expected["shards"]
 
 
 def exit_at_once(modules: Path) -> None:

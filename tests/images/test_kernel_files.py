@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from shardio import DataLoader, ShardDataset
+from shardio.decoding.fields import Fields
 from shardio.images.kernel import building, finding, loading
 from shardio.images.kernel.finding import prepare_kernel
+from shardio.loader import maker
+from shardio.transforms import CenterCrop
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,3 +82,13 @@ def test_where_nothing_can_be_written_nothing_is_begun(tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.setattr(building, "kernel_path", lambda: tmp_path / "file" / "some.kernel")
     assert not building.build_in_background()
+
+
+@pytest.mark.parametrize(("fields", "is_prepared"), [(("image", "label"), True), ("key", False)])
+def test_a_loader_that_decodes_images_has_it_prepared(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, fields: Fields, is_prepared: bool
+) -> None:
+    calls = list[None]()
+    monkeypatch.setattr(maker, "prepare_kernel", lambda: calls.append(None))
+    next(iter(DataLoader(ShardDataset(packed, fields=fields, transform=CenterCrop(8)), batch_size=2)))
+    assert bool(calls) == is_prepared
