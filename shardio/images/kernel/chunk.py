@@ -117,7 +117,7 @@ def _margin(region):
 def _make_pixels(seat, work):
     """Make pixels of coefficients; return whether the numbers are such as libjpeg-turbo computes with.
 
-    Pixels are uint64 [rows of an MCU, columns of an MCU, lanes].
+    Pixels are uint32 [rows of an MCU, columns of an MCU, lanes].
     """
     head, region = work.heads[seat], work.regions[seat]
     lanes, num_luma = region.num_lanes, head.across * head.down
@@ -177,14 +177,15 @@ def _draw(seat, plan, out, work):
         first, step = plan.window_left + right - 1, -1
         left = width - right
     columns, next_columns = work.columns[0, :num_columns], work.columns[1, :num_columns]
-    weights, row_weights = work.column_weights, work.row_weights
+    column_weights, weights = work.column_weights[:num_columns], work.weights
     find_sources(plan.width, plan.new_width, first, step, True, columns, weights)
     for i in range(num_columns):
         column, next_column = plan.left + columns[i], plan.left + min(columns[i] + 1, plan.width - 1)
         columns[i] = column % across * lanes + column // across - region.first_column
         next_columns[i] = next_column % across * lanes + next_column // across - region.first_column
+        column_weights[i] = weights[0, i] | weights[1, i] << 16
     rows = work.rows[:num_rows]
-    find_sources(plan.height, plan.new_height, plan.window_top + top, 1, False, rows, row_weights)
+    find_sources(plan.height, plan.new_height, plan.window_top + top, 1, False, rows, weights)
     kept = work.kept  # Which rows are resized already; neighbours are one odd and one even row.
     kept[:] = -1
     for i in range(num_rows):
@@ -193,9 +194,9 @@ def _draw(seat, plan, out, work):
             if kept[source % 2] != source:
                 row = plan.top + source
                 start = row % down * across * lanes + (row // down - region.first_row) * region.stride
-                resize_row(work.pixels[start:], columns, next_columns, weights[0], weights[1], work.resized[source % 2])
+                resize_row(work.pixels[start:], columns, next_columns, column_weights, work.resized[source % 2])
                 kept[source % 2] = source
         mix_rows(
-            work.resized[upper % 2], work.resized[lower % 2], np.int32(row_weights[0, i]), np.int32(row_weights[1, i]),
+            work.resized[upper % 2], work.resized[lower % 2], weights[0, i], weights[1, i],
             shaped(out, 3 * ((top + i) * width + left), 3 * num_columns),
         )  # fmt: skip

@@ -25,6 +25,9 @@ from shardio.images.kernel.records import AREA, MAX_LENGTH, NUM_SLOTS, SHORT
 MAX_DC_SIZE, MAX_AC_SIZE = 11, 10
 """Bits of a value behind a code, in a baseline image of 8 bits (tables F.1 and F.2)."""
 
+MAX_DC = 2047
+"""The largest DC coefficient, to either side but for one: differences add up, and must not leave 12 bits."""
+
 MAX_DC_SYMBOL = 15
 """libjpeg refuses tables with larger ones (jdhuff.c), used or not."""
 

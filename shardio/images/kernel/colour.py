@@ -1,7 +1,6 @@
 """From samples to pixels: YCbCr to RGB as libjpeg converts it (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert).
 
-A pixel is one number of 64 bits in which each colour has 21: red the lowest, then green, then blue. So one
-multiplication weighs all three.
+A pixel is one number of 32 bits in which each colour has 8: red the lowest, then green, then blue.
 """
 
 from __future__ import annotations
@@ -10,16 +9,13 @@ import numpy as np
 
 from shardio.images.kernel.memory import compiled
 
-_I, _U = np.int32, np.uint64
+_I, _U = np.int32, np.uint32
 
 # jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded.
 _CR_RED, _CB_BLUE, _CR_GREEN, _CB_GREEN = _I(91881), _I(116130), _I(46802), _I(22554)
 _ROUND, _SHIFT, _CENTRE = _I(1 << 15), _I(16), _I(128)
 
-FIELD = 21
-"""Bits of a colour in a pixel."""
-
-_GREEN, _BLUE = _U(FIELD), _U(2 * FIELD)
+_GREEN, _BLUE = _U(8), _U(16)
 
 
 @compiled
@@ -62,6 +58,6 @@ def _clamp(value):
 
 @compiled
 def join_colours(red, green, blue, pixels):
-    """Join colours, uint8 [n] each, to pixels, uint64 [n]."""
+    """Join colours, uint8 [n] each, to pixels, uint32 [n]."""
     for i in range(len(pixels)):
-        pixels[i] = _U(red[i]) | _U(green[i]) << _GREEN | _U(blue[i]) << _BLUE
+        pixels[i] = _U(_U(red[i]) | _U(_U(_U(green[i]) << _GREEN) | _U(_U(blue[i]) << _BLUE)))

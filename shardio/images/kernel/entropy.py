@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.codes import ADD, AFTER, DONE, FIRST_TABLE, MASK, SET, SHIFT, STAY, TABLE, make_entry
+from shardio.images.kernel.codes import ADD, AFTER, DONE, FIRST_TABLE, MASK, MAX_DC, SET, SHIFT, STAY, TABLE, make_entry
 from shardio.images.kernel.memory import compiled, load_word
 from shardio.images.kernel.records import AREA, MAX_LENGTH, MAX_SEATS, NUM_LANES, NUM_SLOTS, SHORT
 
@@ -159,7 +159,7 @@ def _sum_up_dc(lane, seat, work):
             place = lane.base + mcu + row + block * step
             component = region.component[block]
             dc = lane.dc[component] + np.int64(coefficients[place])
-            if not -2048 <= dc <= 2047:
+            if not -MAX_DC <= dc <= MAX_DC:
                 return False
             lane.dc[component] = dc
             coefficients[place] = dc

@@ -42,6 +42,41 @@ def pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
+@intrinsic
+def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any, out: Any, to: Any) -> Any:
+    """Weigh two of ``pixels``, uint32, by two numbers of 16 bits, and put the sum of each of their four bytes, without
+    the lowest four bits, into ``out``, int16, from ``to`` on.
+
+    Processors have an instruction that multiplies and adds eight such pairs (x86's pmaddwd). LLVM finds it in this, in
+    no loop that numba makes.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, short, word = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+
+        def vector(kind: Any, count: int) -> Any:
+            return ir.VectorType(kind, count)
+
+        def place(number: int, at: Any, kind: Any) -> Any:
+            array = context.make_array(signature.args[number])(context, builder, arguments[number])
+            return builder.bitcast(builder.gep(array.data, [at]), kind.as_pointer())
+
+        def pick(one: Any, other: Any, *numbers: int) -> Any:
+            return builder.shuffle_vector(one, other, ir.Constant(vector(word, len(numbers)), numbers))
+
+        one, other = (builder.load(place(0, arguments[number], vector(byte, 4)), align=4) for number in (1, 2))
+        pairs = builder.zext(pick(one, other, 0, 4, 1, 5, 2, 6, 3, 7), vector(word, 8))
+        both = builder.bitcast(arguments[3], vector(short, 2))
+        factors = builder.sext(pick(both, both, 0, 1, 0, 1, 0, 1, 0, 1), vector(word, 8))
+        products = builder.mul(pairs, factors)
+        sums = builder.add(pick(products, products, 0, 2, 4, 6), pick(products, products, 1, 3, 5, 7))
+        kept = builder.lshr(sums, ir.Constant(sums.type, [4] * 4))
+        builder.store(builder.trunc(kept, vector(short, 4)), place(4, arguments[5], vector(short, 4)), align=2)
+        return context.get_dummy_value()
+
+    return types.void(pixels, first, second, weights, out, to), generate
+
+
 @compiled
 def shaped(array, start, shape):
     """Return a part of a flat array, from ``start`` on, in another shape; ``reshape`` can fail, which takes Python."""

@@ -128,12 +128,12 @@ WORKSPACE = _record(
     samples=(np.uint8, 6 * MAX_PIXELS),
     sums=(np.int16, MAX_PIXELS // 8 + 64),
     colours=(np.uint8, 3 * MAX_PIXELS // 64),
-    pixels=(np.uint64, MAX_PIXELS),
-    columns=(np.int64, (2, MAX_SIDE)),  # Which two pixels each column of the result is mixed of.
-    column_weights=(np.uint64, (2, MAX_SIDE)),
+    pixels=(np.uint32, MAX_PIXELS),
+    columns=(np.int64, (2, MAX_SIDE)),  # Which two pixels each column of the result is mixed of,
+    column_weights=(np.uint32, MAX_SIDE),  # and how.
     rows=(np.int64, MAX_SIDE),
-    row_weights=(np.uint64, (2, MAX_SIDE)),
-    resized=(np.int16, (2, 3 * MAX_SIDE)),  # Two rows, resized across,
+    weights=(np.int32, (2, MAX_SIDE)),  # Of the two rows that each row of the result is mixed of.
+    resized=(np.int16, (2, 3 * MAX_SIDE + 1)),  # Two rows, resized across,
     kept=(np.int64, 2),  # and which they are.
 )
 """A thread's memory."""

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.colour import FIELD
-from shardio.images.kernel.memory import compiled
+from shardio.images.kernel.memory import compiled, mix_pixels
 
 WEIGHT_BITS = 11
 """resize.cpp, INTER_RESIZE_COEF_BITS."""
 
 _I, _U = np.int32, np.uint64
 _ONE = np.float32(1 << WEIGHT_BITS)
-
-_FIELD = _U(FIELD)
-_FOUR, _KEPT = _U(4), _U(0x7FFF)  # A weighted sum has 19 bits, of which the lowest four are dropped.
 
 
 @compiled
@@ -33,7 +29,7 @@ def find_sources(num_before, num_after, first, step, is_clamped, sources, weight
         step: and from one to the next.
         is_clamped: As OpenCV does across: beyond the border, all weight is the last pixel's. Down, both are that pixel.
         sources: int64 [n], for the first of the two.
-        weights: uint64 [2, n], for their weights.
+        weights: int32 [2, n], for their weights.
     """
     for i in range(len(sources)):
         place = _place(num_before, num_after, first + i * step)
@@ -44,8 +40,8 @@ def find_sources(num_before, num_after, first, step, is_clamped, sources, weight
         if is_clamped and source >= num_before - 1:
             source, part = np.int64(num_before - 1), np.float32(0)
         sources[i] = source
-        weights[0, i] = np.uint64(np.rint(np.float32(np.float32(1) - part) * _ONE))
-        weights[1, i] = np.uint64(np.rint(part * _ONE))
+        weights[0, i] = _I(np.rint(np.float32(np.float32(1) - part) * _ONE))
+        weights[1, i] = _I(np.rint(part * _ONE))
 
 
 @compiled
@@ -63,23 +59,18 @@ def _place(num_before, num_after, i):
 
 
 @compiled
-def resize_row(pixels, places, next_places, weights, next_weights, out):
+def resize_row(pixels, places, next_places, weights, out):
     """Resize one row across.
 
     Args:
-        pixels: uint64 [...], as :mod:`colour` makes them, from the row's beginning on.
+        pixels: uint32 [...], as :mod:`colour` makes them, from the row's beginning on.
         places: int64 [n], where the first pixel of each two lies.
         next_places: int64 [n], and the second one.
-        weights: uint64 [n], of the first,
-        next_weights: uint64 [n], and of the second.
-        out: int16 [3 n], for red, green and blue of each, times 128.
+        weights: uint32 [n], of the first in the lower half, of the second in the upper one.
+        out: int16 [3 n + 1], for red, green and blue of each, times 128.
     """
     for i in range(len(places)):
-        first, second = pixels[_U(places[i])], pixels[_U(next_places[i])]
-        mixed = (first * weights[i] + second * next_weights[i]) >> _FOUR
-        out[3 * i] = np.int16(mixed & _KEPT)
-        out[3 * i + 1] = np.int16((mixed >> _FIELD) & _KEPT)
-        out[3 * i + 2] = np.int16((mixed >> (_FIELD + _FIELD)) & _KEPT)
+        mix_pixels(pixels, _U(places[i]), _U(next_places[i]), weights[i], out, _U(3 * i))
 
 
 @compiled
