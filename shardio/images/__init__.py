@@ -1,6 +1,6 @@
 """From an image's bytes to pixels: only of what a crop needs, and exactly those of a full decode."""
 
-from shardio.images.chunk import DecodeError, decode_all, decode_chunk
+from shardio.images.chunk import DecodeError, decode_all, decode_chunk, make_rows
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import read_format
 from shardio.images.kernel import prepare_kernel
@@ -11,6 +11,7 @@ from shardio.images.pictures import (
     JpegPicture,
     Picture,
     TooManyPixels,
+    Way,
     open_image,
 )
 from shardio.images.pixels import Pixels
@@ -29,11 +30,13 @@ __all__ = [
     "Pixels",
     "Sizes",
     "TooManyPixels",
+    "Way",
     "check_orientation",
     "decode_all",
     "decode_chunk",
     "decode_image",
     "decode_pil",
+    "make_rows",
     "open_image",
     "prepare_kernel",
     "read_format",
