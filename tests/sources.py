@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from shardio.images.tiling import tile_jpeg
+
 PILLOW_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF"}
 
 
-def encode(seed: int, *, width: int = 48, height: int = 32, suffix: str = "jpg") -> bytes:
+def encode(
+    seed: int, *, width: int = 48, height: int = 32, suffix: str = "jpg", mode: str = "RGB", **options: Any
+) -> bytes:
     """Return an image file of random smooth colours; equal seeds give equal files."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (4, 6, 3), dtype=np.uint8))
     file = io.BytesIO()
-    coarse.resize((width, height), Image.Resampling.BICUBIC).save(file, PILLOW_FORMATS[suffix.lower()])
+    image = coarse.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+    image.save(file, PILLOW_FORMATS[suffix.lower()], **options)
     return file.getvalue()
 
 
@@ -33,3 +39,21 @@ def write_images(
             (folder / f"name-{number:03d}.{suffix}").write_bytes(content)
             contents[f"class-{class_id}/name-{number:03d}"] = content
     return contents
+
+
+def write_mixed(root: Path) -> None:
+    """Write 12 images of 96×64 pixels in two classes, that go every way.
+
+    4 baseline and 3 tiled JPEGs are for the kernel, 2 progressive ones for libjpeg-turbo, a CMYK one and 2 PNGs for
+    Pillow; that is so where there is a kernel, and crops are not much smaller.
+    """
+    size: dict[str, Any] = {"width": 96, "height": 64}
+    files = [("jpg", encode(seed, **size)) for seed in range(4)]
+    files += [("jpg", tile_jpeg(encode(seed, **size))) for seed in range(4, 7)]
+    files += [("jpg", encode(seed, **size, progressive=True)) for seed in range(7, 9)]
+    files += [("jpg", encode(9, **size, mode="CMYK"))]
+    files += [("png", encode(seed, **size, suffix="png")) for seed in range(10, 12)]
+    for number, (suffix, content) in enumerate(files):
+        path = root / f"class-{number % 2}" / f"{number:03d}.{suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)

@@ -19,6 +19,7 @@ from shardio.images import (
     DecodeError,
     Orientation,
     Pixels,
+    Way,
     check_orientation,
     decode_pil,
     open_image,
@@ -139,7 +140,7 @@ class FieldDecoder:
             SampleError: If a field is missing or cannot be decoded.
         """
         return [
-            self.draw_images(samples, *self.plan_images(samples, keys))
+            self.draw_images(samples, *self.plan_images(samples, keys))[0]
             if name == "image"
             else self.decode_field(name, samples)
             for name in self.names
@@ -167,7 +168,7 @@ class FieldDecoder:
 
     def draw_images(
         self, samples: StoredSamples, images: list[Any], plans: CropPlans | None, rows: Pixels | None = None
-    ) -> list[Any]:
+    ) -> tuple[list[Any], list[Way]]:
         """Carry out what :meth:`plan_images` left to be done.
 
         Args:
@@ -177,7 +178,7 @@ class FieldDecoder:
             rows: uint8 [n, height, width, 3] to write to, which must fit the plans; by default new arrays.
 
         Returns:
-            The n images.
+            The n images, and who decoded each of them, where something was left to be done.
 
         Raises:
             SampleError: If an image is damaged.

@@ -1,8 +1,9 @@
 """From an image's bytes to pixels: only of what a crop needs, and exactly those of a full decode."""
 
-from shardio.images.chunk import DecodeError, decode_all, decode_chunk
+from shardio.images.by_kernel import why_no_kernel, why_not_by_kernel
+from shardio.images.chunk import DecodeError, decode_all, decode_chunk, make_rows
 from shardio.images.decode import decode_image, decode_pil
-from shardio.images.formats import read_format
+from shardio.images.formats import find_format, read_format
 from shardio.images.kernel import prepare_kernel
 from shardio.images.orientation import Orientation, check_orientation
 from shardio.images.pictures import (
@@ -11,6 +12,7 @@ from shardio.images.pictures import (
     JpegPicture,
     Picture,
     TooManyPixels,
+    Way,
     open_image,
 )
 from shardio.images.pixels import Pixels
@@ -29,14 +31,19 @@ __all__ = [
     "Pixels",
     "Sizes",
     "TooManyPixels",
+    "Way",
     "check_orientation",
     "decode_all",
     "decode_chunk",
     "decode_image",
     "decode_pil",
+    "find_format",
+    "make_rows",
     "open_image",
     "prepare_kernel",
     "read_format",
     "resize",
     "use_one_thread",
+    "why_no_kernel",
+    "why_not_by_kernel",
 ]

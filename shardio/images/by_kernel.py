@@ -1,19 +1,65 @@
-"""Which images of a chunk the kernel draws, and what it is told of them."""
+"""Which images of a chunk the kernel draws, and what it is told of them; which it leaves to others, and why."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.drawing import MAX_RESIZED_PIXELS, SCALES
+from shardio.images.jpeg import has_tiles
+from shardio.images.jpeg.markers import EOI, read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.records import PLAN
-from shardio.images.pictures import JpegPicture, Picture
+from shardio.images.kernel.records import PLAN, WORKSPACE
+from shardio.images.pictures import JPEG_START, JpegPicture, Picture
 from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
+
+_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)])
+"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
+
+_MOST_BYTES = WORKSPACE["bits"].itemsize
+"""Of a scan that must be read from its start."""
+
+
+def why_no_kernel() -> str | None:
+    """Return why there is no kernel in this process, or None if there is one."""
+    if find_kernel() is not None:
+        return None
+    if any(find_spec(name) is None for name in ("numba", "llvmlite")):
+        return "numba is not installed (pip install numba)"
+    return "it is not compiled yet (the first epoch begins with that, or python -m shardio.images.kernel)"
+
+
+def why_not_by_kernel(content: bytes) -> str | None:
+    """Return why the kernel draws no part of an image, or None if it is made for it.
+
+    Only the file's head and its end are looked at. Of what is damaged the kernel draws nothing either, nor of heads so
+    rare that they are not asked for here, as JFIF 2. That a crop is for others whatever its file is is not known here:
+    see :func:`_is_for_opencv`; ``antialias``, an EXIF orientation that is applied, regions above a million pixels. The
+    answers are few and short, so that they can be counted.
+
+    Args:
+        content: The image's file.
+    """
+    if not content.startswith(JPEG_START):
+        return "no JPEG"
+    try:
+        head = read_head(content)
+    except ValueError:
+        return "unusual head"
+    if (why := why_irregular(head)) is not None:
+        return why
+    if len(head.factors) > 1 and head.factors not in _FACTORS:
+        return "unusual sampling factors"
+    if not content.endswith(bytes([0xFF, EOI])):
+        return "no EOI at the end"
+    if len(content) - head.scan_start > _MOST_BYTES and not has_tiles(content):
+        return f"more than {_MOST_BYTES >> 20} MiB and not tiled"
+    return None
 
 
 def draw_by_kernel(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Sequence[Pixels]) -> NDArray[np.bool_]:

@@ -9,7 +9,7 @@ import numpy as np
 from shardio.images.by_kernel import draw_by_kernel
 from shardio.images.drawing import Draw, prepare
 from shardio.images.jpeg.regions import Box
-from shardio.images.pictures import Picture
+from shardio.images.pictures import Picture, Way
 from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
 from shardio.images.resizing import flip
@@ -31,7 +31,7 @@ class DecodeError(ValueError):
         return type(self), (self.number, str(self))
 
 
-def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Sequence[Pixels]) -> None:
+def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Sequence[Pixels]) -> list[Way]:
     """Decode, crop, resize and mirror some images into the rows of a batch.
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
@@ -44,6 +44,9 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Seq
         plans: What to make of each.
         rows: What to write to: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3] of the plans' output
         sizes.
+
+    Returns:
+        Who decoded each of them.
 
     Raises:
         DecodeError: If an image is truncated or damaged, or too large to be resized so.
@@ -69,15 +72,19 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Seq
             raise DecodeError(number, str(error) or repr(error)) from error
         if flips[number]:
             flip(unflipped, out=row)
+    return ["kernel" if drawn else image.way for image, drawn in zip(images, is_drawn.tolist(), strict=True)]
 
 
 def decode_all(images: Sequence[Picture], plans: CropPlans) -> list[Pixels]:
-    """Do what :func:`decode_chunk` does, into new arrays: rows of one batch if they are of one size."""
-    sizes = plans.output_size.tolist()
-    rows: Pixels | list[Pixels]
-    if sizes and all(size == sizes[0] for size in sizes):
-        rows = np.empty((len(sizes), *sizes[0], 3), np.uint8)
-    else:
-        rows = [np.empty((height, width, 3), np.uint8) for height, width in sizes]
+    """Do what :func:`decode_chunk` does, into new arrays."""
+    rows = make_rows(plans)
     decode_chunk(images, plans, rows)
     return list(rows)
+
+
+def make_rows(plans: CropPlans) -> Pixels | list[Pixels]:
+    """Return new arrays for what comes out of some plans: rows of one batch if they are of one size."""
+    sizes = plans.output_size.tolist()
+    if sizes and all(size == sizes[0] for size in sizes):
+        return np.empty((len(sizes), *sizes[0], 3), np.uint8)
+    return [np.empty((height, width, 3), np.uint8) for height, width in sizes]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from pathlib import Path
+from typing import BinaryIO
 
 import PIL.Image
 
@@ -21,7 +23,17 @@ def read_format(path: Path) -> str | None:
     Only the header is looked at.
     """
     with path.open("rb") as file:
-        start = file.read(16)
+        return _find_format(file)
+
+
+def find_format(content: bytes) -> str | None:
+    """Return the format of an image file's bytes, as :func:`read_format`."""
+    return _find_format(io.BytesIO(content))
+
+
+def _find_format(file: BinaryIO) -> str | None:
+    start = file.read(16)
+    file.seek(0)
     for signature, name in _SIGNATURES.items():
         if start.startswith(signature):
             return name
@@ -30,7 +42,7 @@ def read_format(path: Path) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # What a header makes Pillow warn of comes up again at decoding.
-            with PIL.Image.open(path) as image:
+            with PIL.Image.open(file) as image:
                 return image.format
     except Exception:  # Whatever one of Pillow's many readers says, they are not its image's bytes.
         return None

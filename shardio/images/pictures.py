@@ -6,6 +6,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Literal
 
 import numpy as np
 import PIL.Image
@@ -23,8 +24,11 @@ DEFAULT_MAX_PIXELS = 178_956_970
 _USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4)])
 """Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
 
-_JPEG_START = b"\xff\xd8\xff"
+JPEG_START = b"\xff\xd8\xff"
+"""By which a file is taken for a JPEG."""
 
+Way = Literal["kernel", "libjpeg", "pillow"]
+"""Who decodes an image: shardio's own kernel, libjpeg-turbo, or Pillow."""
 
 Part = Callable[[], Pixels]
 """Reads a part of a picture: returns uint8 [height, width, 3], valid until its thread reads the next one.
@@ -43,10 +47,12 @@ class Picture(ABC):
     Attributes:
         size: Height and width in pixels.
         can_scale: Whether :meth:`part` can give the picture smaller than it is.
+        way: Who decodes it in :meth:`part`, or has decoded it before.
     """
 
     size: tuple[int, int]
     can_scale: bool
+    way: Way
 
     @abstractmethod
     def part(self, box: Box, scale: int = 1) -> Part:
@@ -70,12 +76,12 @@ class Picture(ABC):
 
 
 class DecodedPicture(Picture):
-    """A picture that lies in memory, uint8 [height, width, 3]."""
+    """A picture that lies in memory, uint8 [height, width, 3]; where nobody says otherwise, Pillow has decoded it."""
 
     can_scale = False
 
-    def __init__(self, pixels: Pixels) -> None:
-        self.pixels = pixels
+    def __init__(self, pixels: Pixels, way: Way = "pillow") -> None:
+        self.pixels, self.way = pixels, way
         self.size = pixels.shape[0], pixels.shape[1]
 
     def part(self, box: Box, scale: int = 1) -> Part:
@@ -92,6 +98,7 @@ class JpegPicture(Picture):
     """
 
     can_scale = True
+    way = "libjpeg"
 
     def __init__(self, content: bytes, head: JpegHead, turn: Turn) -> None:
         self.content = content
@@ -119,6 +126,7 @@ class PillowPicture(Picture):
     """An image of any format, which Pillow decodes, whole, where it is read."""
 
     can_scale = False
+    way = "pillow"
 
     def __init__(self, content: bytes, height: int, width: int) -> None:
         self._content = content
@@ -150,7 +158,7 @@ def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixel
     Raises:
         ValueError: If the image is damaged, too large, or of a format that nobody here reads.
     """
-    if content.startswith(_JPEG_START) and (picture := _open_jpeg(content, orientation, max_pixels)) is not None:
+    if content.startswith(JPEG_START) and (picture := _open_jpeg(content, orientation, max_pixels)) is not None:
         return picture
     with _errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
         _check_size(image.height, image.width, max_pixels)

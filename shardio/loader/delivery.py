@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -110,7 +110,7 @@ class Delivery:
             raise
         if batch.error is not None:
             raise batch.error
-        self._tally.count_batch(sum(len(part.plan) for part in batch.parts), time.perf_counter() - began)
+        self._tally.count_batch(batch.num_samples, batch.ways, time.perf_counter() - began)
         return made
 
     def close(self, *, superseded: bool = False) -> None:
@@ -219,7 +219,7 @@ class Delivery:
             outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
         match outcome:
             case Made():
-                part.columns = outcome.columns
+                part.columns, part.ways = outcome.columns, outcome.ways
                 self._tally.times += outcome.times
             case Failed():
                 batch.error = outcome.error
@@ -249,7 +249,7 @@ class Delivery:
         if len(part.plan):
             self._agenda.add(batch, [part])
         else:
-            part.columns = []
+            part.columns, part.ways = [], Counter()
 
     def _make_again(self, death: Death) -> None:
         """After a host died: have everything made again that is not there, in other slots.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
-from shardio.images import prepare_kernel
+from shardio.images import Way, prepare_kernel
 from shardio.loader.messages import Chunk, Column, Failed, Made, StageTimes, Unreadable
 from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
@@ -43,13 +44,13 @@ class ChunkMaker:
             Exception: Whatever happens that no single sample is to blame for.
         """
         try:
-            columns, times = self._make(chunk, rows)
+            columns, times, ways = self._make(chunk, rows)
         except SampleError as error:
             return Unreadable(serial=chunk.serial, error=error)
-        return Made(serial=chunk.serial, columns=columns, times=times + StageTimes(wait_s=wait_s))
+        return Made(serial=chunk.serial, columns=columns, times=times + StageTimes(wait_s=wait_s), ways=ways)
 
-    def _make(self, chunk: Chunk, rows: Rows) -> tuple[list[Column], StageTimes]:
-        decoder, columns = self._decoder, list[Column]()
+    def _make(self, chunk: Chunk, rows: Rows) -> tuple[list[Column], StageTimes, Counter[Way]]:
+        decoder, columns, num_by_way = self._decoder, list[Column](), Counter[Way]()
         began = time.perf_counter()
         stored = self._reader.read(chunk.samples, decoder.stored_fields)
         read_s, transform_s = time.perf_counter() - began, 0.0
@@ -60,12 +61,13 @@ class ChunkMaker:
                 images, plans = decoder.plan_images(stored, chunk.keys)
                 transform_s += time.perf_counter() - before
                 rows_fit = plans is not None and destination is not None and plans.fit(destination)
-                drawn = decoder.draw_images(stored, images, plans, destination if rows_fit else None)
+                drawn, ways = decoder.draw_images(stored, images, plans, destination if rows_fit else None)
+                num_by_way.update(ways)
                 columns.append(None if rows_fit else drawn)
             else:
                 columns.append(_compact(name, decoder.decode_field(name, stored), destination))
         decode_s = time.perf_counter() - began - read_s - transform_s
-        return columns, StageTimes(read_s=read_s, transform_s=transform_s, decode_s=decode_s)
+        return columns, StageTimes(read_s=read_s, transform_s=transform_s, decode_s=decode_s), num_by_way
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:

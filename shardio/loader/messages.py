@@ -5,6 +5,7 @@ Without slots: Python pickles a dataclass that has them ten times as slowly.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
+from shardio.images import Way
 from shardio.loader.memory import Layout
 from shardio.order import Words
 from shardio.reading import FileReader, SampleReader
@@ -110,11 +112,12 @@ class StageTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A chunk is there: a column for each field, and where the time went."""
+    """A chunk is there: a column for each field, where the time went, and how many images who decoded."""
 
     serial: int
     columns: list[Column]
     times: StageTimes
+    ways: Counter[Way]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shardio.images import Way
 from shardio.loader.batches import BatchPlan
 from shardio.loader.messages import Column
 from shardio.loader.slots import Slot
@@ -18,6 +19,7 @@ class Part:
     plan: BatchPlan
     row: int
     columns: list[Column] | None = None
+    ways: Counter[Way] = field(default_factory=Counter)  # How many images who decoded.
     num_tries: Counter[int] = field(default_factory=Counter)  # By place, where samples are replaced.
     skipped: list[str] = field(default_factory=list)  # Keys.
     num_deaths: int = 0  # Of hosts that made nothing else.
@@ -36,6 +38,14 @@ class Batch:
     @property
     def is_made(self) -> bool:
         return all(part.columns is not None for part in self.parts)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(part.plan) for part in self.parts)
+
+    @property
+    def ways(self) -> Counter[Way]:
+        return sum((part.ways for part in self.parts), Counter())
 
 
 def sort_slots(batches: Iterable[Batch]) -> tuple[list[Slot], list[Slot]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
+from shardio.images import Way
 from shardio.loader.messages import StageTimes
 
 
@@ -28,6 +30,10 @@ class LoaderStats:
             ``on_error="replace"``, in the batches that were begun.
         num_skipped: Likewise, how many samples were left out, with ``on_error="skip"``.
         num_host_deaths: How many background processes died, and were replaced.
+        num_images_by_kernel: Images in the batches that were delivered, decoded by shardio's own kernel.
+        num_images_by_libjpeg: Likewise, by libjpeg-turbo: JPEGs that the kernel is not made for, large ones of which it
+            can decode a smaller picture, and all of them where there is no kernel (yet).
+        num_images_by_pillow: Likewise, by Pillow: all other formats, and JPEGs that libjpeg-turbo does not make RGB of.
     """
 
     num_batches: int
@@ -43,6 +49,9 @@ class LoaderStats:
     num_replaced: int = 0
     num_skipped: int = 0
     num_host_deaths: int = 0
+    num_images_by_kernel: int = 0
+    num_images_by_libjpeg: int = 0
+    num_images_by_pillow: int = 0
 
     @property
     def samples_per_s(self) -> float:
@@ -65,15 +74,17 @@ class Tally:
     num_replaced: int = 0
     num_skipped: int = 0
     num_host_deaths: int = 0
+    ways: Counter[Way] = field(default_factory=Counter)
 
-    def count_batch(self, num_samples: int, wait_s: float) -> None:
-        """Count a batch that was delivered after waiting for it."""
+    def count_batch(self, num_samples: int, ways: Counter[Way], wait_s: float) -> None:
+        """Count a batch that was delivered after waiting for it, and how many of its images who decoded."""
         self.last = time.perf_counter()
         if self.first_batch_s is None:
             self.first_batch_s = self.last - self.began
         self.num_batches += 1
         self.num_samples += num_samples
         self.wait_s += wait_s
+        self.ways += ways
 
     def sum_up(self) -> LoaderStats:
         """Return the figures so far."""
@@ -91,4 +102,7 @@ class Tally:
             num_replaced=self.num_replaced,
             num_skipped=self.num_skipped,
             num_host_deaths=self.num_host_deaths,
+            num_images_by_kernel=self.ways["kernel"],
+            num_images_by_libjpeg=self.ways["libjpeg"],
+            num_images_by_pillow=self.ways["pillow"],
         )

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import CropPlans, DecodedPicture, DecodeError, Picture, Pixels, Sizes, decode_all, decode_chunk
+from shardio.images import (
+    CropPlans,
+    DecodedPicture,
+    DecodeError,
+    Picture,
+    Pixels,
+    Sizes,
+    Way,
+    decode_all,
+    decode_chunk,
+    make_rows,
+)
 from shardio.order import Words, derive_key
 
 _REMEDY = (
@@ -101,7 +112,7 @@ def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], keys
     Raises:
         DecodeError: If a picture cannot be decoded.
     """
-    return finish_images(*plan_images(transform, images, keys))
+    return finish_images(*plan_images(transform, images, keys))[0]
 
 
 def plan_images(
@@ -132,7 +143,7 @@ def plan_images(
             plans = step.extend(plans, parameters)
             continue
         if isinstance(step, Transform):
-            images, plans = finish_images(images, plans), None
+            images, plans = finish_images(images, plans)[0], None
             parameters = step.draw(_sizes([_as_picture(step, image) for image in images]), step_keys)
             images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
         else:
@@ -143,7 +154,9 @@ def plan_images(
     return images, plans
 
 
-def finish_images(images: list[Any], plans: CropPlans | None, rows: Pixels | None = None) -> list[Any]:
+def finish_images(
+    images: list[Any], plans: CropPlans | None, rows: Pixels | None = None
+) -> tuple[list[Any], list[Way]]:
     """Carry out what :func:`plan_images` left to be done.
 
     Args:
@@ -152,17 +165,16 @@ def finish_images(images: list[Any], plans: CropPlans | None, rows: Pixels | Non
         rows: uint8 [n, height, width, 3] to write to, which must fit the plans; by default new arrays.
 
     Returns:
-        The n images.
+        The n images, and who decoded each of them; nobody knows if nothing was to be done.
 
     Raises:
         DecodeError: If a picture cannot be decoded.
     """
     if plans is None:
-        return images
-    if rows is None:
-        return decode_all(images, plans)
-    decode_chunk(images, plans, rows)
-    return list(rows)
+        return images, []
+    into = make_rows(plans) if rows is None else rows
+    ways = decode_chunk(images, plans, into)
+    return list(into), ways
 
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
@@ -213,23 +225,23 @@ def _render(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tup
     if not rows.size:
         return images, plans
     try:
-        rendered = decode_all([images[row] for row in rows], plans.take(rows))
+        rendered, ways = finish_images([images[row] for row in rows], plans.take(rows))
     except DecodeError as error:
         raise DecodeError(int(rows[error.number]), str(error)) from error
     images = list(images)
-    for row, pixels in zip(rows.tolist(), rendered, strict=True):
-        images[row] = DecodedPicture(pixels)
+    for row, pixels, way in zip(rows.tolist(), rendered, ways, strict=True):
+        images[row] = DecodedPicture(pixels, way)
     return images, plans.begin_again(rows)
 
 
 def _finish_each(images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
-    """Yield what :func:`finish_images` returns, one by one."""
+    """Yield the images that :func:`finish_images` returns, one by one."""
     if plans is None and images and isinstance(images[0], Picture):
         plans = _whole(images)
     for number, image in enumerate(images):
         plan = None if plans is None else plans.take(np.array([number]))
         try:
-            yield finish_images([image], plan)[0]
+            yield finish_images([image], plan)[0][0]
         except DecodeError as error:
             raise DecodeError(number, str(error)) from error
 

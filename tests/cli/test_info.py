@@ -9,10 +9,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import shardio
+from shardio.cli import forecast
 from shardio.cli.console import format_bytes
 from shardio.cli.main import app
+from shardio.images.kernel import finding
 from shardio.shards import open_table
-from tests.sources import write_images
+from tests.sources import write_images, write_mixed
 from tests.tars import write_tar
 
 
@@ -38,6 +40,7 @@ def test_info_says_what_a_dataset_holds(packed: Path) -> None:
     assert rows["digest"] == open_table(packed).manifest.digest
     assert "max_shard_samples 5" in rows["packed"]
     assert rows["size"].endswith(" a sample")
+    assert rows["decoded"] == "21 by the kernel, unless a crop is at least halved"
 
 
 def test_json_says_it_in_full(packed: Path) -> None:
@@ -52,6 +55,15 @@ def test_json_says_it_in_full(packed: Path) -> None:
         "samples_per_shard": {"min": 1, "mean": 4.2, "max": 5},
         "digest": open_table(packed).manifest.digest,
         "tiled": 0,
+        "decoded": {
+            "samples": 21,
+            "kernel": 21,
+            "libjpeg": 0,
+            "pillow": 0,
+            "nobody": 0,
+            "reasons": {"libjpeg": {}, "pillow": {}},
+            "no_kernel": None,
+        },
         "format": 1,
         "pack": json.loads((packed / "shardio.json").read_bytes())["pack"],
     }
@@ -59,6 +71,73 @@ def test_json_says_it_in_full(packed: Path) -> None:
 
 def test_the_manifest_names_the_same_dataset_as_its_directory(packed: Path) -> None:
     assert info(packed / "shardio.json").stdout == info(packed).stdout
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("mixed")
+    write_mixed(root / "images")
+    shardio.pack(root / "images", root / "shards", max_shard_samples=5)
+    return root / "shards"
+
+
+def decoded(source: Path) -> str:
+    """Return what info says of who decodes."""
+    return dict(line.split(maxsplit=1) for line in info(source).stdout.splitlines())["decoded"]
+
+
+def test_who_decodes_is_said_with_the_reasons_why_not_the_kernel(mixed: Path) -> None:
+    by_others = "2 by libjpeg-turbo (2 progressive); 3 by Pillow (2 PNG, 1 4 components)"
+    assert decoded(mixed) == f"7 by the kernel, unless a crop is at least halved; {by_others}"
+    found = json.loads(info(mixed, "--json").stdout)["decoded"]
+    assert (found["samples"], found["kernel"], found["libjpeg"], found["pillow"], found["nobody"]) == (12, 7, 2, 3, 0)
+    assert found["reasons"] == {"libjpeg": {"progressive": 2}, "pillow": {"PNG": 2, "4 components": 1}}
+
+
+def test_what_info_foresees_is_what_the_loader_counts(mixed: Path) -> None:
+    loader = shardio.DataLoader(shardio.ShardDataset(mixed), batch_size=4)
+    list(loader)
+    found, stats = json.loads(info(mixed, "--json").stdout)["decoded"], loader.stats()
+    assert found["kernel"] == stats.num_images_by_kernel
+    assert found["libjpeg"] == stats.num_images_by_libjpeg
+    assert found["pillow"] == stats.num_images_by_pillow
+
+
+@pytest.mark.parametrize(
+    ("missing", "why"), [("numba", "numba is not installed (pip install numba)"), (None, "it is n")]
+)
+def test_without_a_kernel_libjpeg_has_its_images(
+    mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "_load", lambda: None)
+    monkeypatch.setattr(finding, "_finder", finding._Finder())
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    expected = "9 by libjpeg-turbo (7 no kernel, 2 progressive); 3 by Pillow (2 PNG, 1 4 components); no kernel: "
+    assert decoded(mixed).startswith(expected + why)
+
+
+@pytest.mark.parametrize("number", [1, 5, 11])
+def test_of_many_samples_some_are_looked_at_and_that_is_said(
+    mixed: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast, "MAX_LOOKED_AT", number)
+    assert decoded(mixed).startswith(f"of {number} sample{'s' * (number > 1)} at equal distances, ")
+    found = json.loads(info(mixed, "--json").stdout)["decoded"]
+    assert sum(found[way] for way in ("kernel", "libjpeg", "pillow", "nobody")) == found["samples"] == number
+
+
+def test_what_is_no_image_is_nobodys(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), ("b.jpg", b""), ("c.png", b"\xff\xd8\xff"), ("d.cls", b"0")])
+    assert decoded(tmp_path) == "3 by nobody: they cannot be read"
+    write_tar(tmp_path / "y.tar", [("a.cls", b"0")])
+    assert decoded(tmp_path / "y.tar") == "no images"
+
+
+def test_a_manifest_without_its_shards_tells_the_rest(mixed: Path, tmp_path: Path) -> None:
+    (tmp_path / "shardio.json").write_bytes((mixed / "shardio.json").read_bytes())
+    assert decoded(tmp_path).startswith("unknown: ")
+    assert json.loads(info(tmp_path, "--json").stdout)["decoded"] is None
 
 
 def test_many_classes_are_cut_short(tmp_path: Path) -> None:

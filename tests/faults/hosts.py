@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.loader import LoaderStats
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
@@ -81,6 +82,11 @@ def collect(loader: Any, batches: Batches, after_first: Callable[[], None] = lam
         batches.append(plain(batch))
         if len(batches) == 1:
             after_first()
+
+
+def count_images(stats: LoaderStats) -> int:
+    """Return how many images were delivered, whoever decoded them."""
+    return stats.num_images_by_kernel + stats.num_images_by_libjpeg + stats.num_images_by_pillow
 
 
 def find_hosts() -> list[int]:

@@ -23,7 +23,7 @@ from tests.faults.damage import (
     remove,
     told_of_bad,
 )
-from tests.faults.hosts import KINDS, Batches, Kind, batches_of, collect, plain
+from tests.faults.hosts import KINDS, Batches, Kind, batches_of, collect, count_images, plain
 
 workers = pytest.mark.parametrize("num_workers", [0, 1, 3])
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -69,6 +69,7 @@ def test_replace_puts_the_same_samples_there_whatever_the_workers(subject: Subje
         with told_of_bad():
             found.append((batches_of(loader), subject.entries()))
         assert loader.stats().num_replaced == len(subject.entries())
+        assert count_images(loader.stats()) == NUM_SAMPLES
         assert loader.state_dict()["position"] == NUM_SAMPLES
     assert found[0] == found[1] == found[2]
     batches, entries = found[0]
@@ -108,6 +109,7 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     assert [batch for batch, _ in batches] == without_bad(subject, [other for _, other in batches])
     assert (loader.stats().num_skipped, loader.stats().num_replaced) == (len(subject.bad), 0)
     assert clean.stats().num_skipped == 0
+    assert count_images(loader.stats()) == NUM_SAMPLES - len(subject.bad)
     assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
     assert {entry["action"] for entry in subject.entries()} == {"skipped"}
 

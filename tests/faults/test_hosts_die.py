@@ -94,6 +94,7 @@ def test_hosts_killed_again_and_again(data: Data, expected: Expected, num_worker
                     kill_hosts()
                 batches.append(plain(batch))
             num_deaths.append(loader.stats().num_host_deaths)
+            assert loader.stats().num_images_by_kernel == loader.stats().num_samples == 96
     assert sum(str(warning.message).count("was killed by SIGKILL") for warning in warned) == sum(num_deaths) > 0
     assert batches == [*expected["map"][0], *expected["map"][1]]
 

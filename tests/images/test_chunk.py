@@ -119,7 +119,7 @@ class _SpyPicture(Picture):
 
     def __init__(self, content: bytes) -> None:
         self._picture = open_image(content)
-        self.size, self.can_scale = self._picture.size, self._picture.can_scale
+        self.size, self.can_scale, self.way = self._picture.size, self._picture.can_scale, self._picture.way
         self.parts: list[tuple[Box, int]] = []
 
     def origin(self, scale: int) -> tuple[float, float]:

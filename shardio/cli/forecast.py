@@ -1,0 +1,110 @@
+"""Which way a dataset's images will go on this machine, foreseen from the heads of their files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shardio.cli.console import count
+
+if TYPE_CHECKING:
+    from shardio.shards import ShardTable
+
+MAX_LOOKED_AT = 1000
+"""Samples; of more, so many are taken at equal distances."""
+
+SAMPLES_AT_ONCE = 16
+"""Whole files are in memory meanwhile."""
+
+NOBODY, NO_KERNEL = "nobody", "no kernel"
+
+WAYS = {
+    "kernel": "the kernel, unless a crop is at least halved",
+    "libjpeg": "libjpeg-turbo",
+    "pillow": "Pillow",
+    NOBODY: "nobody: they cannot be read",
+}
+"""Who decodes, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Who will decode a dataset's images, as far as their files decide that.
+
+    Attributes:
+        num_samples: Samples that were looked at.
+        is_sample: Whether there are more.
+        no_kernel: Why there is no kernel, if there is none.
+        reasons: By who decodes, for each reason why it is not the kernel, how many images there are.
+    """
+
+    num_samples: int
+    is_sample: bool
+    no_kernel: str | None
+    reasons: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
+
+    def dump(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        num_by_way = {way: reasons.total() for way, reasons in self.reasons.items()}
+        reasons = {way: dict(self.reasons[way].most_common()) for way in ("libjpeg", "pillow")}
+        return {"samples": self.num_samples, **num_by_way, "reasons": reasons, "no_kernel": self.no_kernel}
+
+    def describe(self) -> str:
+        """Return it for people."""
+        parts = []
+        for way, reasons in self.reasons.items():
+            why = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common() if reason)
+            if reasons:
+                parts.append(f"{reasons.total()} by {WAYS[way]}{f' ({why})' if why else ''}")
+        if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
+            parts.append(f"{NO_KERNEL}: {self.no_kernel}")
+        where = f"of {count(self.num_samples, 'sample')} at equal distances, " if self.is_sample else ""
+        return where + ("; ".join(parts) or "no images")
+
+
+def foresee(table: ShardTable) -> Forecast:
+    """Look at the heads of a dataset's images, or of a sample of them.
+
+    Raises:
+        ShardioError: If they cannot be read.
+        OSError: If there are no such files.
+    """
+    from shardio.images import why_no_kernel
+    from shardio.reading import SampleReader
+    from shardio.shards import IMAGE_FIELDS
+
+    total = table.manifest.num_samples
+    numbers = np.arange(min(total, MAX_LOOKED_AT))
+    numbers = numbers * total // len(numbers)
+    forecast = Forecast(num_samples=len(numbers), is_sample=len(numbers) < total, no_kernel=why_no_kernel())
+    fields = [name for name in IMAGE_FIELDS if name in table.manifest.fields]
+    reader = SampleReader(table)
+    try:
+        for start in range(0, len(numbers) if fields else 0, SAMPLES_AT_ONCE):
+            stored = reader.read(numbers[start : start + SAMPLES_AT_ONCE], fields)
+            for contents in zip(*stored.columns.values(), strict=True):
+                there = [content for content in contents if content is not None]
+                if there:
+                    way, reason = _find_way(next(filter(None, there), b""), has_kernel=forecast.no_kernel is None)
+                    forecast.reasons[way][reason] += 1
+    finally:
+        reader.close()
+    return forecast
+
+
+def _find_way(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
+    """Return who will decode an image, and why that is not the kernel."""
+    from shardio.images import find_format, open_image, why_not_by_kernel
+
+    name = find_format(content)
+    if name != "JPEG":  # Some of the others would be decoded by opening them.
+        return (NOBODY, "") if name is None else ("pillow", name)
+    try:
+        way = open_image(content).way
+    except ValueError:
+        return NOBODY, ""
+    why = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
+    return ("kernel", "") if why is None else (way, why)

@@ -1,0 +1,105 @@
+"""What the loader says of who decoded the images: each of those that were delivered is counted once, by its way."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from PIL import Image
+
+import shardio
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.images import Orientation, by_kernel
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from tests.sources import encode, write_mixed
+
+Kind = Literal["shards", "map", "folder"]
+
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images for the kernel (7), libjpeg-turbo (2) and Pillow (3), in a directory and in shards."""
+    root = tmp_path_factory.mktemp("mixed")
+    write_mixed(root / "images")
+    shardio.pack(root / "images", root / "shards", max_shard_samples=5)
+    return root
+
+
+def make_loader(mixed: Path, kind: Kind = "shards", transform: Any = CROP, **options: Any) -> DataLoader:
+    if kind == "shards":
+        return DataLoader(ShardDataset(mixed / "shards", shuffle=True, transform=transform), **options)
+    dataset: Any = ImageFolder(mixed / "images", transform=transform)
+    if kind == "map":
+        dataset = ShardMapDataset(mixed / "shards", transform=transform)
+    return DataLoader(dataset, sampler=EpochSampler(dataset), **options)
+
+
+def ways(loader: DataLoader) -> tuple[int, int, int]:
+    """Return how many images were decoded by the kernel, libjpeg-turbo and Pillow."""
+    stats = loader.stats()
+    return stats.num_images_by_kernel, stats.num_images_by_libjpeg, stats.num_images_by_pillow
+
+
+@pytest.mark.parametrize("kind", ["shards", "map", "folder"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_each_image_is_counted_by_its_way(mixed: Path, kind: Kind, num_workers: int) -> None:
+    loader = make_loader(mixed, kind, batch_size=5, num_workers=num_workers, persistent_workers=num_workers > 0)
+    assert ways(loader) == (0, 0, 0)
+    for _ in range(2):
+        list(loader)
+        assert ways(loader) == (7, 2, 3)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_only_what_was_delivered_is_counted(mixed: Path, num_workers: int) -> None:
+    """Neither what was made ahead, nor the sample that was made to see what is of fixed size."""
+    loader = make_loader(mixed, batch_size=2, num_workers=num_workers)
+    for number, _ in enumerate(islice(loader, 4), 1):
+        assert sum(ways(loader)) == loader.stats().num_samples == 2 * number
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (None, (7, 2, 3)),  # Images of one size that are delivered whole.
+        (Resize((24, 36)), (0, 9, 3)),  # libjpeg-turbo decodes JPEGs smaller.
+        (RandomResizedCrop(48, antialias=True), (0, 9, 3)),
+        (Compose([Resize(60), CenterCrop(40), Resize(30)]), (7, 2, 3)),  # The second resize is of pixels.
+        (Compose([Resize(24), Resize(48)]), (0, 9, 3)),
+    ],
+    ids=repr,
+)
+def test_who_decodes_the_file_counts_whatever_is_made_of_it(mixed: Path, transform: Any, expected: Any) -> None:
+    loader = make_loader(mixed, transform=transform, batch_size=5)
+    list(loader)
+    assert ways(loader) == expected
+
+
+@pytest.mark.parametrize(("orientation", "expected"), [("ignore", (2, 0, 0)), ("apply", (1, 1, 0))])
+def test_images_that_are_turned_are_not_the_kernels(tmp_path: Path, orientation: Orientation, expected: Any) -> None:
+    exif = Image.Exif()
+    exif[274] = 6  # The orientation: to be turned by 90°.
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "turned.jpg").write_bytes(encode(0, exif=exif))
+    (tmp_path / "class" / "upright.jpg").write_bytes(encode(1))
+    loader = DataLoader(ImageFolder(tmp_path, transform=CROP, orientation=orientation), batch_size=2)
+    list(loader)
+    assert ways(loader) == expected
+
+
+def test_without_a_kernel_libjpeg_has_its_images(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_kernel, "find_kernel", lambda: None)
+    loader = make_loader(mixed, batch_size=5)
+    list(loader)
+    assert ways(loader) == (0, 9, 3)
+
+
+@pytest.mark.parametrize("fields", [("label", "key"), ("jpg", "key")], ids=repr)
+def test_fields_that_are_not_decoded_are_no_images(packed: Path, fields: tuple[str, ...]) -> None:
+    loader = DataLoader(ShardDataset(packed, fields=fields), batch_size=5)
+    list(loader)
+    assert (loader.stats().num_samples, ways(loader)) == (21, (0, 0, 0))
