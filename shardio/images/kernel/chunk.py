@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
 from shardio.images.kernel.codes import lay_out_states, prepare_tables, read_huffman_tables
 from shardio.images.kernel.colour import convert_ycc, join_colours
 from shardio.images.kernel.entropy import decode_streams
 from shardio.images.kernel.heads import GRAY, RGB, read_head
 from shardio.images.kernel.idct import transform_block
-from shardio.images.kernel.memory import compiled, shaped
+from shardio.images.kernel.memory import compiled, pointer, shaped
 from shardio.images.kernel.records import MAX_PIXELS, MAX_SEATS, MAX_SIDE, NUM_LANES
 from shardio.images.kernel.regions import LANES_AT_ONCE, lay_out_region
 from shardio.images.kernel.resizing import find_range, find_sources, mix_rows, resize_row
@@ -18,12 +19,12 @@ from shardio.images.kernel.upsampling import extend_borders, upsample
 
 
 @compiled
-def decode_chunk(data, bounds, plans, order, rows, is_done, work):
+def decode_chunk(files, lengths, plans, order, rows, is_done, work):
     """Decode, crop, resize and mirror some JPEGs into the rows of a batch.
 
     Args:
-        data: uint8, the files, one behind the other, and eight bytes more.
-        bounds: int64 [n + 1], where each begins, and the last one ends.
+        files: int64 [n], the files' addresses.
+        lengths: int64 [n], the bytes of each.
         plans: PLAN [n].
         order: int64 [n], in which order to decode them. Those that stand beside each other are decoded side by side if
             they are no tiled ones; best, they take equally long.
@@ -40,11 +41,12 @@ def decode_chunk(data, bounds, plans, order, rows, is_done, work):
     _clear_seats(work)
     for turn in range(len(order)):
         i = order[turn]
-        if _take_seat(data, bounds[i], bounds[i + 1], plans[i], rows.shape[1], rows.shape[2], num_seated, work):
+        data = carray(pointer(files[i]), lengths[i], np.uint8)
+        if _take_seat(data, plans[i], rows.shape[1], rows.shape[2], num_seated, work):
             work.seated[num_seated] = i
             num_seated += 1
         if num_seated == MAX_SEATS or work.num_streams >= NUM_LANES or turn == len(order) - 1:
-            decode_streams(data, work)
+            decode_streams(work)
             for seat in range(num_seated):
                 if work.good[seat] and _make_pixels(seat, work):
                     i = work.seated[seat]
@@ -61,10 +63,10 @@ def _clear_seats(work):
 
 
 @compiled
-def _take_seat(data, start, stop, plan, height, width, seat, work):
+def _take_seat(data, plan, height, width, seat, work):
     """Prepare to decode an image beside those that have a seat already; return whether it can be."""
     head, region = work.heads[seat], work.regions[seat]
-    if not read_head(data, start, stop, head):
+    if not read_head(data, head):
         return False
     if plan.top < 0 or plan.left < 0 or plan.height < 1 or plan.width < 1:
         return False
@@ -90,7 +92,7 @@ def _take_seat(data, start, stop, plan, height, width, seat, work):
     if not read_huffman_tables(data, seat, work):
         return False
     num_streams, num_bytes = work.num_streams, work.num_bytes
-    if not find_streams(data, stop, seat, work):
+    if not find_streams(data, seat, work):
         work.num_streams, work.num_bytes = num_streams, num_bytes
         return False
     lay_out_states(seat, work)

@@ -66,21 +66,20 @@ def read_huffman_tables(data, seat, work):
     """Make the tables of an image (F.2.2.3); return whether they are such as a baseline image may have.
 
     For codes of more than nine bits ``limits`` has, by the length, the first number of so many bits that is no code,
-    nor begins with one; and ``offsets`` what to add to a code for its symbol's place in the data.
+    nor begins with one; and ``offsets`` what to add to a code for its symbol's place among ``symbols``.
     """
     head = work.heads[seat]
     for c in range(head.num_components):
-        if not _read_table(data, head.huffman, head.dc_slot[c], seat, work.entries, work.limits, work.offsets):
-            return False
-        if not _read_table(data, head.huffman, head.ac_slot[c], seat, work.entries, work.limits, work.offsets):
-            return False
+        for slot in (head.dc_slot[c], head.ac_slot[c]):
+            if not _read_table(data, head.huffman[slot], slot, seat, work):
+                return False
     return True
 
 
 @compiled
-def _read_table(data, huffman, slot, seat, entries, limits, offsets):
-    counts = huffman[slot]
-    symbol = counts + 16  # Where the next one stands.
+def _read_table(data, counts, slot, seat, work):
+    entries, symbols, limits, offsets = work.entries, work.symbols[seat, slot], work.limits, work.offsets
+    symbol = 0  # The number of the next one.
     first = _table(seat, slot)
     for i in range(first, first + (1 << SHORT)):
         entries[i] = np.uint64(DONE) << ADD
@@ -91,7 +90,8 @@ def _read_table(data, huffman, slot, seat, entries, limits, offsets):
             return False
         limits[seat, slot, length], offsets[seat, slot, length] = code + number, symbol - code
         for i in range(number):
-            value = np.int64(data[symbol + i])
+            value = np.int64(data[counts + MAX_LENGTH + symbol + i])
+            symbols[symbol + i] = value
             if slot < 4 and value > MAX_DC_SYMBOL:
                 return False
             if length <= SHORT:

@@ -20,11 +20,10 @@ _ONE, _THREE, _SEVEN, _TOP = np.uint64(1), np.uint64(3), np.uint64(7), np.uint64
 
 
 @compiled
-def decode_streams(data, work):
+def decode_streams(work):
     """Decode all streams of the workspace into its coefficients, DC coefficients as they are, no differences.
 
     Args:
-        data: uint8, the files.
         work: The workspace, in which the coefficients of needed MCUs are zeros; ``good`` becomes 0 for images whose
             streams are not as they should be.
     """
@@ -53,17 +52,17 @@ def decode_streams(data, work):
             if m0 > 1 and p0 & _NOT_DONE_YET == 0 and b0 <= lanes[0].limit:
                 p0, h0, l0, m0 = lanes[0].start, lanes[0].table, l0 + _ONE, m0 - 1
             else:
-                b0, p0, h0, l0, m0 = _go_on(lanes[0], b0, p0, l0, m0, data, work)
+                b0, p0, h0, l0, m0 = _go_on(lanes[0], b0, p0, l0, m0, work)
         if p1 & _DONE:
             if m1 > 1 and p1 & _NOT_DONE_YET == 0 and b1 <= lanes[1].limit:
                 p1, h1, l1, m1 = lanes[1].start, lanes[1].table, l1 + _ONE, m1 - 1
             else:
-                b1, p1, h1, l1, m1 = _go_on(lanes[1], b1, p1, l1, m1, data, work)
+                b1, p1, h1, l1, m1 = _go_on(lanes[1], b1, p1, l1, m1, work)
         if p2 & _DONE:
             if m2 > 1 and p2 & _NOT_DONE_YET == 0 and b2 <= lanes[2].limit:
                 p2, h2, l2, m2 = lanes[2].start, lanes[2].table, l2 + _ONE, m2 - 1
             else:
-                b2, p2, h2, l2, m2 = _go_on(lanes[2], b2, p2, l2, m2, data, work)
+                b2, p2, h2, l2, m2 = _go_on(lanes[2], b2, p2, l2, m2, work)
 
 
 @compiled
@@ -86,12 +85,12 @@ def _decode_value(entry, word, bit, state, base, states, coefficients):
 
 
 @compiled
-def _go_on(lane, bit, state, base, left, data, work):
+def _go_on(lane, bit, state, base, left, work):
     """Do what the fast loop does not: decode a long code, finish a run, go on with the next run or stream."""
     stream = work.streams[lane.stream]
     is_good = bit <= lane.limit
     if is_good and state & _NOT_DONE_YET:
-        bit, state = _decode_long(data, bit, state - _DONE, base, stream.seat, work)
+        bit, state = _decode_long(bit, state - _DONE, base, stream.seat, work)
         if state:
             return bit, state, work.states[state] >> TABLE, base, left
         is_good = False
@@ -167,13 +166,13 @@ def _sum_up_dc(lane, seat, work):
 
 
 @compiled
-def _decode_long(data, bit, state, base, seat, work):
+def _decode_long(bit, state, base, seat, work):
     """Decode a symbol whose code has more than nine bits (F.2.2.3).
 
     Returns:
         The bit and the state after it; state 0 if there is no such code, or no code comes in that state.
     """
-    limits, offsets = work.limits[seat], work.offsets[seat]
+    limits, offsets, symbols = work.limits[seat], work.offsets[seat], work.symbols[seat]
     table = np.int64(work.states[state] >> TABLE)
     if table < FIRST_TABLE:
         return bit, np.uint64(0)
@@ -185,7 +184,7 @@ def _decode_long(data, bit, state, base, seat, work):
     for length in range(SHORT + 1, MAX_LENGTH + 1):
         code = ahead >> (MAX_LENGTH - length)
         if code < limits[slot, length]:
-            entry = make_entry(np.int64(data[code + offsets[slot, length]]), length, slot < 4)
+            entry = make_entry(np.int64(symbols[slot, code + offsets[slot, length]]), length, slot < 4)
             if entry >> ADD != _DONE:
                 _, bit, state, _ = _decode_value(entry, word, bit, state, base, work.states, work.coefficients)
                 return bit, state

@@ -14,8 +14,8 @@ def _decode_chunk(address):
     call = carray(pointer(address), 1, CALL)[0]
     n = call.num_images
     decode_chunk(
-        carray(pointer(call.data), call.num_bytes, np.uint8),
-        carray(pointer(call.bounds), n + 1, np.int64),
+        carray(pointer(call.files), n, np.int64),
+        carray(pointer(call.lengths), n, np.int64),
         carray(pointer(call.plans), n, PLAN),
         carray(pointer(call.order), n, np.int64),
         carray(pointer(call.rows), (n, call.height, call.width, 3), np.uint8),

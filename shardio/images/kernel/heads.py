@@ -30,11 +30,12 @@ _SUPPORTED_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
 
 
 @compiled
-def read_head(data, start, stop, head):
-    """Read the head of the file that lies at [start, stop) of the data; return whether the kernel can decode it.
+def read_head(data, head):
+    """Read the head of a file, uint8 [n]; return whether the kernel can decode it.
 
     What is damaged or unusual in any way is left to libjpeg-turbo.
     """
+    stop = len(data)
     head.num_components = 0
     head.interval = 0
     head.tile_table = 0
@@ -42,9 +43,9 @@ def read_head(data, start, stop, head):
     head.quantisers[:] = 0
     has_jfif, adobe = False, -1
     frame = 0
-    if stop - start < 4 or data[start] != 0xFF or data[start + 1] != SOI:
+    if stop < 4 or data[0] != 0xFF or data[1] != SOI:
         return False
-    at = start + 2
+    at = 2
     while True:
         if at + 4 > stop or data[at] != 0xFF:
             return False

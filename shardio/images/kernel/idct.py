@@ -23,8 +23,8 @@ _F_1_961, _F_2_053, _F_2_562, _F_3_072 = _I(16069), _I(16819), _I(20995), _I(251
 _HALF_RANGE = 1 << 14
 """Sums of two numbers below it fit into 16 bits."""
 
-# What is added to eight numbers before they are shifted: rounding, and in the first pass half of the range, so that those
-# in range have 15 bits and no sign; in the second libjpeg's level shift, 128.
+# What is added to eight numbers before they are shifted: what rounds them; in the first pass half of the range, so that
+# those in range have 15 bits and no sign; and in the second 128, libjpeg's level shift.
 _SHIFT_1, _SHIFT_2 = _I(_CONST_BITS - _PASS1_BITS), _I(_CONST_BITS + _PASS1_BITS + 3)
 _ADDED_1 = _I((1 << (_SHIFT_1 - 1)) + (_HALF_RANGE << _SHIFT_1))
 _ADDED_2 = _I((1 << (_SHIFT_2 - 1)) + (128 << _SHIFT_2))
@@ -48,9 +48,11 @@ def transform_block(coefficients, quantiser, between, samples, margin):
     """
     for place in range(64):
         factor = np.int64(quantiser[place])
-        if factor * (_MAX_AC if place else MAX_DC) >= _HALF_RANGE:
-            if factor * _largest(coefficients[place // 8, place % 8]) >= _HALF_RANGE:
-                return False
+        largest = _MAX_AC if place else MAX_DC
+        if factor * largest >= _HALF_RANGE:  # Then it is worth a look.
+            largest = _largest(coefficients[place // 8, place % 8])
+        if factor * largest >= _HALF_RANGE:
+            return False
     beyond = _I(0)
     for column in range(8):
         beyond |= _transform_columns(coefficients, quantiser, between, column)
@@ -116,10 +118,11 @@ def _clamp(sample):
 
 @compiled
 def _transform_eight(c0, c1, c2, c3, c4, c5, c6, c7, added, shift):
-    """Transform eight numbers of 15 bits (jidctint.c, the even and the odd part); of each result, times 2^13, return
-    (result + added) >> shift.
+    """Transform eight numbers of 15 bits (jidctint.c, the even and the odd part).
 
-    Factors of 16 bits are multiplied at half of the price of 32: so what libjpeg calls z3 and z4 is not added up before.
+    Returns:
+        Of each result, times 2^13, (result + added) >> shift. Factors of 16 bits cost half as much as those of 32:
+        that is why z3 and z4 are not added up before they are multiplied, as they are in libjpeg.
     """
     z1 = _times(_S(c2 + c6), _F_0_541)
     even2, even3 = _I(z1 - _times(c6, _F_1_847)), _I(z1 + _times(c2, _F_0_765))

@@ -96,16 +96,15 @@ class Kernel:
         Returns:
             bool [n], whether each was drawn. All others are to be decoded by libjpeg-turbo.
         """
-        bounds = np.zeros(len(contents) + 1, np.int64)
-        np.cumsum([len(content) for content in contents], out=bounds[1:])
-        data = np.frombuffer(b"".join([*contents, bytes(8)]), np.uint8)
+        files = (ctypes.c_char_p * len(contents))(*contents)
+        lengths = np.array([len(content) for content in contents], np.int64)
         is_done = np.empty(len(contents), np.bool_)
         assert plans.dtype == PLAN, "the kernel reads memory as it is"
         assert rows.flags.c_contiguous, "rows follow each other"
         workspace = self._workspace()
         call = np.zeros(1, CALL)
         call[0] = (
-            *(data.ctypes.data, len(data), len(contents), bounds.ctypes.data, plans.ctypes.data, order.ctypes.data),
+            *(len(contents), ctypes.addressof(files), lengths.ctypes.data, plans.ctypes.data, order.ctypes.data),
             *(rows.ctypes.data, rows.shape[1], rows.shape[2], is_done.ctypes.data, workspace.ctypes.data),
         )
         self._function(call.ctypes.data)

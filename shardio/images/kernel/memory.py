@@ -44,11 +44,11 @@ def pointer(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any, out: Any, to: Any) -> Any:
-    """Weigh two of ``pixels``, uint32, by two numbers of 16 bits, and put the sum of each of their four bytes, without
-    the lowest four bits, into ``out``, int16, from ``to`` on.
+    """Weigh the four bytes of two of ``pixels``, uint32, and add them up.
 
-    Processors have an instruction that multiplies and adds eight such pairs (x86's pmaddwd). LLVM finds it in this, in
-    no loop that numba makes.
+    Weights are two numbers of 16 bits in one; the sums, without their lowest four bits, go to ``out``, int16, from
+    ``to`` on. Processors have an instruction that multiplies and adds eight such pairs (x86's pmaddwd). LLVM finds it
+    in this, in no loop that numba makes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -120,6 +120,7 @@ WORKSPACE = _record(
     entries=(np.uint64, NUM_TABLES << SHORT),  # What a code does, by its table and the next nine bits.
     limits=(np.int64, (MAX_SEATS, NUM_SLOTS, MAX_LENGTH + 1)),  # For longer codes, see entropy.py.
     offsets=(np.int64, (MAX_SEATS, NUM_SLOTS, MAX_LENGTH + 1)),
+    symbols=(np.uint8, (MAX_SEATS, NUM_SLOTS, 256)),
     states=(np.uint64, NUM_AREAS * AREA),
     lanes=(LANE, NUM_LANES),
     coefficients=(np.int16, MAX_SEATS * 3 * MAX_PIXELS),
@@ -152,10 +153,9 @@ PLAN = _record(
 """What is to be made of an image."""
 
 CALL = _record(
-    data=np.int64,  # The address of uint8 [num_bytes]: the files, one behind the other, and eight bytes more.
-    num_bytes=np.int64,
     num_images=np.int64,
-    bounds=np.int64,  # Of int64 [num_images + 1]: where each file begins, and the last one ends.
+    files=np.int64,  # The address of int64 [num_images]: the files' addresses.
+    lengths=np.int64,  # Of int64 [num_images]: the bytes of each.
     plans=np.int64,  # Of PLAN [num_images].
     order=np.int64,  # Of int64 [num_images]: in which order to decode them.
     rows=np.int64,  # Of uint8 [num_images, height, width, 3]: where the results go.

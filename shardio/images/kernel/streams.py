@@ -20,25 +20,24 @@ _EIGHT = np.uint64(8)
 
 
 @compiled
-def find_streams(data, stop, seat, work):
+def find_streams(data, seat, work):
     """Append the streams that an image's region needs to the workspace's.
 
     Args:
-        data: uint8, the file among others.
-        stop: Where the file ends in it.
+        data: uint8, the file.
         seat: The image's.
         work: The workspace.
 
     Returns:
         Whether the scan is as it should be, and there was place enough.
     """
-    head, region = work.heads[seat], work.regions[seat]
+    head, region, stop = work.heads[seat], work.regions[seat], len(data)
     num_mcus = head.rows * head.columns
     interval = head.interval if head.interval else num_mcus
     num_intervals = (num_mcus + interval - 1) // interval
     if stop - head.scan_start < 2 or data[stop - 2] != 0xFF or data[stop - 1] != EOI:
         return False  # Truncated, perhaps below the part.
-    lengths, length_bytes = _find_tile_table(data, stop, head, num_intervals)
+    lengths, length_bytes = _find_tile_table(data, head, num_intervals)
     at = head.scan_start
     for i in range(num_intervals):
         mcu = i * interval
@@ -98,12 +97,12 @@ def _big_endian(data, at, num_bytes):
 
 
 @compiled
-def _find_tile_table(data, stop, head, num_intervals):
+def _find_tile_table(data, head, num_intervals):
     """Return where the intervals' lengths stand, and the bytes of each; 0 twice if there are none that fit the file.
 
     See :mod:`shardio.images.jpeg.tile_table`, of which this is the reader for a table in one segment.
     """
-    at = head.tile_table
+    at, stop = head.tile_table, len(data)
     if at == 0 or head.interval == 0 or head.columns % head.interval or head.tile_table_stop - at < 11:
         return 0, 0
     num_bytes = np.int64(data[at + 6])
