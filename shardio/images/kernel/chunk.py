@@ -145,7 +145,6 @@ def _make_pixels(seat, work):
     end += 2 * 64 * width
     whole = shaped(work.samples, end, (2, 8 * head.down, 8 * head.across, lanes))
     sums = shaped(work.sums, 0, (8, lanes + 2))
-    colours = shaped(work.colours, 0, (3, lanes))
     for c in range(2):
         quantiser = head.quantisers[head.quantiser[c + 1]]
         if not transform_block(blocks[num_luma + c], quantiser, between, chroma[c], margin):
@@ -159,8 +158,7 @@ def _make_pixels(seat, work):
             if head.colour == RGB:
                 join_colours(first, second, third, pixels[row, column])
             else:
-                convert_ycc(first, second, third, colours)
-                join_colours(colours[0], colours[1], colours[2], pixels[row, column])
+                convert_ycc(first, second, third, pixels[row, column])
     return True
 
 
@@ -199,6 +197,6 @@ def _draw(seat, plan, out, work):
                 resize_row(work.pixels[start:], columns, next_columns, column_weights, work.resized[source % 2])
                 kept[source % 2] = source
         mix_rows(
-            work.resized[upper % 2], work.resized[lower % 2], weights[0, i], weights[1, i],
+            work.resized[upper % 2], work.resized[lower % 2], np.int16(weights[0, i]), np.int16(weights[1, i]),
             shaped(out, 3 * ((top + i) * width + left), 3 * num_columns),
         )  # fmt: skip

@@ -8,56 +8,46 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.kernel.memory import compiled
+from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
 
-_I, _U = np.int32, np.uint32
-
-# jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded.
-_CR_RED, _CB_BLUE, _CR_GREEN, _CB_GREEN = _I(91881), _I(116130), _I(46802), _I(22554)
-_ROUND, _SHIFT, _CENTRE = _I(1 << 15), _I(16), _I(128)
-
-_GREEN, _BLUE = _U(8), _U(16)
+# jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded; but less a whole number, so that 16 bits hold it.
+_CR_RED, _CB_BLUE = 91881 - (1 << 16), 116130 - (2 << 16)
+_CR_GREEN, _CB_GREEN = (1 << 16) - 46802, -22554
+_ROUND, _CENTRE = 1 << 15, 128
 
 
-@compiled
-def convert_ycc(luma, cb, cr, colours):
-    """Convert some samples.
-
-    A loop for each colour: LLVM makes better ones of three than of one.
-
-    Args:
-        luma: uint8 [n].
-        cb: uint8 [n].
-        cr: uint8 [n].
-        colours: uint8 [3, n], for the result: red, green, blue.
-    """
-    _add_chroma(luma, cr, _CR_RED, colours[0])
-    _add_chromas(luma, cb, cr, colours[1])
-    _add_chroma(luma, cb, _CB_BLUE, colours[2])
+def _convert(luma: Vector, cb: Vector, cr: Vector) -> Vector:
+    luma, cb, cr = luma.unsigned(16), cb.unsigned(16) - _CENTRE, cr.unsigned(16) - _CENTRE
+    green = cb.signed(32) * _CB_GREEN + cr.signed(32) * _CR_GREEN
+    return _join(
+        (luma + cr + _weigh(cr, _CR_RED)).clamp(0, 255),
+        (luma - cr + (green + _ROUND >> 16).low(16)).clamp(0, 255),
+        (luma + cb + cb + _weigh(cb, _CB_BLUE)).clamp(0, 255),
+    )
 
 
-@compiled
-def _add_chroma(luma, chroma, weight, colour):
-    for i in range(len(colour)):
-        weighted = _I(_I(_I(chroma[i]) - _CENTRE) * weight)
-        colour[i] = _clamp(_I(_I(luma[i]) + _I(_I(weighted + _ROUND) >> _SHIFT)))
+def _weigh(chroma: Vector, weight: int) -> Vector:
+    """Return (chroma * weight + 2^15) >> 16, as processors can: they have the upper half of a product of 16 bits."""
+    return upper_half_of_product(chroma + chroma, weight) + 1 >> 1
+
+
+def _join(red: Vector, green: Vector, blue: Vector) -> Vector:
+    return (red | green << 8).unsigned(32) | blue.unsigned(32) << 16
+
+
+_convert_sixteen = sixteen_at_once(_convert)
+_join_sixteen = sixteen_at_once(lambda red, green, blue: _join(red.unsigned(16), green.unsigned(16), blue.unsigned(16)))
 
 
 @compiled
-def _add_chromas(luma, cb, cr, colour):
-    for i in range(len(colour)):
-        blue, red = _I(_I(cb[i]) - _CENTRE), _I(_I(cr[i]) - _CENTRE)
-        weighted = _I(_I(_ROUND - _I(blue * _CB_GREEN)) - _I(red * _CR_GREEN))
-        colour[i] = _clamp(_I(_I(luma[i]) + _I(weighted >> _SHIFT)))
-
-
-@compiled
-def _clamp(value):
-    value = value if value > _I(0) else _I(0)
-    return np.uint8(value if value < _I(255) else _I(255))
+def convert_ycc(luma, cb, cr, pixels):
+    """Make pixels, uint32 [n], of samples, uint8 [n] each; n is a multiple of 16."""
+    for at in range(0, len(pixels) - (LENGTH - 1), LENGTH):
+        _convert_sixteen((luma, cb, cr), (pixels,), np.uint64(at))
 
 
 @compiled
 def join_colours(red, green, blue, pixels):
-    """Join colours, uint8 [n] each, to pixels, uint32 [n]."""
-    for i in range(len(pixels)):
-        pixels[i] = _U(_U(red[i]) | _U(_U(_U(green[i]) << _GREEN) | _U(_U(blue[i]) << _BLUE)))
+    """Join colours, uint8 [n] each, to pixels, uint32 [n]; n is a multiple of 16."""
+    for at in range(0, len(pixels) - (LENGTH - 1), LENGTH):
+        _join_sixteen((red, green, blue), (pixels,), np.uint64(at))

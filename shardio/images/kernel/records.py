@@ -128,7 +128,6 @@ WORKSPACE = _record(
     between=(np.int16, MAX_PIXELS),  # The passes of the inverse DCT.
     samples=(np.uint8, 6 * MAX_PIXELS),
     sums=(np.int16, MAX_PIXELS // 8 + 64),
-    colours=(np.uint8, 3 * MAX_PIXELS // 64),
     pixels=(np.uint32, MAX_PIXELS),
     columns=(np.int64, (2, MAX_SIDE)),  # Which two pixels each column of the result is mixed of,
     column_weights=(np.uint32, MAX_SIDE),  # and how.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.kernel.memory import compiled, mix_pixels
+from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
 
 WEIGHT_BITS = 11
 """resize.cpp, INTER_RESIZE_COEF_BITS."""
@@ -73,10 +74,21 @@ def resize_row(pixels, places, next_places, weights, out):
         mix_pixels(pixels, _U(places[i]), _U(next_places[i]), weights[i], out, _U(3 * i))
 
 
+def _mix(upper: Vector, lower: Vector, upper_weight: Vector, lower_weight: Vector) -> Vector:
+    above, below = upper_half_of_product(upper, upper_weight), upper_half_of_product(lower, lower_weight)
+    return (above + below + 2 >> 2).low(8)
+
+
+_mix_sixteen = sixteen_at_once(_mix)
+
+
 @compiled
 def mix_rows(upper, lower, upper_weight, lower_weight, out):
-    """Mix two resized rows, int16 [n], into one of pixels, uint8 [n]."""
-    for i in range(len(out)):
-        above = _I(_I(_I(upper[i]) * upper_weight) >> _I(16))
-        below = _I(_I(_I(lower[i]) * lower_weight) >> _I(16))
+    """Mix two resized rows, int16 [n], by int16 weights, into one of pixels, uint8 [n]."""
+    rest = len(out) % LENGTH
+    for at in range(0, len(out) - rest, LENGTH):
+        _mix_sixteen((upper, lower, upper_weight, lower_weight), (out,), np.uint64(at))
+    for i in range(len(out) - rest, len(out)):
+        above = _I(_I(_I(upper[i]) * _I(upper_weight)) >> _I(16))
+        below = _I(_I(_I(lower[i]) * _I(lower_weight)) >> _I(16))
         out[i] = np.uint8(_I(_I(above + below) + _I(2)) >> _I(2))
