@@ -1,0 +1,182 @@
+"""The kernel, watched: whoever touches memory that is not its own ends the process, or raises an error."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images.kernel import records
+from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
+from tests.images.guard_pages import GuardedMemory
+
+UNTOUCHED = 77
+"""What rows are filled with."""
+
+LARGE = (
+    *("streams", "bits", "coefficients", "between", "samples", "sums", "pixels"),
+    *("columns", "column_weights", "rows", "row_weights", "resized"),
+)
+"""A workspace's arrays of which small pictures need little."""
+
+
+class StrayAccessError(AssertionError):
+    """The kernel touches what is not its own."""
+
+
+class Chunk(NamedTuple):
+    """What the kernel is to draw.
+
+    Attributes:
+        contents: n files.
+        plans: n times the fields of a PLAN.
+        shape: Height and width of the rows.
+        at_end: Whether arrays lie at the end of the memory that may be touched, or at its start.
+    """
+
+    contents: list[bytes]
+    plans: list[tuple[int, ...]]
+    shape: tuple[int, int]
+    at_end: bool
+
+
+Draw = Callable[[Chunk], NDArray[np.uint8]]
+"""Draws a chunk; returns which files were drawn, uint8 [n]."""
+
+
+def _inputs(chunk: Chunk) -> dict[str, NDArray[Any]]:
+    bounds = np.zeros(len(chunk.contents) + 1, np.int64)
+    np.cumsum([len(content) for content in chunk.contents], out=bounds[1:])
+    data = np.frombuffer(b"".join([*chunk.contents, bytes(8)]), np.uint8)
+    plans, order = np.array(chunk.plans, PLAN), np.arange(len(chunk.contents))
+    return {"data": data, "bounds": bounds, "plans": plans, "order": order}
+
+
+def load_guarded(name: str, code: bytes) -> Draw:
+    """Return the kernel as users run it, with all of its memory between pages that nobody may touch.
+
+    What it only reads cannot be written to, and rows of images that it does not draw must be as they were.
+
+    Args:
+        name: Of its function.
+        code: Its object file.
+    """
+    from shardio.images.kernel.loading import Kernel
+
+    kernel = Kernel(name, code)
+    memories = {name: GuardedMemory() for name in ("data", "bounds", "plans", "order", "rows", "is_done", "call")}
+    spaces = {at_end: GuardedMemory() for at_end in (False, True)}
+    works = {at_end: space.place(1, WORKSPACE, at_end=at_end) for at_end, space in spaces.items()}
+    for at_end, space in spaces.items():
+        first = -WORKSPACE.itemsize % mmap.PAGESIZE if at_end else 0
+        for start, stop in _unneeded(WORKSPACE):
+            space.forbid(first + start, first + stop)
+
+    def draw(chunk: Chunk) -> NDArray[np.uint8]:
+        at_end, n = chunk.at_end, len(chunk.contents)
+        arrays = {
+            name: memories[name].place(content.shape, content.dtype, at_end=at_end, content=content)
+            for name, content in _inputs(chunk).items()
+        }
+        arrays["rows"] = rows = memories["rows"].place((n, *chunk.shape, 3), at_end=at_end)
+        rows[...] = UNTOUCHED
+        arrays["is_done"] = is_done = memories["is_done"].place(n, at_end=at_end)
+        arrays["workspace"] = works[at_end]
+        call = np.zeros(1, CALL)
+        call["num_bytes"], call["num_images"] = len(arrays["data"]), n
+        call["height"], call["width"] = chunk.shape
+        for name, array in arrays.items():
+            call[name] = array.ctypes.data
+        kernel._function(memories["call"].place(1, CALL, at_end=at_end, content=call).ctypes.data)
+        if (rows[is_done == 0] != UNTOUCHED).any():
+            raise StrayAccessError("rows of images that were not drawn are written to")
+        return is_done
+
+    return draw
+
+
+def _unneeded(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
+    """Yield where the second halves of the large arrays lie: so what grows beyond its array is seen inside, too."""
+    assert workspace.fields is not None
+    for name in LARGE:
+        kind, start = workspace.fields[name][:2]
+        num_rows = kind.shape[0] if len(kind.shape) > 1 else 1
+        length = kind.itemsize // num_rows
+        for row in range(num_rows):
+            yield start + row * length + length // 2, start + (row + 1) * length
+
+
+def compile_checked(*, tight: bool) -> Draw:
+    """Compile the kernel with every index checked, in a process that has not loaded numba.
+
+    Args:
+        tight: With arrays that small pictures can fill.
+    """
+    os.environ["NUMBA_BOUNDSCHECK"] = "1"
+    from shardio.images.kernel import memory
+
+    for name, function in _checked_memory().items():
+        setattr(memory, name, function)
+    if tight:
+        _make_tight()
+    from shardio.images.kernel.chunk import decode_chunk
+
+    work = np.zeros(1, records.WORKSPACE)[0]
+
+    def draw(chunk: Chunk) -> NDArray[np.uint8]:
+        rows = np.zeros((len(chunk.contents), *chunk.shape, 3), np.uint8)
+        is_done = np.zeros(len(rows), np.uint8)
+        try:
+            decode_chunk(*_inputs(chunk).values(), rows, is_done, work)
+        except IndexError as error:
+            raise StrayAccessError(str(error)) from error
+        return is_done
+
+    return draw
+
+
+def _checked_memory() -> dict[str, Callable[..., Any]]:
+    """Return those functions of the kernel's memory.py that numba does not check, with checks."""
+    from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
+
+    from shardio.images.kernel import memory
+
+    compiled: Any = memory.compiled
+    pointer: Any = memory.pointer  # numba's intrinsics are called otherwise than they are written.
+
+    @compiled
+    def load_word(data, at):  # type: ignore[no-untyped-def]  # numba finds the types.
+        word = np.uint64(0)
+        for i in range(8):
+            word = word << np.uint64(8) | np.uint64(data[np.int64(at) + i])
+        return word
+
+    @compiled
+    def shaped(array, start, shape):  # type: ignore[no-untyped-def]
+        part = carray(pointer(array.ctypes.data + start * array.itemsize), shape, array.dtype)
+        if start < 0 or start + part.size > array.size:
+            raise IndexError("a part of an array does not lie in it")
+        return part
+
+    return {"load_word": load_word, "shaped": shaped}
+
+
+def _make_tight() -> None:
+    """Make arrays of records.py so small that small pictures fill them, before anybody imports their sizes."""
+    from shardio.images.kernel.streams import PADDING
+
+    smaller = {
+        "MAX_PIXELS = 1 << 20": "MAX_PIXELS = 6 << 10",
+        "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 16",
+        "bits=(np.uint8, 3 * MAX_PIXELS)": f"bits=(np.uint8, {PADDING} + 1024)",
+    }
+    source = Path(records.__file__).read_text()
+    for usual, small in smaller.items():
+        assert source.count(usual) == 1, f"{records.__file__} does not say {usual!r}"
+        source = source.replace(usual, small)
+    exec(source, vars(records))
