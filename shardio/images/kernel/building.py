@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -12,28 +13,33 @@ from pathlib import Path
 import llvmlite.binding as llvm
 from filelock import FileLock, Timeout
 
-from shardio.images.kernel.loading import kernel_path, pack_kernel, read_kernel
+from shardio.images.kernel.loading import Kernel, kernel_path, pack_kernel, read_kernel
 
 _BUILD = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.images.kernel.building import build; build()"
 """The program of the background process: it finds modules where this one does."""
 
 
+_log = logging.getLogger("shardio")
+
+
 def build() -> Path:
     """Compile the kernel for this machine, unless that is done; return where it is.
 
-    Several processes may do so at once: one compiles, the others wait for it.
+    Several processes may do so at once: one compiles, the others wait for it. Where its pixels differ from the
+    libraries', the file says so, and the kernel is not used.
     """
     path = kernel_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        if read_kernel() is None:
-            _write(path, pack_kernel(*_compile()))
+        _build()
     return path
 
 
 def build_in_background() -> bool:
     """Begin to compile the kernel in a process of its own; return whether it was begun: somebody else may do it."""
     path = kernel_path()
+    if read_kernel() is not None:
+        return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         FileLock(path.with_suffix(".lock"), timeout=0).acquire().lock.release()
@@ -46,6 +52,26 @@ def build_in_background() -> bool:
         start_new_session=True,  # Ctrl-C in a short run leaves it to be of use for the next one.
     )
     return True
+
+
+def _build() -> None:
+    """Compile the kernel unless that is done, in a process that holds the lock; say so if it must not be used."""
+    kernel = read_kernel()
+    if kernel is None:
+        from shardio.images.kernel.checking import find_difference
+
+        kernel = _compile()
+        difference = find_difference(Kernel(*kernel))
+        if difference is not None:
+            kernel = difference, b""
+        _write(kernel_path(), pack_kernel(*kernel))
+    name, code = kernel
+    if not code:
+        _log.warning(
+            "shardio's JPEG decoder is not used on this machine, since its pixels are not those of libjpeg-turbo and "
+            "OpenCV here: %s. They decode, more slowly. Please report this line.",
+            name,
+        )
 
 
 def _compile() -> tuple[str, bytes]:
