@@ -1,9 +1,8 @@
 """Let the JPEG kernel read damaged files, and see that it touches no memory but its own.
 
 There are two ways, each of which sees what the other does not. The kernel is compiled anew with every index checked,
-which takes a minute and makes it several times slower; with ``--tight`` its arrays are so small that these files fill
-them. Or, with ``--guard``, it is run as users run it, with all of its memory directly beside pages that nobody may
-touch.
+which takes half a minute; with ``--tight`` its arrays are so small that these files fill them. Or, with ``--guard``, it
+is run as users run it, where nothing but the pages around its memory, which nobody may touch, keeps it inside.
 
 A process of its own reads the files. Whatever ends it, the file is named that did. Whether the pixels are right is
 seen by ``fuzz_images.py``.
@@ -34,8 +33,8 @@ from tests.images.fuzz_laws import draw_file
 from tests.images.mutations import Collection, collect
 from tests.images.watched_kernel import Chunk, StrayAccessError, compile_checked, load_guarded
 
-CHUNK = 128
-"""Files that are drawn by one call of the kernel, in rows of one size."""
+CHUNK = 4
+"""Files that are drawn by one call of the kernel, in rows of one size. Of many, few would lie beside the pages."""
 
 LIMIT_S = 60
 """Seconds that a chunk may take; then the process is ended."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,18 +50,8 @@ Draw = Callable[[Chunk], NDArray[np.uint8]]
 """Draws a chunk; returns which files were drawn, uint8 [n]."""
 
 
-def _inputs(chunk: Chunk) -> dict[str, NDArray[Any]]:
-    bounds = np.zeros(len(chunk.contents) + 1, np.int64)
-    np.cumsum([len(content) for content in chunk.contents], out=bounds[1:])
-    data = np.frombuffer(b"".join([*chunk.contents, bytes(8)]), np.uint8)
-    plans, order = np.array(chunk.plans, PLAN), np.arange(len(chunk.contents))
-    return {"data": data, "bounds": bounds, "plans": plans, "order": order}
-
-
 def load_guarded(name: str, code: bytes) -> Draw:
-    """Return the kernel as users run it, with all of its memory between pages that nobody may touch.
-
-    What it only reads cannot be written to, and rows of images that it does not draw must be as they were.
+    """Return the kernel as users run it; who goes beyond its memory ends the process.
 
     Args:
         name: Of its function.
@@ -69,13 +60,45 @@ def load_guarded(name: str, code: bytes) -> Draw:
     from shardio.images.kernel.loading import Kernel
 
     kernel = Kernel(name, code)
+    return _between_guards(lambda address: kernel._function(address), _unneeded(WORKSPACE))
+
+
+def compile_checked(*, tight: bool) -> Draw:
+    """Compile the kernel with every index checked, in a process that has not imported its functions yet.
+
+    Args:
+        tight: With arrays that small pictures can fill.
+    """
+    os.environ["NUMBA_BOUNDSCHECK"] = "1"
+    from shardio.images.kernel import memory
+
+    for name, function in _checked_memory().items():
+        setattr(memory, name, function)
+    with suppress(IndexError):
+        raise AssertionError(f"numba checks no index: {memory.compiled(lambda array: array[9])(np.zeros(9))}")
+    if tight:
+        _make_tight()
+    from shardio.images.kernel.entry import _decode_chunk
+
+    return _between_guards(memory.compiled(_decode_chunk), ())
+
+
+def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple[int, int]]) -> Draw:
+    """Return what has a function draw, with all of its memory between pages that nobody may touch.
+
+    What it only reads cannot be written to, and rows of images that it does not draw must be as they were.
+
+    Args:
+        function: Takes the address of a CALL.
+        forbidden: Parts of the workspace that nobody may touch, either.
+    """
     memories = {name: GuardedMemory() for name in ("data", "bounds", "plans", "order", "rows", "is_done", "call")}
-    spaces = {at_end: GuardedMemory() for at_end in (False, True)}
-    works = {at_end: space.place(1, WORKSPACE, at_end=at_end) for at_end, space in spaces.items()}
-    for at_end, space in spaces.items():
-        first = -WORKSPACE.itemsize % mmap.PAGESIZE if at_end else 0
-        for start, stop in _unneeded(WORKSPACE):
-            space.forbid(first + start, first + stop)
+    spaces, num_bytes = {at_end: GuardedMemory() for at_end in (False, True)}, records.WORKSPACE.itemsize
+    works = {at_end: space.place(num_bytes, at_end=at_end) for at_end, space in spaces.items()}
+    for start, stop in forbidden:
+        spaces[False].forbid(start, stop)
+        before = -num_bytes % mmap.PAGESIZE
+        spaces[True].forbid(before + start, before + stop)
 
     def draw(chunk: Chunk) -> NDArray[np.uint8]:
         at_end, n = chunk.at_end, len(chunk.contents)
@@ -92,12 +115,23 @@ def load_guarded(name: str, code: bytes) -> Draw:
         call["height"], call["width"] = chunk.shape
         for name, array in arrays.items():
             call[name] = array.ctypes.data
-        kernel._function(memories["call"].place(1, CALL, at_end=at_end, content=call).ctypes.data)
+        try:
+            function(memories["call"].place(1, CALL, at_end=at_end, content=call).ctypes.data)
+        except IndexError as error:
+            raise StrayAccessError(str(error)) from error
         if (rows[is_done == 0] != UNTOUCHED).any():
             raise StrayAccessError("rows of images that were not drawn are written to")
         return is_done
 
     return draw
+
+
+def _inputs(chunk: Chunk) -> dict[str, NDArray[Any]]:
+    bounds = np.zeros(len(chunk.contents) + 1, np.int64)
+    np.cumsum([len(content) for content in chunk.contents], out=bounds[1:])
+    data = np.frombuffer(b"".join([*chunk.contents, bytes(8)]), np.uint8)
+    plans, order = np.array(chunk.plans, PLAN), np.arange(len(chunk.contents))
+    return {"data": data, "bounds": bounds, "plans": plans, "order": order}
 
 
 def _unneeded(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
@@ -109,35 +143,6 @@ def _unneeded(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
         length = kind.itemsize // num_rows
         for row in range(num_rows):
             yield start + row * length + length // 2, start + (row + 1) * length
-
-
-def compile_checked(*, tight: bool) -> Draw:
-    """Compile the kernel with every index checked, in a process that has not loaded numba.
-
-    Args:
-        tight: With arrays that small pictures can fill.
-    """
-    os.environ["NUMBA_BOUNDSCHECK"] = "1"
-    from shardio.images.kernel import memory
-
-    for name, function in _checked_memory().items():
-        setattr(memory, name, function)
-    if tight:
-        _make_tight()
-    from shardio.images.kernel.chunk import decode_chunk
-
-    work = np.zeros(1, records.WORKSPACE)[0]
-
-    def draw(chunk: Chunk) -> NDArray[np.uint8]:
-        rows = np.zeros((len(chunk.contents), *chunk.shape, 3), np.uint8)
-        is_done = np.zeros(len(rows), np.uint8)
-        try:
-            decode_chunk(*_inputs(chunk).values(), rows, is_done, work)
-        except IndexError as error:
-            raise StrayAccessError(str(error)) from error
-        return is_done
-
-    return draw
 
 
 def _checked_memory() -> dict[str, Callable[..., Any]]:

@@ -28,8 +28,8 @@ FAULTS = {
     "two files do it together": (
         "{300, 301} <= set(numbers)",
         "SIGSEGV",
-        "files 256 to 383, together",
-        "256 --files 128",
+        "files 300 to 303, together",
+        "300 --files 4",
     ),
 }
 
