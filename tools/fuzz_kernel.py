@@ -1,69 +1,183 @@
-"""Let the JPEG kernel read damaged files with every index checked: none may lie outside of its array.
+"""Let the JPEG kernel read damaged files, and see that it touches no memory but its own.
 
-The kernel is compiled anew, with bounds checking, which takes a minute and makes it several times slower. Whether the
-pixels are right is seen by ``fuzz_images.py``.
+There are two ways, each of which sees what the other does not. The kernel is compiled anew with every index checked,
+which takes half a minute; with ``--tight`` its arrays are so small that these files fill them. Or, with ``--guard``, it
+is run as users run it, where nothing but the pages around its memory, which nobody may touch, keeps it inside.
+
+A process of its own reads the files. Whatever ends it, the file is named that did. Whether the pixels are right is
+seen by ``fuzz_images.py``.
 """
 
 from __future__ import annotations
 
-import os
+import faulthandler
+import multiprocessing
 import random
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from ctypes import c_int64
+from dataclasses import dataclass, field, replace
+from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import numpy as np
 import typer
-from rich.progress import track
+from rich.console import Console
+from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
+
+from tests.images.fuzz_laws import draw_file
+from tests.images.mutations import Collection, collect
+from tests.images.watched_kernel import Chunk, StrayAccessError, compile_checked, load_guarded
+
+CHUNK = 4
+"""Files that are drawn by one call of the kernel, in rows of one size. Of many, few would lie beside the pages."""
+
+LIMIT_S = 60
+"""Seconds that a chunk may take; then the process is ended."""
+
+PROBLEM = 1
+"""The process's exit code if the kernel was seen to touch what is not its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a process is to do, and how far it is.
+
+    Attributes:
+        watch: How the kernel is watched: "checked", "tight" or "guarded".
+        seed: Of the campaign.
+        files: The numbers of the files.
+        at_once: How many of them are drawn by one call.
+        begun: The first one of the last call.
+        num_drawn: How many were drawn.
+    """
+
+    watch: str
+    seed: int
+    files: range
+    at_once: int = CHUNK
+    begun: Any = field(default_factory=lambda: RawValue(c_int64, -1))
+    num_drawn: Any = field(default_factory=lambda: RawValue(c_int64, 0))
+
+    def calls(self) -> Iterator[range]:
+        """Yield the numbers of files that are drawn at once: never those of two chunks, or their rows would differ."""
+        start = self.files.start
+        while start < self.files.stop:
+            stop = min(start + self.at_once, (start // CHUNK + 1) * CHUNK, self.files.stop)
+            yield range(start, stop)
+            start = stop
+
+
+def run(job: Job) -> None:
+    """Do a job in this process, and end it where something is wrong."""
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collection = collect()
+    if job.watch == "guarded":
+        from shardio.images.kernel.building import build
+        from shardio.images.kernel.loading import unpack_kernel
+
+        kernel = unpack_kernel(build().read_bytes())
+        assert kernel is not None, "it is just compiled"
+        draw = load_guarded(*kernel)
+    else:
+        draw = compile_checked(tight=job.watch == "tight")
+    draw(Chunk([], [], (1, 1), at_end=True))  # It compiles what is not yet compiled, whatever time that takes.
+    for numbers in job.calls():
+        job.begun.value = numbers.start
+        signal.alarm(LIMIT_S)  # Its default action ends the process, also while the kernel runs.
+        try:
+            is_done = draw(_draw_chunk(job.seed, numbers, collection))
+        except StrayAccessError as error:
+            print(error, file=sys.stderr)
+            sys.exit(PROBLEM)
+        job.num_drawn.value += int(is_done.sum())
+    signal.alarm(0)
+
+
+def _draw_chunk(seed: int, numbers: range, collection: Collection) -> Chunk:
+    number = numbers.start // CHUNK
+    made = [draw_file((seed << 32) + number, collection) for number in numbers]
+    contents, plans = [content for content, _, _ in made], [_draw_plan(content, draw) for content, _, draw in made]
+    height, width = random.Random((seed << 32) + number).choices(range(1, 80), k=2)
+    return Chunk(contents, plans, (height, width), at_end=number % 2 == 0)
+
+
+def _draw_plan(content: bytes, draw: random.Random) -> tuple[int, ...]:
+    """Return a plan for a part of a file, mostly one that lies in the picture."""
+    frame = content.find(b"\xff\xc0\0") + 5
+    sides = [int.from_bytes(content[at : at + 2], "big") for at in (frame, frame + 2)]
+    if draw.random() < 0.15:
+        corner, box = [draw.randint(-1, 60) for _ in sides], [draw.randint(1, 90) for _ in sides]
+    else:
+        corner = [draw.randrange(max(side, 1)) for side in sides]
+        box = [draw.randint(1, max(1, min(side - first, 90))) for side, first in zip(sides, corner, strict=True)]
+    longest = 17_000 if draw.random() < 0.05 else 120  # It refuses what gets larger than 16,384.
+    after = box if draw.random() < 0.3 else [draw.randint(1, longest) for _ in sides]
+    window = [0, 0] if draw.random() < 0.5 else [draw.randint(-30, side) for side in after]
+    return (*corner, *box, *after, *window, draw.randrange(2))
+
+
+def watch(job: Job, progress: Progress) -> str:
+    """Have a process of its own do a job; return by what it ended, nothing if all is well."""
+    process = multiprocessing.get_context("spawn").Process(target=run, args=(job,))
+    process.start()
+    task = progress.add_task(f"{job.watch}", total=len(job.files))
+    try:
+        while process.is_alive():
+            process.join(0.5)
+            progress.update(task, completed=max(0, job.begun.value - job.files.start))
+    finally:
+        process.kill()
+        process.join()
+    code = process.exitcode or 0
+    if code == -signal.SIGALRM:
+        return f"a chunk took longer than {LIMIT_S} s"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}" if code else ""
 
 
 def main(
     files: Annotated[int, typer.Option(min=1, help="How many files.")] = 100_000,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first one; each has the next.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the campaign; others damage otherwise.")] = 0,
+    start: Annotated[int, typer.Option(min=0, help="The number of the first file.")] = 0,
+    guard: Annotated[bool, typer.Option("--guard", help="As users run it, between pages nobody may touch.")] = False,
+    tight: Annotated[bool, typer.Option("--tight", help="Checked, with arrays that small pictures fill.")] = False,
 ) -> None:
     """Draw a random window of each of many damaged files."""
-    os.environ["NUMBA_BOUNDSCHECK"] = "1"  # Before numba is loaded.
-    from shardio.images.kernel.chunk import decode_chunk
-    from shardio.images.kernel.records import PLAN, WORKSPACE
-    from tests.images.fuzz_laws import draw_file
-    from tests.images.mutations import collect
-
-    collection, began = collect(), time.monotonic()
-    workspace, num_drawn = np.zeros(1, WORKSPACE)[0], 0
-    for start in track(range(seed, seed + files, 4), description="files"):
-        contents, draws = zip(
-            *[_draw(draw_file(number, collection)) for number in range(start, start + 4)], strict=True
-        )
-        bounds = np.zeros(5, np.int64)
-        np.cumsum([len(content) for content in contents], out=bounds[1:])
-        data = np.frombuffer(b"".join([*contents, bytes(8)]), np.uint8)
-        plans = np.array([tuple(draw) for draw in draws], PLAN)
-        shape = random.Random(start).choices(range(1, 80), k=2)
-        rows, is_done = np.zeros((4, *shape, 3), np.uint8), np.zeros(4, np.uint8)
-        try:
-            decode_chunk(data, bounds, plans, np.arange(4), rows, is_done, workspace)
-        except IndexError as error:
-            sys.exit(f"seeds {start} to {start + 3}, rows {shape}: {error}")
-        num_drawn += int(is_done.sum())
+    if guard and tight:
+        raise typer.BadParameter("--tight is for a kernel that is compiled anew, which --guard's is not")
+    began = time.monotonic()
+    job = Job(
+        watch="guarded" if guard else "tight" if tight else "checked", seed=seed, files=range(start, start + files)
+    )
+    with Progress(console=Console(stderr=True)) as progress:
+        if end := watch(job, progress):
+            sys.exit(_name_file(job, end, progress))
+    elapsed_s = time.monotonic() - began
     print(
-        f"{files} files from seed {seed} on: no index outside of its array; {num_drawn} were drawn, "
-        f"in {time.monotonic() - began:.0f} s"
+        f"{files:,} files of seed {seed} from {start} on, {job.watch}: nothing touched but its own; "
+        f"{job.num_drawn.value:,} were drawn, in {elapsed_s:.0f} s ({files / elapsed_s:,.0f} files/s)"
     )
 
 
-def _draw(made: tuple[bytes, object, random.Random]) -> tuple[bytes, list[int]]:
-    """Return a file, and a plan for a part of it that may or may not be in the picture."""
-    content, _, draw = made
-    top, left = draw.randrange(40), draw.randrange(60)
-    height, width = draw.randint(1, 80), draw.randint(1, 90)
-    if draw.random() < 0.7:  # The pictures are small.
-        top, left, height, width = top % 3, left % 3, 1 + height % 12, 1 + width % 20
-    size = [height, width] if draw.random() < 0.3 else [draw.randint(1, 120), draw.randint(1, 120)]
-    corner = [0, 0] if draw.random() < 0.5 else [draw.randint(-30, 60), draw.randint(-30, 60)]
-    return content, [top, left, height, width, *size, *corner, draw.randrange(2)]
+def _name_file(job: Job, end: str, progress: Progress) -> str:
+    """Return what is to be said of a job that ended so: the file that does it alone, or those that do it together."""
+    numbers = next((call for call in job.calls() if call.start == job.begun.value), None)
+    if numbers is None:
+        return f"{end}, before the first file"
+    alone = replace(job, files=numbers, at_once=1, begun=RawValue(c_int64, -1), num_drawn=RawValue(c_int64, 0))
+    end_alone = watch(alone, progress)
+    first, count = (alone.begun.value, 1) if end_alone else (numbers.start, len(numbers))
+    option = {"guarded": " --guard", "tight": " --tight"}.get(job.watch, "")
+    return (
+        f"{end_alone or end}: seed {job.seed}, "
+        + (f"file {first}" if end_alone else f"files {first} to {first + count - 1}, together")
+        + f"; again by --seed {job.seed} --start {first} --files {count}{option}"
+    )
 
 
 if __name__ == "__main__":

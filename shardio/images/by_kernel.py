@@ -84,7 +84,7 @@ def draw_by_kernel(images: Sequence[Picture], plans: CropPlans, rows: Pixels | S
     ]
     if not any(contents):
         return is_drawn
-    records = _as_records(plans)
+    records = as_records(plans)
     if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
         # How much of an untouched file must be read: those that take equally long are decoded side by side.
         bottom = (plans.box[:, 0] + plans.box[:, 2]) / [image.size[0] for image in images]
@@ -110,7 +110,8 @@ def _is_for_opencv(plans: CropPlans) -> NDArray[np.bool_]:
     return is_for_opencv
 
 
-def _as_records(plans: CropPlans) -> NDArray[np.void]:
+def as_records(plans: CropPlans) -> NDArray[np.void]:
+    """Return plans as the kernel reads them, PLAN [n]."""
     records = np.empty(len(plans.box), PLAN)
     records["top"], records["left"], records["height"], records["width"] = plans.box.T
     records["new_height"], records["new_width"] = plans.size.T

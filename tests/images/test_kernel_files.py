@@ -1,4 +1,4 @@
-"""The kernel's file: compiled once, by one process, and believed only if it is whole."""
+"""The kernel's file: compiled once, by one process, and believed only if it is whole and its pixels are right."""
 
 from __future__ import annotations
 
@@ -82,6 +82,47 @@ def test_where_nothing_can_be_written_nothing_is_begun(tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.setattr(building, "kernel_path", lambda: tmp_path / "file" / "some.kernel")
     assert not building.build_in_background()
+
+
+BUILD_SLOWLY = "import shutil, sys, time; time.sleep(0.7); shutil.copy(*sys.argv[-1].split('|'))"
+
+
+def test_of_processes_that_find_none_at_once_one_begins_to_compile_it_and_says_so(tmp_path: Path) -> None:
+    whole = loading.kernel_path()
+    code = f"""
+import time
+from shardio.images.kernel import building, finding
+finding.LOOK_AGAIN_S = 0
+building._BUILD, building.repr = {BUILD_SLOWLY!r}, lambda _: "{whole}|" + str(building.kernel_path())
+end = time.monotonic() + 2
+while time.monotonic() < end:
+    finding.prepare_kernel()
+print(finding.find_kernel() is not None)
+"""
+    outputs = [process.communicate(timeout=60) for process in [run(code, tmp_path) for _ in range(4)]]
+    assert [output for output, _ in outputs] == ["True\n"] * 4
+    assert sorted(said.count("compiles its JPEG decoder") for _, said in outputs) == [0, 0, 0, 1]
+
+
+def test_a_process_forked_while_another_thread_loads_it_has_it(tmp_path: Path) -> None:
+    code = """
+import os, threading, time
+from shardio.images.kernel import finding
+
+def load_slowly():
+    is_begun.set()
+    time.sleep(0.5)
+    return load()
+
+load, finding._load, is_begun = finding._load, load_slowly, threading.Event()
+threading.Thread(target=finding.find_kernel).start()
+is_begun.wait()
+if child := os.fork():
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), finding.find_kernel() is not None)
+else:
+    os._exit(7 if finding.find_kernel() is not None else 1)
+"""
+    assert run(code, loading.kernel_path().parents[2]).communicate(timeout=60)[0] == "7 True\n"
 
 
 @pytest.mark.parametrize(("fields", "is_prepared"), [(("image", "label"), True), ("key", False)])

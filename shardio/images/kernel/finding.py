@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from importlib.util import find_spec
@@ -22,10 +23,12 @@ class _Finder:
         self._lock = threading.Lock()
         self._kernel: Kernel | None = None
         self._look_at = 0.0
+        self._is_registered = False
 
     def find(self) -> Kernel | None:
         if self._kernel is None and time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
             try:
+                self._hold_back_forks()
                 self._look_at = time.monotonic() + LOOK_AGAIN_S
                 self._kernel = _load()
                 if self._kernel is None and not _is_possible():
@@ -33,6 +36,13 @@ class _Finder:
             finally:
                 self._lock.release()
         return self._kernel
+
+    def _hold_back_forks(self) -> None:
+        """Let forks wait until nobody loads the kernel: the child has no thread that goes on, and locks stay locked."""
+        if not self._is_registered:
+            self._is_registered = True
+            lock = self._lock
+            os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 
 _finder = _Finder()

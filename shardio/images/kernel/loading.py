@@ -12,8 +12,10 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
+import cv2
 import llvmlite.binding as llvm
 import numpy as np
+import simplejpeg
 import xxhash
 from numpy.typing import NDArray
 from platformdirs import user_cache_path
@@ -28,7 +30,7 @@ _NOT_COMPILED = ("__init__", "__main__", "finding", "loading")
 
 @cache
 def kernel_path() -> Path:
-    """Return where the kernel is, or will be: the name says for which source, compiler and processor."""
+    """Return where the kernel is, or will be: the name says for which source, compiler, processor and libraries."""
     hasher = xxhash.xxh3_128()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         if source.stem not in _NOT_COMPILED:
@@ -36,12 +38,15 @@ def kernel_path() -> Path:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-    hasher.update(repr((machine, version("numba"), version("llvmlite"))).encode())
+    # Which pixels are right is for them to say; OpenCV also says here what it is built of, which are not the same
+    # everywhere.
+    libraries = (simplejpeg.__version__, cv2.getBuildInformation())
+    hasher.update(repr((machine, version("numba"), version("llvmlite"), libraries)).encode())
     return user_cache_path("shardio") / "kernels" / f"{hasher.hexdigest()}.kernel"
 
 
 def pack_kernel(name: str, code: bytes) -> bytes:
-    """Return a kernel's file: its function's name and its object file."""
+    """Return a kernel's file: its function's name and its object file; or why there must be none, and no bytes."""
     content = name.encode() + code
     return _HEADER.pack(_MAGIC, xxhash.xxh3_64_intdigest(content), len(name)) + content
 
@@ -58,7 +63,10 @@ def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:
 
 
 def read_kernel() -> tuple[str, bytes] | None:
-    """Return the name of the function and the object file that were compiled for this machine, if they are there."""
+    """Return the name of the function and the object file that were compiled for this machine, if they are there.
+
+    If its pixels are not those that they must be, the name says what differs, and the object file is empty.
+    """
     try:
         return unpack_kernel(kernel_path().read_bytes())
     except OSError:
@@ -127,6 +135,6 @@ def _make_workspace() -> NDArray[np.void]:
 
 
 def load_kernel() -> Kernel | None:
-    """Load the kernel that was compiled for this machine, if there is one."""
-    kernel = read_kernel()
-    return None if kernel is None else Kernel(*kernel)
+    """Load the kernel that was compiled for this machine, if there is one and its pixels are right."""
+    name, code = read_kernel() or ("", b"")
+    return Kernel(name, code) if code else None

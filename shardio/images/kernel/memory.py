@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, njit, types  # type: ignore[attr-defined]  # It is not in __all__.
+from numba import carray, config, njit, types  # type: ignore[attr-defined]  # It is not in __all__.
 from numba.extending import intrinsic
 
 
@@ -18,14 +18,29 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return njit(nogil=True, error_model="numpy")(function)
 
 
+def elements(context: Any, builder: Any, kind: Any, array: Any, start: Any, count: int, as_type: Any) -> Any:
+    """Return a pointer to elements of an array, for intrinsics.
+
+    They must be there, which is checked only where numba checks indices (NUMBA_BOUNDSCHECK).
+    """
+    structure = context.make_array(kind)(context, builder, array)
+    if config.BOUNDSCHECK:  # type: ignore[attr-defined]  # It is set from the environment.
+        word = start.type
+        stop = builder.add(start, ir.Constant(word, count))
+        length = builder.extract_value(structure.shape, 0)
+        is_outside = builder.or_(builder.icmp_unsigned("<", stop, start), builder.icmp_unsigned(">", stop, length))
+        with builder.if_then(is_outside):
+            context.call_conv.return_user_exc(builder, IndexError, (f"{count} elements are not in the array",))
+    return builder.bitcast(builder.gep(structure.data, [start]), as_type.as_pointer())
+
+
 @intrinsic
 def load_word(_context: Any, data: Any, at: Any) -> Any:
     """Return the eight bytes of ``data``, uint8, from ``at`` on as one number, the first being the highest."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
         word = ir.IntType(64)
-        place = builder.bitcast(builder.gep(array.data, [arguments[1]]), word.as_pointer())
+        place = elements(context, builder, signature.args[0], arguments[0], arguments[1], 8, word)
         swap = builder.module.declare_intrinsic("llvm.bswap", [word])
         return builder.call(swap, [builder.load(place, align=1)])
 
@@ -57,21 +72,20 @@ def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any
         def vector(kind: Any, count: int) -> Any:
             return ir.VectorType(kind, count)
 
-        def place(number: int, at: Any, kind: Any) -> Any:
-            array = context.make_array(signature.args[number])(context, builder, arguments[number])
-            return builder.bitcast(builder.gep(array.data, [at]), kind.as_pointer())
+        def place(number: int, at: Any, count: int, kind: Any) -> Any:
+            return elements(context, builder, signature.args[number], arguments[number], at, count, kind)
 
         def pick(one: Any, other: Any, *numbers: int) -> Any:
             return builder.shuffle_vector(one, other, ir.Constant(vector(word, len(numbers)), numbers))
 
-        one, other = (builder.load(place(0, arguments[number], vector(byte, 4)), align=4) for number in (1, 2))
+        one, other = (builder.load(place(0, arguments[number], 1, vector(byte, 4)), align=4) for number in (1, 2))
         pairs = builder.zext(pick(one, other, 0, 4, 1, 5, 2, 6, 3, 7), vector(word, 8))
         both = builder.bitcast(arguments[3], vector(short, 2))
         factors = builder.sext(pick(both, both, 0, 1, 0, 1, 0, 1, 0, 1), vector(word, 8))
         products = builder.mul(pairs, factors)
         sums = builder.add(pick(products, products, 0, 2, 4, 6), pick(products, products, 1, 3, 5, 7))
         kept = builder.lshr(sums, ir.Constant(sums.type, [4] * 4))
-        builder.store(builder.trunc(kept, vector(short, 4)), place(4, arguments[5], vector(short, 4)), align=2)
+        builder.store(builder.trunc(kept, vector(short, 4)), place(4, arguments[5], 4, vector(short, 4)), align=2)
         return context.get_dummy_value()
 
     return types.void(pixels, first, second, weights, out, to), generate

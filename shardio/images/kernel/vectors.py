@@ -13,6 +13,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from shardio.images.kernel.memory import elements
+
 LENGTH = 16
 
 
@@ -78,15 +80,14 @@ def sixteen_at_once(formula: Callable[..., Vector | tuple[Vector, ...]]) -> Call
     """Return a function for the kernel that applies a formula.
 
     It takes a tuple of arrays and numbers, a tuple of as many arrays as there are results, and an index: where the
-    sixteen elements of each array begin. They must be there, which is not checked. A number is the same sixteen times.
+    sixteen elements of each array begin. A number is the same sixteen times.
     """
 
     @intrinsic
     def apply(_context: Any, operands: Any, results: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             def place(kind: Any, array: Any) -> Any:
-                start = builder.gep(context.make_array(kind)(context, builder, array).data, [arguments[2]])
-                return builder.bitcast(start, _kind(kind.dtype.bitwidth).as_pointer())
+                return elements(context, builder, kind, array, arguments[2], LENGTH, _kind(kind.dtype.bitwidth))
 
             def load(kind: Any, operand: Any) -> Vector:
                 if isinstance(kind, types.Array):

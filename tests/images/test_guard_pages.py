@@ -1,0 +1,52 @@
+"""Guard pages: nobody gets away with one byte too many."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.images.guard_pages import PAGE, GuardedMemory
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("num_bytes", [1, 16, PAGE, PAGE + 8])
+@pytest.mark.parametrize("at_end", [False, True])
+def test_an_array_is_as_any_other(num_bytes: int, at_end: bool) -> None:
+    memory = GuardedMemory()
+    array = memory.place(num_bytes, at_end=at_end)
+    array[...] = 7
+    assert (array == 7).all()
+    content = np.arange(num_bytes // 8 * 8, dtype=np.uint8).view(np.int64)
+    np.testing.assert_array_equal(memory.place(content.shape, np.int64, at_end=at_end, content=content), content)
+    assert memory.place(3 * PAGE, at_end=at_end).nbytes == 3 * PAGE
+
+
+ACCESSES = {
+    "read behind": ("at_end=True", "ctypes.string_at(first + 100, 1)"),
+    "read before": ("at_end=False", "ctypes.string_at(first - 1, 1)"),
+    "write behind": ("at_end=True", "ctypes.memset(first + 100, 0, 1)"),
+    "write before": ("at_end=False", "ctypes.memset(first - 1, 0, 1)"),
+    "write to what is only read": ("at_end=True, content=5", "ctypes.memset(first, 0, 1)"),
+    "read what is forbidden": (
+        "at_end=True",
+        f"memory.forbid(5, 2 * {PAGE}); ctypes.string_at(first + 99 - {PAGE}, 1)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("placed", "access"), ACCESSES.values(), ids=ACCESSES)
+def test_who_goes_beyond_it_is_ended(placed: str, access: str) -> None:
+    code = (
+        "import ctypes; from tests.images.guard_pages import GuardedMemory; memory = GuardedMemory()\n"
+        f"memory.place(3 * {PAGE}, at_end=True); first = memory.place(100, {placed}).ctypes.data\n"
+    )
+    allowed = "ctypes.string_at(first, 100)"
+    for last, expected in [(allowed, 0), (access, -signal.SIGSEGV)]:
+        done = subprocess.run([sys.executable, "-c", code + last], cwd=ROOT, check=False)
+        assert done.returncode == expected

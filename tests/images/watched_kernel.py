@@ -1,0 +1,186 @@
+"""The kernel, watched: whoever touches memory that is not its own ends the process, or raises an error."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images.kernel import records
+from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
+from tests.images.guard_pages import GuardedMemory
+
+MAX_FILES = 16
+"""Of a chunk."""
+
+UNTOUCHED = 77
+"""What rows are filled with."""
+
+LARGE = (
+    *("streams", "bits", "coefficients", "between", "samples", "sums", "pixels"),
+    *("columns", "column_weights", "rows", "weights", "resized"),
+)
+"""A workspace's arrays of which small pictures need little."""
+
+
+class StrayAccessError(AssertionError):
+    """The kernel touches what is not its own."""
+
+
+class Chunk(NamedTuple):
+    """What the kernel is to draw.
+
+    Attributes:
+        contents: n files.
+        plans: n times the fields of a PLAN.
+        shape: Height and width of the rows.
+        at_end: Whether arrays lie at the end of the memory that may be touched, or at its start.
+    """
+
+    contents: list[bytes]
+    plans: list[tuple[int, ...]]
+    shape: tuple[int, int]
+    at_end: bool
+
+
+Draw = Callable[[Chunk], NDArray[np.uint8]]
+"""Draws a chunk; returns which files were drawn, uint8 [n]."""
+
+
+def load_guarded(name: str, code: bytes) -> Draw:
+    """Return the kernel as users run it; who goes beyond its memory ends the process.
+
+    Args:
+        name: Of its function.
+        code: Its object file.
+    """
+    from shardio.images.kernel.loading import Kernel
+
+    kernel = Kernel(name, code)
+    return _between_guards(lambda address: kernel._function(address), _unneeded(WORKSPACE))
+
+
+def compile_checked(*, tight: bool) -> Draw:
+    """Compile the kernel with every index checked, in a process that has not imported its functions yet.
+
+    Args:
+        tight: With arrays that small pictures can fill.
+    """
+    os.environ["NUMBA_BOUNDSCHECK"] = "1"
+    from shardio.images.kernel import memory
+
+    for name, function in _checked_memory().items():
+        setattr(memory, name, function)
+    with suppress(IndexError):
+        raise AssertionError(f"numba checks no index: {memory.compiled(lambda array: array[9])(np.zeros(9))}")
+    if tight:
+        _make_tight()
+    from shardio.images.kernel.entry import _decode_chunk
+
+    return _between_guards(memory.compiled(_decode_chunk), ())
+
+
+def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple[int, int]]) -> Draw:
+    """Return what has a function draw, with all of its memory between pages that nobody may touch.
+
+    What it only reads cannot be written to, and rows of images that it does not draw must be as they were.
+
+    Args:
+        function: Takes the address of a CALL.
+        forbidden: Parts of the workspace that nobody may touch, either.
+    """
+    files = [GuardedMemory() for _ in range(MAX_FILES)]
+    memories = {name: GuardedMemory() for name in ("files", "lengths", "plans", "order", "rows", "is_done", "call")}
+    spaces, num_bytes = {at_end: GuardedMemory() for at_end in (False, True)}, records.WORKSPACE.itemsize
+    works = {at_end: space.place(num_bytes, at_end=at_end) for at_end, space in spaces.items()}
+    for start, stop in forbidden:
+        spaces[False].forbid(start, stop)
+        before = -num_bytes % mmap.PAGESIZE
+        spaces[True].forbid(before + start, before + stop)
+
+    def draw(chunk: Chunk) -> NDArray[np.uint8]:
+        at_end, n = chunk.at_end, len(chunk.contents)
+        data = [
+            memory.place(len(content), at_end=at_end, content=np.frombuffer(content, np.uint8))
+            for memory, content in zip(files, chunk.contents, strict=False)
+        ]
+        inputs = {
+            "files": np.array([array.ctypes.data for array in data], np.int64),
+            "lengths": np.array([len(array) for array in data], np.int64),
+            "plans": np.array(chunk.plans, PLAN),
+            "order": np.arange(n),
+        }
+        arrays = {
+            name: memories[name].place(content.shape, content.dtype, at_end=at_end, content=content)
+            for name, content in inputs.items()
+        }
+        arrays["rows"] = rows = memories["rows"].place((n, *chunk.shape, 3), at_end=at_end)
+        rows[...] = UNTOUCHED
+        arrays["is_done"] = is_done = memories["is_done"].place(n, at_end=at_end)
+        arrays["workspace"] = works[at_end]
+        call = np.zeros(1, CALL)
+        call["num_images"] = n
+        call["height"], call["width"] = chunk.shape
+        for name, array in arrays.items():
+            call[name] = array.ctypes.data
+        try:
+            function(memories["call"].place(1, CALL, at_end=at_end, content=call).ctypes.data)
+        except IndexError as error:
+            raise StrayAccessError(str(error)) from error
+        if (rows[is_done == 0] != UNTOUCHED).any():
+            raise StrayAccessError("rows of images that were not drawn are written to")
+        return is_done
+
+    return draw
+
+
+def _unneeded(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
+    """Yield where the second halves of the large arrays lie: so what grows beyond its array is seen inside, too."""
+    assert workspace.fields is not None
+    for name in LARGE:
+        kind, start = workspace.fields[name][:2]
+        num_rows = kind.shape[0] if len(kind.shape) > 1 else 1
+        length = kind.itemsize // num_rows
+        for row in range(num_rows):
+            yield start + row * length + length // 2, start + (row + 1) * length
+
+
+def _checked_memory() -> dict[str, Callable[..., Any]]:
+    """Return those functions of the kernel's memory.py that numba does not check, with checks."""
+    from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
+
+    from shardio.images.kernel import memory
+
+    compiled: Any = memory.compiled
+    pointer: Any = memory.pointer  # numba's intrinsics are called otherwise than they are written.
+
+    @compiled
+    def shaped(array, start, shape):  # type: ignore[no-untyped-def]
+        part = carray(pointer(array.ctypes.data + start * array.itemsize), shape, array.dtype)
+        if start < 0 or start + part.size > array.size:
+            raise IndexError("a part of an array does not lie in it")
+        return part
+
+    return {"shaped": shaped}
+
+
+def _make_tight() -> None:
+    """Make arrays of records.py so small that small pictures fill them, before anybody imports their sizes."""
+    from shardio.images.kernel.streams import PADDING
+
+    smaller = {
+        "MAX_PIXELS = 1 << 20": "MAX_PIXELS = 6 << 10",
+        "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 16",
+        "bits=(np.uint8, 3 * MAX_PIXELS)": f"bits=(np.uint8, {PADDING} + 1024)",
+    }
+    source = Path(records.__file__).read_text()
+    for usual, small in smaller.items():
+        assert source.count(usual) == 1, f"{records.__file__} does not say {usual!r}"
+        source = source.replace(usual, small)
+    exec(source, vars(records))
