@@ -63,11 +63,12 @@ building._compile = lambda: print("compiled") or whole
 resize = resizing.cv2.resize
 resizing.cv2.resize = lambda image, *size, **options: resize(image, *size, **options) ^ 1
 path = building.build()
-print(find_kernel(), building.build_in_background(), len(path.read_bytes()) < 300)
+building.subprocess.Popen = None
 prepare_kernel()
+print(find_kernel(), len(path.read_bytes()) < 300)
 """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    for output in ("compiled\nNone False True\n", "None False True\n"):
+    for output in ("compiled\nNone True\n", "None True\n"):
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
         )

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import llvmlite.binding as llvm
+from filelock import FileLock, Timeout
 
 from shardio.images.kernel.loading import Kernel, kernel_path, pack_kernel, read_kernel
 
-_BUILD = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.images.kernel.building import _build; _build()"
+_BUILD = (
+    "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.images.kernel import building as b; b.build_alone()"
+)
 """The program of the background process: it finds modules where this one does."""
 
 _log = logging.getLogger("shardio")
@@ -31,44 +32,38 @@ def build() -> Path:
     """
     path = kernel_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(path, wait=True):
+    with FileLock(path.with_suffix(".lock")):
         _build()
     return path
 
 
-def build_in_background() -> bool:
-    """Begin to compile the kernel in a process of its own; return whether it was begun: somebody else may do it."""
+def build_alone() -> None:
+    """Compile the kernel and say so, unless that is done, or somebody else does it."""
+    with suppress(Timeout), FileLock(kernel_path().with_suffix(".lock"), timeout=0):
+        if read_kernel() is None:
+            _log.warning(
+                "shardio compiles its JPEG decoder for this machine, in the background: once, for about half a minute "
+                "of one core. Until then libjpeg-turbo decodes. (`python -m shardio.images.kernel` does it beforehand.)"
+            )
+            _build()
+
+
+def build_in_background() -> None:
+    """Have a process of its own build the kernel, unless somebody does or did it, or nothing can be written there."""
     path = kernel_path()
+    if read_kernel() is not None:  # One that must not be used.
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(path, wait=False) as descriptor:
-            if read_kernel() is not None:
-                return False
-            subprocess.Popen(
-                [sys.executable, "-c", _BUILD, repr([str(entry) or str(Path.cwd()) for entry in sys.path])],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[descriptor],  # So there is no moment in which nobody has the lock.
-                start_new_session=True,  # Ctrl-C in a short run leaves it to be of use for the next one.
-            )
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def _lock(path: Path, *, wait: bool) -> Iterator[int]:
-    """Hold the lock on a kernel's file; a process that inherits the descriptor goes on to hold it until it ends.
-
-    Raises:
-        OSError: If it cannot be had, or somebody else has it and ``wait`` is False.
-    """
-    descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        FileLock(path.with_suffix(".lock"), timeout=0).acquire().lock.release()
+    except (OSError, Timeout):
+        return
+    subprocess.Popen(
+        [sys.executable, "-c", _BUILD, repr([str(entry) or str(Path.cwd()) for entry in sys.path])],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C in a short run leaves it to be of use for the next one.
+    )
 
 
 def _build() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_S = 1.0
 """How often somebody who decodes looks whether a kernel has been compiled meanwhile."""
-
-_log = logging.getLogger("shardio")
 
 
 class _Finder:
@@ -54,16 +51,12 @@ def find_kernel() -> Kernel | None:
 
 
 def prepare_kernel() -> None:
-    """Have the kernel compiled in the background where it is not yet, and say so."""
+    """Have the kernel compiled in the background where it is not yet; the process that does it says so."""
     if find_kernel() is not None or not _is_possible():
         return
     from shardio.images.kernel.building import build_in_background
 
-    if build_in_background():
-        _log.warning(
-            "shardio compiles its JPEG decoder for this machine, in the background: once, for about half a minute of "
-            "one core. Until then libjpeg-turbo decodes. (`python -m shardio.images.kernel` does it beforehand.)"
-        )
+    build_in_background()
 
 
 def _is_possible() -> bool:
