@@ -139,3 +139,32 @@ def test_a_loader_that_decodes_images_has_it_prepared(
     monkeypatch.setattr(maker, "prepare_kernel", lambda: calls.append(None))
     next(iter(DataLoader(ShardDataset(packed, fields=fields, transform=CenterCrop(8)), batch_size=2)))
     assert bool(calls) == is_prepared
+
+
+def test_more_threads_than_processors_take_turns_and_a_fork_has_all_turns_anew(tmp_path: Path) -> None:
+    code = f"""
+import os, threading
+import numpy as np
+from concurrent.futures import ThreadPoolExecutor
+from shardio.images import CropPlans, decode_all, open_image
+from shardio.images.kernel import find_kernel
+from tests.images.animals import by_pillow
+from tests.images.pictures import make_picture
+
+kernel, content = find_kernel(), by_pillow(make_picture(99, 77), quality=90)
+def draw():
+    return decode_all([open_image(content)], CropPlans.whole(np.array([[99, 77]])))[0]
+expected = draw()
+with ThreadPoolExecutor(16) as threads:
+    print(all((pixels == expected).all() for pixels in threads.map(lambda _: draw(), range(200))))
+num_turns = 0
+while kernel._processors.acquire(blocking=False):  # As if threads decoded while this one forks.
+    num_turns += 1
+print(len(kernel._free) <= num_turns == {len(os.sched_getaffinity(0))})
+if child := os.fork():
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+else:
+    os._exit(7 if (draw() == expected).all() else 1)
+"""
+    process = run(code, loading.kernel_path().parents[2])
+    assert process.communicate(timeout=60)[0] == "True\nTrue\n7\n"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import struct
 import threading
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -74,7 +76,10 @@ def read_kernel() -> tuple[str, bytes] | None:
 
 
 class Kernel:
-    """The kernel, loaded into this process. All threads may call it at once.
+    """The kernel, loaded into this process.
+
+    All threads may call it at once; it runs in as many of them as there are processors, so that the others take no
+    memory, and those that run find theirs in the caches.
 
     Args:
         name: Of its function.
@@ -88,7 +93,9 @@ class Kernel:
         self._engine.finalize_object()
         address = self._engine.get_function_address(name)
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # It is called without the GIL.
-        self._threads = threading.local()
+        self._free = deque[NDArray[np.void]]()  # Workspaces.
+        self._count_processors()
+        os.register_at_fork(after_in_child=self._count_processors)  # The parent's threads do not end in the child.
 
     def decode(
         self, contents: Sequence[bytes], plans: NDArray[np.void], order: NDArray[np.int64], rows: NDArray[np.uint8]
@@ -109,20 +116,23 @@ class Kernel:
         is_done = np.empty(len(contents), np.bool_)
         assert plans.dtype == PLAN, "the kernel reads memory as it is"
         assert rows.flags.c_contiguous, "rows follow each other"
-        workspace = self._workspace()
         call = np.zeros(1, CALL)
-        call[0] = (
-            *(len(contents), ctypes.addressof(files), lengths.ctypes.data, plans.ctypes.data, order.ctypes.data),
-            *(rows.ctypes.data, rows.shape[1], rows.shape[2], is_done.ctypes.data, workspace.ctypes.data),
-        )
-        self._function(call.ctypes.data)
+        with self._processors:
+            try:
+                workspace = self._free.pop()  # The one that was used last.
+            except IndexError:
+                workspace = _make_workspace()
+            call[0] = (
+                *(len(contents), ctypes.addressof(files), lengths.ctypes.data, plans.ctypes.data, order.ctypes.data),
+                *(rows.ctypes.data, rows.shape[1], rows.shape[2], is_done.ctypes.data, workspace.ctypes.data),
+            )
+            self._function(call.ctypes.data)
+            self._free.append(workspace)
         return is_done
 
-    def _workspace(self) -> NDArray[np.void]:
-        if not hasattr(self._threads, "workspace"):
-            self._threads.workspace = _make_workspace()
-        workspace: NDArray[np.void] = self._threads.workspace
-        return workspace
+    def _count_processors(self) -> None:
+        has_affinity = hasattr(os, "sched_getaffinity")
+        self._processors = threading.Semaphore(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
 
 
 def _make_workspace() -> NDArray[np.void]:

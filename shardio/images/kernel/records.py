@@ -1,7 +1,7 @@
 """The records that the kernel works with, as numpy and numba both know them.
 
-All of a thread's memory is one record, :data:`WORKSPACE`; what was never used of it takes no memory. Images that are
-decoded side by side each have a *seat*, streams that are decoded side by side a *lane* of the entropy decoder.
+All memory of a thread that decodes is one record, :data:`WORKSPACE`; what was never used of it takes no memory. Images
+that are decoded side by side each have a *seat*, streams that are decoded side by side a *lane* of the entropy decoder.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ WORKSPACE = _record(
     resized=(np.int16, (2, 3 * MAX_SIDE + 1)),  # Two rows, resized across,
     kept=(np.int64, 2),  # and which they are.
 )
-"""A thread's memory."""
+"""What a thread works in while it decodes."""
 
 PLAN = _record(
     top=np.int64,  # A part of the picture, in pixels,
