@@ -15,9 +15,10 @@ and where each step is written down:
 :mod:`resizing`       the crop becomes rows of the batch
 ====================  =========================================================================================
 
-:mod:`chunk` takes these steps, for a chunk of images; :mod:`records` is the memory they share. Pixels are those of
-libjpeg-turbo's default decoder and OpenCV's INTER_LINEAR, bit for bit. Whatever is damaged or unusual is left to
-libjpeg-turbo: the kernel never says that an image is bad.
+:mod:`chunk` takes these steps, for a chunk of images. :mod:`records` is the memory they share, :mod:`codes` what the
+entropy decoder looks up, :mod:`vectors` arithmetic on sixteen numbers at once. Pixels are those of libjpeg-turbo's
+default decoder and OpenCV's INTER_LINEAR, bit for bit. Whatever is damaged or unusual is left to libjpeg-turbo: the
+kernel never says that an image is bad.
 """
 
 from shardio.images.kernel.finding import find_kernel, prepare_kernel
