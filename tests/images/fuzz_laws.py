@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import random
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -28,6 +29,8 @@ MAX_PIXELS = 2**17
 
 TILING_SHARE = 1.0
 """Files of which also the tiling is tried, which takes much longer than reading."""
+
+MARKER_OF_NO_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 
 class LawBrokenError(AssertionError):
@@ -148,8 +151,12 @@ def _judge(
 
 
 def _before_damage(content: bytes, made_of: list[Specimen]) -> Iterator[bytes]:
-    """Yield what a file was made of, and its head with the scans of that."""
+    """Yield what a file was made of, its head with the scans of that, and it as far as markers are a scan's."""
     yield from (specimen.content for specimen in made_of)
+    with contextlib.suppress(IndexError):
+        stray = MARKER_OF_NO_SCAN.search(content, scan_start(content))
+        if stray is not None:
+            yield content[: stray.start()] + b"\xff\xd9"
     with contextlib.suppress(IndexError):
         head = content[: scan_start(content)]
         yield from (head + specimen.content[specimen.segments[-1][1] :] for specimen in made_of if specimen.segments)
