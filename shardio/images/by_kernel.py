@@ -13,16 +13,13 @@ from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.markers import EOI, read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.records import PLAN, WORKSPACE
+from shardio.images.kernel.records import MAX_BYTES, PLAN
 from shardio.images.pictures import JPEG_START, JpegPicture, Picture
 from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
 
 _FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)])
 """Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
-
-_MOST_BYTES = WORKSPACE["bits"].itemsize
-"""Of a scan that must be read from its start."""
 
 
 def why_no_kernel() -> str | None:
@@ -31,6 +28,10 @@ def why_no_kernel() -> str | None:
         return None
     if any(find_spec(name) is None for name in ("numba", "llvmlite")):
         return "numba is not installed (pip install numba)"
+    from shardio.images.kernel.loading import read_kernel
+
+    if (refused := read_kernel()) is not None and not refused[1]:
+        return f"its pixels are not those of libjpeg-turbo and OpenCV here: {refused[0]}"
     return "it is not compiled yet (the first epoch begins with that, or python -m shardio.images.kernel)"
 
 
@@ -57,8 +58,8 @@ def why_not_by_kernel(content: bytes) -> str | None:
         return "unusual sampling factors"
     if not content.endswith(bytes([0xFF, EOI])):
         return "no EOI at the end"
-    if len(content) - head.scan_start > _MOST_BYTES and not has_tiles(content):
-        return f"more than {_MOST_BYTES >> 20} MiB and not tiled"
+    if len(content) - head.scan_start > MAX_BYTES and not has_tiles(content):
+        return f"more than {MAX_BYTES >> 20} MiB and not tiled"
     return None
 
 

@@ -19,6 +19,7 @@ from shardio.images import CropPlans, chunk, decode_all, decode_chunk, open_imag
 from shardio.images.by_kernel import draw_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
+from shardio.images.kernel.colour import convert_ycc
 from shardio.images.kernel.records import PLAN
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
@@ -200,6 +201,33 @@ def test_a_row_is_written_whole_or_not_at_all() -> None:
     plans[0] = (0, 0, 64, 64, 64, 64, 0, 0, 0)
     assert not kernel.decode([bytes(damaged)], plans, np.zeros(1, np.int64), rows)[0]
     assert (rows == 77).all()
+
+
+def test_images_that_do_not_fit_beside_each_other_are_drawn_one_after_the_other() -> None:
+    content = by_pillow(noise(700, 700), quality=98, subsampling=0)
+    assert len(content) > 1.1 * 2**20, "three of them are more than the workspace holds"
+    plans = CropPlans.whole(np.full((7, 2), 700))
+    expected = np.asarray(simplejpeg.decode_jpeg(content))
+    rows = np.zeros((7, 700, 700, 3), np.uint8)
+    small = by_pillow(make_picture(700, 700), quality=50)
+    contents = [content, content, small, content, content, content, small]
+    assert draw_by_kernel([open_image(content) for content in contents], plans, rows).all()
+    for number in (0, 1, 3, 4, 5):
+        np.testing.assert_array_equal(rows[number], expected)
+
+
+def test_colours_are_libjpegs() -> None:
+    """For all samples that there are: jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert."""
+    luma, cr = np.repeat(np.arange(256, dtype=np.uint8), 256), np.tile(np.arange(256, dtype=np.uint8), 256)
+    pixels = np.zeros(1 << 16, np.uint32)
+    y, red = luma.astype(np.int64), cr.astype(np.int64) - 128
+    for cb in range(256):
+        blue = cb - 128
+        convert_ycc(luma, np.full(1 << 16, cb, np.uint8), cr, pixels)
+        added: list[NDArray[np.int64]] = [91881 * red, -22554 * blue - 46802 * red, np.full_like(y, 116130 * blue)]
+        for place, colour in enumerate(added):
+            expected = np.clip(y + ((colour + 32768) >> 16), 0, 255)
+            np.testing.assert_array_equal(pixels >> 8 * place & 255, expected)
 
 
 def test_resizing_is_opencvs() -> None:

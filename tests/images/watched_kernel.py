@@ -172,12 +172,10 @@ def _checked_memory() -> dict[str, Callable[..., Any]]:
 
 def _make_tight() -> None:
     """Make arrays of records.py so small that small pictures fill them, before anybody imports their sizes."""
-    from shardio.images.kernel.streams import PADDING
-
     smaller = {
         "MAX_PIXELS = 1 << 20": "MAX_PIXELS = 6 << 10",
         "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 16",
-        "bits=(np.uint8, 3 * MAX_PIXELS)": f"bits=(np.uint8, {PADDING} + 1024)",
+        "MAX_BYTES = 3 << 20": "MAX_BYTES = 1024",
     }
     source = Path(records.__file__).read_text()
     for usual, small in smaller.items():

@@ -20,6 +20,7 @@ from shardio.images.pictures import open_image
 from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
 from shardio.images.resizing import flip
+from shardio.images.tiling import tile_jpeg
 
 _SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 _HEIGHT, _WIDTH = 150, 203
@@ -36,23 +37,25 @@ _PLANS = CropPlans(
 
 def find_difference(kernel: Kernel) -> str | None:
     """Draw some pictures with the kernel and without it; return what differs, if anything does."""
-    records, order = as_records(_PLANS), np.arange(len(_PLANS.box))
-    for name, content in _make_files():
-        rows = np.zeros((len(order), _ROWS, _COLUMNS, 3), np.uint8)
-        is_drawn = kernel.decode([content] * len(order), records, order, rows)
-        for number in order.tolist():
-            what = f"{name}, {_PLANS.box[number].tolist()} to {_PLANS.size[number].tolist()}"
-            if not is_drawn[number]:
-                return f"{what}: not drawn"
-            differences = np.abs(rows[number].astype(np.int64) - _draw(content, number))
-            if differences.any():
-                count = f"{np.count_nonzero(differences)} of {differences.size} values"
-                return f"{what}: {count}, by {differences.max()} at the most"
+    names, files = zip(*_make_files(), strict=True)
+    # One call, in which neighbours are different files.
+    tasks = [(file, plan) for plan in range(len(_PLANS.box)) for file in range(len(files))]
+    records, order = as_records(_PLANS)[[plan for _, plan in tasks]], np.arange(len(tasks))
+    rows = np.zeros((len(tasks), _ROWS, _COLUMNS, 3), np.uint8)
+    is_drawn = kernel.decode([files[file] for file, _ in tasks], records, order, rows)
+    for (file, plan), row, is_done in zip(tasks, rows, is_drawn.tolist(), strict=True):
+        what = f"{names[file]}, {_PLANS.box[plan].tolist()} to {_PLANS.size[plan].tolist()}"
+        if not is_done:
+            return f"{what}: not drawn"
+        differences = np.abs(row.astype(np.int64) - _draw(files[file], plan))
+        if differences.any():
+            count = f"{np.count_nonzero(differences)} of {differences.size} values"
+            return f"{what}: {count}, by {differences.max()} at the most"
     return None
 
 
 def _make_files() -> Iterator[tuple[str, bytes]]:
-    """Yield JPEGs of smooth pictures with some noise, of each sampling, and what to call them."""
+    """Yield JPEGs of smooth pictures with some noise, of each sampling, untouched and tiled, and what to call them."""
     random = np.random.default_rng(0)
     for sampling in _SAMPLINGS:
         for quality in (60, 95):
@@ -60,7 +63,9 @@ def _make_files() -> Iterator[tuple[str, bytes]]:
             picture = cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC).astype(np.int64)
             picture = (picture + random.integers(-20, 21, picture.shape)).clip(0, 255).astype(np.uint8)
             colours = (picture[..., :1].copy(), "GRAY") if sampling == "Gray" else (picture, "RGB")
-            yield f"{sampling}, quality {quality}", simplejpeg.encode_jpeg(colours[0], quality, colours[1], sampling)
+            content = simplejpeg.encode_jpeg(colours[0], quality, colours[1], sampling)
+            yield f"{sampling}, quality {quality}", content
+            yield f"{sampling}, quality {quality}, tiled", tile_jpeg(content)
 
 
 def _draw(content: bytes, number: int) -> Pixels:

@@ -11,11 +11,14 @@ from shardio.images.kernel.entropy import decode_streams
 from shardio.images.kernel.heads import GRAY, RGB, read_head
 from shardio.images.kernel.idct import transform_block
 from shardio.images.kernel.memory import compiled, pointer, shaped
-from shardio.images.kernel.records import MAX_PIXELS, MAX_SEATS, MAX_SIDE, NUM_LANES
-from shardio.images.kernel.regions import LANES_AT_ONCE, lay_out_region
+from shardio.images.kernel.records import MAX_PIXELS, MAX_SEATS, MAX_SIDE, NUM_CHAINS
+from shardio.images.kernel.regions import lay_out_region
 from shardio.images.kernel.resizing import find_range, find_sources, mix_rows, resize_row
 from shardio.images.kernel.streams import find_streams
 from shardio.images.kernel.upsampling import extend_borders, upsample
+
+_ALIGNED = 32
+"""Coefficients in a line of the cache."""
 
 
 @compiled
@@ -26,8 +29,8 @@ def decode_chunk(files, lengths, plans, order, rows, is_done, work):
         files: int64 [n], the files' addresses.
         lengths: int64 [n], the bytes of each.
         plans: PLAN [n].
-        order: int64 [n], in which order to decode them. Those that stand beside each other are decoded side by side if
-            they are no tiled ones; best, they take equally long.
+        order: int64 [n], in which order to decode them. Neighbours are decoded side by side, until they have as many
+            streams as are decoded at once: a tiled image is alone. Best, neighbours take equally long.
         rows: uint8 [n, height, width, 3], for the results.
         is_done: uint8 [n], to be made 1 for each image that is drawn. All others are left to libjpeg-turbo: they are
             damaged, or none that this is made for.
@@ -39,38 +42,63 @@ def decode_chunk(files, lengths, plans, order, rows, is_done, work):
     is_done[:] = 0
     num_seated = 0
     _clear_seats(work)
-    for turn in range(len(order)):
-        i = order[turn]
+    for i in order:
         data = carray(pointer(files[i]), lengths[i], np.uint8)
-        if _take_seat(data, plans[i], rows.shape[1], rows.shape[2], num_seated, work):
+        height, width = rows.shape[1], rows.shape[2]
+        is_seated = _take_seat(data, plans[i], height, width, num_seated, work)
+        if not is_seated and work.is_full:
+            _empty_seats(num_seated, plans, rows, is_done, work)
+            num_seated = 0
+            is_seated = _take_seat(data, plans[i], height, width, num_seated, work)
+        if is_seated:
             work.seated[num_seated] = i
             num_seated += 1
-        if num_seated == MAX_SEATS or work.num_streams >= NUM_LANES or turn == len(order) - 1:
-            decode_streams(work)
-            for seat in range(num_seated):
-                if work.good[seat] and _make_pixels(seat, work):
-                    i = work.seated[seat]
-                    _draw(seat, plans[i], rows[i], work)
-                    is_done[i] = 1
+        if num_seated == MAX_SEATS or work.num_streams >= NUM_CHAINS:
+            _empty_seats(num_seated, plans, rows, is_done, work)
             num_seated = 0
-            _clear_seats(work)
+    _empty_seats(num_seated, plans, rows, is_done, work)
+
+
+@compiled
+def _empty_seats(num_seated, plans, rows, is_done, work):
+    """Decode and draw the images that have seats."""
+    decode_streams(work)
+    for seat in range(num_seated):
+        if work.good[seat] and _make_pixels(seat, work):
+            i = work.seated[seat]
+            _draw(seat, plans[i], rows[i], work)
+            is_done[i] = 1
+    _clear_seats(work)
 
 
 @compiled
 def _clear_seats(work):
     work.num_streams = work.num_bytes = 0
-    work.num_coefficients = LANES_AT_ONCE  # The first ones are where lanes write that have no stream.
+    work.num_coefficients = 1  # The first one is where chains write that have no stream.
 
 
 @compiled
 def _take_seat(data, plan, height, width, seat, work):
-    """Prepare to decode an image beside those that have a seat already; return whether it can be."""
+    """Prepare to decode an image beside those that have a seat already.
+
+    Args:
+        data: uint8, its file.
+        plan: What is to be made of it.
+        height: Of its row of the batch.
+        width: Of that.
+        seat: Its number.
+        work: The workspace.
+
+    Returns:
+        Whether it can be decoded. If it can but for those that have a seat, ``is_full`` says so.
+    """
+    work.is_full = 0
     head, region = work.heads[seat], work.regions[seat]
     if not read_head(data, head):
         return False
     if plan.top < 0 or plan.left < 0 or plan.height < 1 or plan.width < 1:
         return False
-    if plan.top + plan.height > head.height or plan.left + plan.width > head.width:
+    if plan.top > head.height - plan.height or plan.left > head.width - plan.width:
         return False
     if max(plan.height, plan.width, plan.new_height, plan.new_width) > MAX_SIDE:
         return False
@@ -84,10 +112,11 @@ def _take_seat(data, plan, height, width, seat, work):
     lay_out_region(head, top, left, height, width, region)
     if 64 * head.across * head.down * (region.num_lanes + 2 * _margin(region)) > MAX_PIXELS:
         return False
-    region.coefficients = work.num_coefficients
+    region.coefficients = (work.num_coefficients + _ALIGNED - 1) // _ALIGNED * _ALIGNED
     region.skipped = region.coefficients + (1 + 64 * region.num_blocks) * region.num_lanes
-    num_coefficients = region.skipped + NUM_LANES * (1 + region.num_blocks) * head.columns
+    num_coefficients = region.skipped + NUM_CHAINS * (1 + region.num_blocks) * head.columns
     if num_coefficients > len(work.coefficients):
+        work.is_full = seat > 0
         return False
     if not read_huffman_tables(data, seat, work):
         return False

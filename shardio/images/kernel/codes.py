@@ -4,14 +4,15 @@ Where a stream is inside of its MCU is one number, the *state*. A table says for
 that led to it, and which Huffman table the next code is of:
 
 =====================  ===============================================================================================
-``128 b + 64``         block b's DC coefficient comes next (so after the last block: the MCU is complete)
-``128 b + 128 + k``    block b's coefficient k comes next, in zigzag order, 1 ≤ k ≤ 63; k = 64 is the state above
+``BLOCK b + DC``       block b's DC coefficient comes next (so after the last block: the MCU is complete)
+``BLOCK (b + 1) + k``  block b's coefficient k comes next, in zigzag order, 1 ≤ k ≤ 63; k = 64 is the state above
 ``… k`` from 65 to 79  a run went beyond the block's end: no JPEG
 =====================  ===============================================================================================
 
-A code's entry says by how much the state grows: 65 for DC, run + 1 for AC; the end of a block sets the state's low six
-bits first. States are laid so that those of a complete MCU, and no others, have bit 11 set (``DONE``). The rare cases
-jump there, too: a code of more than nine bits, or one that does not exist.
+All that is shifted, so that a complete MCU's state is ``DONE``, whatever number of blocks it has: with the states of
+runs behind it, they and no others have bit 11 set. The rare cases jump there, too: a code of more than nine bits, or
+one that does not exist. A code's entry says by how much the state grows: 65 for DC, run + 1 for AC; the end of a block
+sets the state's low six bits first.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import numpy as np
 
 from shardio.images.kernel.heads import NATURAL_ORDER
 from shardio.images.kernel.memory import compiled
-from shardio.images.kernel.records import AREA, MAX_LENGTH, NUM_SLOTS, SHORT
+from shardio.images.kernel.records import AREA, FIRST_AC_SLOT, MAX_LENGTH, NUM_SLOTS, SHORT
 
 MAX_DC_SIZE, MAX_AC_SIZE = 11, 10
 """Bits of a value behind a code, in a baseline image of 8 bits (tables F.1 and F.2)."""
 
 MAX_DC = 2047
-"""The largest DC coefficient, to either side but for one: differences add up, and must not leave 12 bits."""
+"""The largest absolute value of a DC coefficient: differences add up, and must not leave 12 bits."""
 
 MAX_DC_SYMBOL = 15
 """libjpeg refuses tables with larger ones (jdhuff.c), used or not."""
@@ -43,7 +44,13 @@ TABLE = np.uint64(32)
 DONE = AREA // 2
 """The state of a complete MCU."""
 
-AFTER = 16
+BLOCK, DC = 128, 64
+"""States of a block, and the first one: that of its DC coefficient."""
+
+MAX_OVERSHOOT = 15
+"""Coefficients by which a run can go beyond its block: one that begins at the last one."""
+
+AFTER = MAX_OVERSHOOT + 1
 """What is added to a complete MCU's state where the second symbol of a round would be: no overshoot is as long."""
 
 STAY, WAIT, JUMP = 0, 1 << SHORT, 2 << SHORT
@@ -92,11 +99,11 @@ def _read_table(data, counts, slot, seat, work):
         for i in range(number):
             value = np.int64(data[counts + MAX_LENGTH + symbol + i])
             symbols[symbol + i] = value
-            if slot < 4 and value > MAX_DC_SYMBOL:
+            if slot < FIRST_AC_SLOT and value > MAX_DC_SYMBOL:
                 return False
             if length <= SHORT:
                 span = 1 << (SHORT - length)
-                entry = make_entry(value, length, slot < 4)
+                entry = make_entry(value, length, slot < FIRST_AC_SLOT)
                 at = first + (code + i) * span
                 for j in range(span):
                     entries[at + j] = entry
@@ -115,7 +122,7 @@ def make_entry(symbol, length, is_dc):
     """Return what a code does; a jump if no baseline image has its symbol (F.1.2.1 and F.1.2.2)."""
     run, size, low_bits = symbol >> 4, symbol & 15, 0
     if is_dc:
-        step = 65
+        step = DC + 1
         is_known = symbol <= MAX_DC_SIZE
     else:
         step = run + 1
@@ -139,15 +146,15 @@ def lay_out_states(seat, work):
     """
     head, region, states = work.heads[seat], work.regions[seat], work.states
     needed, skipped = 2 * seat * AREA, (2 * seat + 1) * AREA
-    first = DONE - 64 - 128 * region.num_blocks
+    first = DONE - BLOCK * region.num_blocks
     for area in (needed, skipped):
         is_needed = area == needed
         row = region.num_lanes if is_needed else head.columns
-        state = area + first + 64
+        state = area + first
         states[state] = _next(0, _table(seat, head.dc_slot[0]))
         for block in range(region.num_blocks):
             ac_table = _table(seat, head.ac_slot[region.component[block]])
-            state = area + first + 128 * (block + 1)
+            state = area + first + BLOCK * (block + 1) - DC
             place = (1 + 64 * block) * row if is_needed else (1 + block) * row
             states[state + 1] = _next(place, ac_table)
             for k in range(1, 64):
@@ -156,9 +163,9 @@ def lay_out_states(seat, work):
                     is_last = block == region.num_blocks - 1
                     table = WAIT if is_last else _table(seat, head.dc_slot[region.component[block + 1]])
                 states[state + k + 1] = _next((1 + 64 * block + NATURAL_ORDER[k]) * row if is_needed else 0, table)
-            for k in range(65, 80):  # Behind the last block they are done already.
+            for k in range(DC + 1, DC + MAX_OVERSHOOT + 1):  # Behind the last block they are done already.
                 states[state + k] = _next(0, STAY if block == region.num_blocks - 1 else JUMP)
-    work.starts[seat] = first + 64
+    work.starts[seat] = first
 
 
 @compiled

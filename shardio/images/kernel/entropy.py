@@ -12,7 +12,7 @@ import numpy as np
 
 from shardio.images.kernel.codes import ADD, AFTER, DONE, FIRST_TABLE, MASK, MAX_DC, SET, SHIFT, STAY, TABLE, make_entry
 from shardio.images.kernel.memory import compiled, load_word
-from shardio.images.kernel.records import AREA, MAX_LENGTH, MAX_SEATS, NUM_LANES, NUM_SLOTS, SHORT
+from shardio.images.kernel.records import AREA, FIRST_AC_SLOT, MAX_LENGTH, MAX_SEATS, NUM_CHAINS, NUM_SLOTS, SHORT
 
 _DONE, _NOT_DONE_YET = np.uint64(DONE), np.uint64(DONE - 1 - AFTER)
 _SIX_BITS, _LOW_8, _LOW_16, _PLACE = np.uint64(63), np.uint64(0xFF), np.uint64(0xFFFF), np.uint64(0xFFFFFFFF)
@@ -27,42 +27,43 @@ def decode_streams(work):
         work: The workspace, in which the coefficients of needed MCUs are zeros; ``good`` becomes 0 for images whose
             streams are not as they should be.
     """
-    bits, entries, states, coefficients, lanes = work.bits, work.entries, work.states, work.coefficients, work.lanes
-    work.next_stream, work.num_busy = 0, NUM_LANES
-    for i in range(NUM_LANES):
-        lanes[i].number = i
-    b0, p0, h0, l0, m0 = _next_stream(lanes[0], work)
-    b1, p1, h1, l1, m1 = _next_stream(lanes[1], work)
-    b2, p2, h2, l2, m2 = _next_stream(lanes[2], work)
+    bits, entries, states, coefficients, chains = work.bits, work.entries, work.states, work.coefficients, work.chains
+    work.next_stream, work.num_busy = 0, NUM_CHAINS
+    for i in range(NUM_CHAINS):
+        chains[i].number = i
+    # Of each chain: its bit, state and table, the place of its MCU among the coefficients, MCUs that are left, word.
+    b0, s0, t0, a0, m0 = _next_stream(chains[0], work)
+    b1, s1, t1, a1, m1 = _next_stream(chains[1], work)
+    b2, s2, t2, a2, m2 = _next_stream(chains[2], work)
     while work.num_busy:
         while True:
-            # From any bit, a word has at least 57 bits; two symbols have 54 at the most.
+            # From any bit, a word has at least 57 bits; two symbols with short codes have 40 at the most.
             w0 = load_word(bits, b0 >> _THREE) << (b0 & _SEVEN)
             w1 = load_word(bits, b1 >> _THREE) << (b1 & _SEVEN)
             w2 = load_word(bits, b2 >> _THREE) << (b2 & _SEVEN)
-            w0, b0, p0, h0 = _decode_symbol(w0, b0, p0, h0, l0, entries, states, coefficients)
-            w1, b1, p1, h1 = _decode_symbol(w1, b1, p1, h1, l1, entries, states, coefficients)
-            w2, b2, p2, h2 = _decode_symbol(w2, b2, p2, h2, l2, entries, states, coefficients)
-            w0, b0, p0, h0 = _decode_symbol(w0, b0, p0, h0, l0, entries, states, coefficients)
-            w1, b1, p1, h1 = _decode_symbol(w1, b1, p1, h1, l1, entries, states, coefficients)
-            w2, b2, p2, h2 = _decode_symbol(w2, b2, p2, h2, l2, entries, states, coefficients)
-            if (p0 | p1 | p2) & _DONE:
+            w0, b0, s0, t0 = _decode_symbol(w0, b0, s0, t0, a0, entries, states, coefficients)
+            w1, b1, s1, t1 = _decode_symbol(w1, b1, s1, t1, a1, entries, states, coefficients)
+            w2, b2, s2, t2 = _decode_symbol(w2, b2, s2, t2, a2, entries, states, coefficients)
+            w0, b0, s0, t0 = _decode_symbol(w0, b0, s0, t0, a0, entries, states, coefficients)
+            w1, b1, s1, t1 = _decode_symbol(w1, b1, s1, t1, a1, entries, states, coefficients)
+            w2, b2, s2, t2 = _decode_symbol(w2, b2, s2, t2, a2, entries, states, coefficients)
+            if (s0 | s1 | s2) & _DONE:
                 break
-        if p0 & _DONE:
-            if m0 > 1 and p0 & _NOT_DONE_YET == 0 and b0 <= lanes[0].limit:
-                p0, h0, l0, m0 = lanes[0].start, lanes[0].table, l0 + _ONE, m0 - 1
+        if s0 & _DONE:
+            if m0 > 1 and s0 & _NOT_DONE_YET == 0 and b0 <= chains[0].limit:
+                s0, t0, a0, m0 = chains[0].start, chains[0].table, a0 + _ONE, m0 - 1
             else:
-                b0, p0, h0, l0, m0 = _go_on(lanes[0], b0, p0, l0, m0, work)
-        if p1 & _DONE:
-            if m1 > 1 and p1 & _NOT_DONE_YET == 0 and b1 <= lanes[1].limit:
-                p1, h1, l1, m1 = lanes[1].start, lanes[1].table, l1 + _ONE, m1 - 1
+                b0, s0, t0, a0, m0 = _go_on(chains[0], b0, s0, a0, m0, work)
+        if s1 & _DONE:
+            if m1 > 1 and s1 & _NOT_DONE_YET == 0 and b1 <= chains[1].limit:
+                s1, t1, a1, m1 = chains[1].start, chains[1].table, a1 + _ONE, m1 - 1
             else:
-                b1, p1, h1, l1, m1 = _go_on(lanes[1], b1, p1, l1, m1, work)
-        if p2 & _DONE:
-            if m2 > 1 and p2 & _NOT_DONE_YET == 0 and b2 <= lanes[2].limit:
-                p2, h2, l2, m2 = lanes[2].start, lanes[2].table, l2 + _ONE, m2 - 1
+                b1, s1, t1, a1, m1 = _go_on(chains[1], b1, s1, a1, m1, work)
+        if s2 & _DONE:
+            if m2 > 1 and s2 & _NOT_DONE_YET == 0 and b2 <= chains[2].limit:
+                s2, t2, a2, m2 = chains[2].start, chains[2].table, a2 + _ONE, m2 - 1
             else:
-                b2, p2, h2, l2, m2 = _go_on(lanes[2], b2, p2, l2, m2, work)
+                b2, s2, t2, a2, m2 = _go_on(chains[2], b2, s2, a2, m2, work)
 
 
 @compiled
@@ -85,82 +86,82 @@ def _decode_value(entry, word, bit, state, base, states, coefficients):
 
 
 @compiled
-def _go_on(lane, bit, state, base, left, work):
+def _go_on(chain, bit, state, base, left, work):
     """Do what the fast loop does not: decode a long code, finish a run, go on with the next run or stream."""
-    stream = work.streams[lane.stream]
-    is_good = bit <= lane.limit
+    stream = work.streams[chain.stream]
+    is_good = bit <= chain.limit
     if is_good and state & _NOT_DONE_YET:
         bit, state = _decode_long(bit, state - _DONE, base, stream.seat, work)
         if state:
             return bit, state, work.states[state] >> TABLE, base, left
         is_good = False
-    if is_good and _sum_up_dc(lane, stream.seat, work):
-        lane.mcu += lane.run
-        if lane.left:
-            _begin_run(lane, stream.seat, work)
-            return bit, lane.start, lane.table, np.uint64(lane.base), lane.run
+    if is_good and _sum_up_dc(chain, stream.seat, work):
+        chain.mcu += chain.run
+        if chain.left:
+            _begin_run(chain, stream.seat, work)
+            return bit, chain.start, chain.table, np.uint64(chain.base), chain.run
         is_good = not stream.is_whole or (np.int64(bit) + 7) >> 3 == stream.stop >> 3
     else:
         is_good = False
     if not is_good:
         work.good[stream.seat] = 0
-    return _next_stream(lane, work)
+    return _next_stream(chain, work)
 
 
 @compiled
-def _next_stream(lane, work):
-    """Give a lane the next stream of an image that is good so far, or let it wait for the others' end."""
+def _next_stream(chain, work):
+    """Give a chain the next stream of an image that is good so far, or let it wait for the others' end."""
     while work.next_stream < work.num_streams:
-        lane.stream = work.next_stream
+        chain.stream = work.next_stream
         work.next_stream += 1
-        stream = work.streams[lane.stream]
+        stream = work.streams[chain.stream]
         if work.good[stream.seat]:
-            lane.mcu, lane.left, lane.limit = stream.mcu, stream.num_mcus, np.uint64(stream.stop)
-            lane.dc[:] = 0
-            _begin_run(lane, stream.seat, work)
-            return np.uint64(stream.start), lane.start, lane.table, np.uint64(lane.base), lane.run
+            chain.mcu, chain.left, chain.limit = stream.mcu, stream.num_mcus, np.uint64(stream.stop)
+            chain.dc[:] = 0
+            _begin_run(chain, stream.seat, work)
+            return np.uint64(stream.start), chain.start, chain.table, np.uint64(chain.base), chain.run
     work.num_busy -= 1
     return np.uint64(0), np.uint64(2 * MAX_SEATS * AREA), np.uint64(STAY), np.uint64(0), np.int64(0)
 
 
 @compiled
-def _begin_run(lane, seat, work):
+def _begin_run(chain, seat, work):
     """Begin the next run of a stream: the MCUs up to where the needed columns begin or end, or the row."""
     head, region = work.heads[seat], work.regions[seat]
-    row, column = lane.mcu // head.columns, lane.mcu % head.columns
+    row, column = chain.mcu // head.columns, chain.mcu % head.columns
     stop = head.columns
-    lane.is_needed = 0
+    chain.is_needed = 0
     if region.first_row <= row < region.stop_row:
         if column < region.first_column:
             stop = region.first_column
         elif column < region.stop_column:
             stop = region.stop_column
-            lane.is_needed = 1
-    lane.run = min(stop - column, lane.left)
-    lane.left -= lane.run
-    if lane.is_needed:
-        lane.base = region.coefficients + (row - region.first_row) * region.stride + column - region.first_column
-        lane.start = np.uint64(2 * seat * AREA + work.starts[seat])
+            chain.is_needed = 1
+    chain.run = min(stop - column, chain.left)
+    chain.left -= chain.run
+    if chain.is_needed:
+        chain.base = region.coefficients + (row - region.first_row) * region.stride + column - region.first_column
+        chain.start = np.uint64(2 * seat * AREA + work.starts[seat])
     else:
-        lane.base = region.skipped + lane.number * (1 + region.num_blocks) * head.columns
-        lane.start = np.uint64((2 * seat + 1) * AREA + work.starts[seat])
-    lane.table = work.states[lane.start] >> TABLE
+        chain.base = region.skipped + chain.number * (1 + region.num_blocks) * head.columns
+        chain.start = np.uint64((2 * seat + 1) * AREA + work.starts[seat])
+    chain.table = work.states[chain.start] >> TABLE
 
 
 @compiled
-def _sum_up_dc(lane, seat, work):
+def _sum_up_dc(chain, seat, work):
     """Turn a run's DC differences into coefficients (F.1.1.5.1); return whether they are in range."""
     region, coefficients = work.regions[seat], work.coefficients
-    row = region.num_lanes if lane.is_needed else work.heads[seat].columns
-    step = 64 * row if lane.is_needed else row
-    for mcu in range(lane.run):
+    row = region.num_lanes if chain.is_needed else work.heads[seat].columns
+    step = 64 * row if chain.is_needed else row
+    for mcu in range(chain.run):
         for block in range(region.num_blocks):
-            place = lane.base + mcu + row + block * step
+            place = chain.base + mcu + row + block * step
             component = region.component[block]
-            dc = lane.dc[component] + np.int64(coefficients[place])
+            dc = chain.dc[component] + np.int64(coefficients[place])
             if not -MAX_DC <= dc <= MAX_DC:
                 return False
-            lane.dc[component] = dc
+            chain.dc[component] = dc
             coefficients[place] = dc
     return True
 
@@ -184,7 +185,7 @@ def _decode_long(bit, state, base, seat, work):
     for length in range(SHORT + 1, MAX_LENGTH + 1):
         code = ahead >> (MAX_LENGTH - length)
         if code < limits[slot, length]:
-            entry = make_entry(np.int64(symbols[slot, code + offsets[slot, length]]), length, slot < 4)
+            entry = make_entry(np.int64(symbols[slot, code + offsets[slot, length]]), length, slot < FIRST_AC_SLOT)
             if entry >> ADD != _DONE:
                 _, bit, state, _ = _decode_value(entry, word, bit, state, base, work.states, work.coefficients)
                 return bit, state

@@ -7,6 +7,7 @@ import numpy as np
 from shardio.images.jpeg.markers import APP0, APP9, APP14, COM, DHT, DQT, DRI, SOF0, SOF1, SOI, SOS
 from shardio.images.jpeg.tile_table import SIGNATURE, VERSION
 from shardio.images.kernel.memory import compiled
+from shardio.images.kernel.records import FIRST_AC_SLOT
 
 GRAY, YCC, RGB = 0, 1, 2
 """How components become colours."""
@@ -53,8 +54,6 @@ def read_head(data, head):
             at += 1
         marker = data[at + 1]
         first = at + 4
-        if first > stop:
-            return False
         end = at + 2 + (np.int64(data[at + 2]) << 8 | np.int64(data[at + 3]))
         if end < first or end > stop:
             return False
@@ -137,7 +136,7 @@ def _find_huffman_tables(data, first, end, head):
             num_symbols += np.int64(data[at + 1 + i])
         if num_symbols > 256 or at + 17 + num_symbols > end:
             return False
-        head.huffman[4 * kind + number] = at + 1
+        head.huffman[FIRST_AC_SLOT * kind + number] = at + 1
         at += 17 + num_symbols
     return True
 
@@ -185,7 +184,7 @@ def _read_scan(data, first, end, frame, head):
         slots = data[first + 2 + 2 * c]
         if data[first + 1 + 2 * c] != data[frame + 6 + 3 * c] or slots >> 4 > 3 or slots & 15 > 3:
             return False
-        head.dc_slot[c], head.ac_slot[c] = np.int64(slots >> 4), np.int64(4 + (slots & 15))
+        head.dc_slot[c], head.ac_slot[c] = np.int64(slots >> 4), np.int64(FIRST_AC_SLOT + (slots & 15))
         if head.huffman[head.dc_slot[c]] == 0 or head.huffman[head.ac_slot[c]] == 0:
             return False
         if head.quantisers[head.quantiser[c], 0] == 0:

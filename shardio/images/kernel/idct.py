@@ -1,7 +1,8 @@
 """From coefficients to samples: dequantisation and the inverse DCT of libjpeg's ``islow`` method (jidctint.c).
 
-Its integers are those of libjpeg, bit for bit. libjpeg-turbo's vector code computes in 16 bits in some places; blocks
-whose numbers would not fit there, which no encoder makes, are reported.
+Its integers are those of libjpeg, bit for bit, and as in libjpeg-turbo's vector code (jidctint-avx2.asm) samples out of
+range become 0 or 255. That code computes in 16 bits in some places; blocks whose numbers would not fit there, which no
+encoder makes, are reported.
 """
 
 from __future__ import annotations

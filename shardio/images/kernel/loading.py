@@ -28,15 +28,17 @@ _MAGIC = b"shardio kernel\0\0"
 _HEADER = struct.Struct("<16sQQ")  # _MAGIC, the xxh3 hash of what follows, how many bytes the name has.
 
 _NOT_COMPILED = ("__init__", "__main__", "finding", "loading")
+_COMPILED_ELSEWHERE = ("markers", "tile_table")
 
 
 @cache
 def kernel_path() -> Path:
     """Return where the kernel is, or will be: the name says for which source, compiler, processor and libraries."""
     hasher = xxhash.xxh3_128()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        if source.stem not in _NOT_COMPILED:
-            hasher.update(source.read_bytes())
+    here = Path(__file__).parent
+    sources = [source for source in sorted(here.glob("*.py")) if source.stem not in _NOT_COMPILED]
+    for source in (*sources, *(here.parent / "jpeg" / f"{name}.py" for name in _COMPILED_ELSEWHERE)):
+        hasher.update(source.read_bytes())
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
@@ -50,7 +52,7 @@ def kernel_path() -> Path:
 def pack_kernel(name: str, code: bytes) -> bytes:
     """Return a kernel's file: its function's name and its object file; or why there must be none, and no bytes."""
     content = name.encode() + code
-    return _HEADER.pack(_MAGIC, xxhash.xxh3_64_intdigest(content), len(name)) + content
+    return _HEADER.pack(_MAGIC, xxhash.xxh3_64_intdigest(content), len(name.encode())) + content
 
 
 def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:

@@ -22,7 +22,17 @@ def elements(context: Any, builder: Any, kind: Any, array: Any, start: Any, coun
     """Return a pointer to elements of an array, for intrinsics.
 
     They must be there, which is checked only where numba checks indices (NUMBA_BOUNDSCHECK).
+
+    Args:
+        context: numba's,
+        builder: and LLVM's.
+        kind: The array's type; its elements lie side by side.
+        array: The array.
+        start: The first element's index, uint64.
+        count: How many.
+        as_type: What to point to.
     """
+    assert (kind.ndim, kind.layout) == (1, "C"), f"{kind} is not one row of elements"
     structure = context.make_array(kind)(context, builder, array)
     if config.BOUNDSCHECK:  # type: ignore[attr-defined]  # It is set from the environment.
         word = start.type
@@ -59,11 +69,11 @@ def pointer(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any, out: Any, to: Any) -> Any:
-    """Weigh the four bytes of two of ``pixels``, uint32, and add them up.
+    """Weigh the four bytes of the ``first`` and the ``second`` of ``pixels``, uint32, and add them up.
 
-    Weights are two numbers of 16 bits in one; the sums, without their lowest four bits, go to ``out``, int16, from
-    ``to`` on. Processors have an instruction that multiplies and adds eight such pairs (x86's pmaddwd). LLVM finds it
-    in this, in no loop that numba makes.
+    Indices are uint64. Weights are two numbers of 16 bits in one; the sums, without their lowest four bits, go to
+    ``out``, int16, the four elements from ``to`` on. Processors have an instruction that multiplies and adds eight such
+    pairs (x86's pmaddwd). LLVM finds it in this, in no loop that numba makes.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

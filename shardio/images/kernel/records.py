@@ -1,7 +1,7 @@
 """The records that the kernel works with, as numpy and numba both know them.
 
-All memory of a thread that decodes is one record, :data:`WORKSPACE`; what was never used of it takes no memory. Images
-that are decoded side by side each have a *seat*, streams that are decoded side by side a *lane* of the entropy decoder.
+All memory of a call of the kernel is one record, :data:`WORKSPACE`; what was never used of it takes no memory. Images
+that are decoded side by side each have a *seat*, streams that are decoded side by side are its *chains*.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 MAX_SEATS = 3
-NUM_LANES = 3
+NUM_CHAINS = 3
 MAX_COMPONENTS = 3
 MAX_BLOCKS = 6
 """Of an MCU: those of 4:2:0 and 4:1:1."""
 
 NUM_SLOTS = 8
 """Huffman tables that a file can have: DC 0 to 3, then AC 0 to 3 (ITU-T T.81, B.2.4.2)."""
+
+FIRST_AC_SLOT = 4
 
 SHORT = 9
 """Bits of the codes that are found by one look: 99 % of all."""
@@ -28,10 +30,17 @@ AREA = 4096
 """States of the entropy decoder for one layout of MCUs."""
 
 NUM_AREAS = 2 * MAX_SEATS + 1
-"""Two for each seat, for MCUs that are needed and those that are not; and one where lanes wait that have no stream."""
+"""Two for each seat, for MCUs that are needed and those that are not; and one where chains wait that have no stream."""
 
 MAX_PIXELS = 1 << 20
 """Of a region, with its lanes that are no MCUs; what is larger is left to libjpeg-turbo."""
+
+MAX_BYTES = 3 << 20
+"""Of the streams of images that are decoded side by side."""
+
+PADDING = 4096
+"""Bytes behind the unstuffed data. A damaged MCU may take bits beyond its stream's end, which is noticed behind it: six
+blocks of 64 coefficients of 27 bits are 1,296 bytes."""
 
 MAX_STREAMS = 1 << 15
 MAX_SIDE = 1 << 14
@@ -75,7 +84,7 @@ REGION = _record(
     num_blocks=np.int64,  # In an MCU.
     component=(np.int64, MAX_BLOCKS),  # Of each of them.
     coefficients=np.int64,  # Where the region's coefficients begin among those of all seats,
-    skipped=np.int64,  # and where those of MCUs that are read and not needed, a row of them for each lane.
+    skipped=np.int64,  # and where those of MCUs that are read and not needed, a row of them for each chain.
 )
 """The part of a picture that a crop needs, and where it lies in memory."""
 
@@ -89,7 +98,7 @@ STREAM = _record(
 )
 """Entropy-coded data that can be decoded without what stands before."""
 
-LANE = _record(
+CHAIN = _record(
     number=np.int64,
     stream=np.int64,
     mcu=np.int64,  # The first MCU of the run that is being decoded, counted from the scan's first one.
@@ -114,29 +123,30 @@ WORKSPACE = _record(
     streams=(STREAM, MAX_STREAMS),
     num_streams=np.int64,
     next_stream=np.int64,
-    num_busy=np.int64,  # Lanes that have a stream.
-    bits=(np.uint8, 3 * MAX_PIXELS),  # The streams without stuffed bytes.
+    num_busy=np.int64,  # Chains that have a stream.
+    bits=(np.uint8, MAX_BYTES + PADDING),  # The streams without stuffed bytes.
     num_bytes=np.int64,
+    is_full=np.uint8,  # Whether there was no place for an image beside others.
     entries=(np.uint64, NUM_TABLES << SHORT),  # What a code does, by its table and the next nine bits.
     limits=(np.int64, (MAX_SEATS, NUM_SLOTS, MAX_LENGTH + 1)),  # For longer codes, see entropy.py.
     offsets=(np.int64, (MAX_SEATS, NUM_SLOTS, MAX_LENGTH + 1)),
     symbols=(np.uint8, (MAX_SEATS, NUM_SLOTS, 256)),
     states=(np.uint64, NUM_AREAS * AREA),
-    lanes=(LANE, NUM_LANES),
+    chains=(CHAIN, NUM_CHAINS),
     coefficients=(np.int16, MAX_SEATS * 3 * MAX_PIXELS),
     num_coefficients=np.int64,
-    between=(np.int16, MAX_PIXELS),  # The passes of the inverse DCT.
+    between=(np.int16, MAX_PIXELS),  # Between the passes of the inverse DCT.
     samples=(np.uint8, 6 * MAX_PIXELS),
     sums=(np.int16, MAX_PIXELS // 8 + 64),
     pixels=(np.uint32, MAX_PIXELS),
     columns=(np.int64, (2, MAX_SIDE)),  # Which two pixels each column of the result is mixed of,
     column_weights=(np.uint32, MAX_SIDE),  # and how.
     rows=(np.int64, MAX_SIDE),
-    weights=(np.int32, (2, MAX_SIDE)),  # Of the two rows that each row of the result is mixed of.
+    weights=(np.int32, (2, MAX_SIDE)),  # Of the two rows, or columns, that each of the result is mixed of.
     resized=(np.int16, (2, 3 * MAX_SIDE + 1)),  # Two rows, resized across,
     kept=(np.int64, 2),  # and which they are.
 )
-"""What a thread works in while it decodes."""
+"""What a call of the kernel works in."""
 
 PLAN = _record(
     top=np.int64,  # A part of the picture, in pixels,

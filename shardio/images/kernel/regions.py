@@ -8,9 +8,7 @@ more that belongs to no MCU; it holds what lies beyond the picture's border.
 from __future__ import annotations
 
 from shardio.images.kernel.memory import compiled
-
-LANES_AT_ONCE = 16
-"""Lanes come in odd multiples of it: a power of two would put all coefficients into the same lines of the cache."""
+from shardio.images.kernel.vectors import LENGTH
 
 
 @compiled
@@ -29,7 +27,8 @@ def lay_out_region(head, top, left, height, width, region):
     region.stop_column = min((left + width + margin_across + across - 1) // across, head.columns)
     region.stride = region.stop_column - region.first_column + 1
     used = (region.stop_row - region.first_row) * region.stride
-    region.num_lanes = ((used + LANES_AT_ONCE - 1) // LANES_AT_ONCE | 1) * LANES_AT_ONCE
+    # Whole vectors, of an odd number: a power of two would put all coefficients into the same lines of the cache.
+    region.num_lanes = ((used + LENGTH - 1) // LENGTH | 1) * LENGTH
     num_first = head.across * head.down  # Blocks of the first component; the others have one each.
     region.num_blocks = num_first + head.num_components - 1
     for block in range(region.num_blocks):

@@ -64,7 +64,7 @@ def resize_row(pixels, places, next_places, weights, out):
     """Resize one row across.
 
     Args:
-        pixels: uint32 [...], as :mod:`colour` makes them, from the row's beginning on.
+        pixels: uint32 [...], as :mod:`colour` makes them, from the lane on in which the row begins.
         places: int64 [n], where the first pixel of each two lies.
         next_places: int64 [n], and the second one.
         weights: uint32 [n], of the first in the lower half, of the second in the upper one.

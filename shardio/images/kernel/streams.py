@@ -10,10 +10,7 @@ import numpy as np
 
 from shardio.images.jpeg.markers import EOI, RST0
 from shardio.images.kernel.memory import compiled, load_word
-
-PADDING = 4096
-"""Bytes behind the unstuffed data. A damaged MCU may take bits beyond its stream's end: 10 blocks of 64 coefficients of
-27 bits at the most, which is noticed behind the MCU."""
+from shardio.images.kernel.records import PADDING
 
 _LOW, _HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _EIGHT = np.uint64(8)
@@ -29,7 +26,8 @@ def find_streams(data, seat, work):
         work: The workspace.
 
     Returns:
-        Whether the scan is as it should be, and there was place enough.
+        Whether the scan is as it should be, and there was place enough; if not for the streams of others, ``is_full``
+        says so.
     """
     head, region, stop = work.heads[seat], work.regions[seat], len(data)
     num_mcus = head.rows * head.columns
@@ -49,6 +47,7 @@ def find_streams(data, seat, work):
         start = work.num_bytes
         if is_wanted or not lengths:
             if work.num_streams == len(work.streams) or start + (end - at) + PADDING > len(work.bits):
+                work.is_full = seat > 0
                 return False
             found, after = _unstuff(data, at, end, work.bits, start)
             if lengths and found != end:

@@ -63,7 +63,7 @@ class Vector:
         return self._resized("trunc", bits)
 
     def clamp(self, low: int, high: int) -> Vector:
-        """Return them, or the nearest number from ``low`` to ``high``."""
+        """Return them, numbers with a sign, or the nearest ones from ``low`` to ``high``."""
         builder, value = self._builder, self.value
         for sign, limit in ((">", low), ("<", high)):
             bound = ir.Constant(value.type, [limit] * LENGTH)
@@ -80,7 +80,7 @@ def sixteen_at_once(formula: Callable[..., Vector | tuple[Vector, ...]]) -> Call
     """Return a function for the kernel that applies a formula.
 
     It takes a tuple of arrays and numbers, a tuple of as many arrays as there are results, and an index: where the
-    sixteen elements of each array begin. A number is the same sixteen times.
+    sixteen elements of each array begin, uint64. A number is the same sixteen times.
     """
 
     @intrinsic
