@@ -1,8 +1,9 @@
 """Let the JPEG kernel read damaged files, and see that it touches no memory but its own.
 
 There are two ways, each of which sees what the other does not. The kernel is compiled anew with every index checked,
-which takes half a minute; with ``--tight`` its arrays are so small that these files fill them. Or, with ``--guard``, it
-is run as users run it, where nothing but the pages around its memory, which nobody may touch, keeps it inside.
+which takes half a minute; with ``--tight 2048`` for pictures of so few pixels, so that these files fill its arrays.
+Or, with ``--guard``, it is run as users run it, where nothing but the pages around its memory, which nobody may touch,
+keeps it inside.
 
 A process of its own reads the files. Whatever ends it, the file is named that did. Whether the pixels are right is
 seen by ``fuzz_images.py``.
@@ -48,7 +49,8 @@ class Job:
     """What a process is to do, and how far it is.
 
     Attributes:
-        watch: How the kernel is watched: "checked", "tight" or "guarded".
+        guard: Whether it is the kernel as users run it.
+        tight: Else, for how many pixels it is made, if not for as many as usual.
         seed: Of the campaign.
         files: The numbers of the files.
         at_once: How many of them are drawn by one call.
@@ -56,12 +58,18 @@ class Job:
         num_drawn: How many were drawn.
     """
 
-    watch: str
+    guard: bool
+    tight: int | None
     seed: int
     files: range
     at_once: int = CHUNK
     begun: Any = field(default_factory=lambda: RawValue(c_int64, -1))
     num_drawn: Any = field(default_factory=lambda: RawValue(c_int64, 0))
+
+    @property
+    def options(self) -> str:
+        """How the kernel is watched, as the command line has it."""
+        return " --guard" if self.guard else f" --tight {self.tight}" if self.tight else ""
 
     def calls(self) -> Iterator[range]:
         """Yield the numbers of files that are drawn at once: never those of two chunks, or their rows would differ."""
@@ -77,7 +85,7 @@ def run(job: Job) -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     collection = collect()
-    if job.watch == "guarded":
+    if job.guard:
         from shardio.images.kernel.building import build
         from shardio.images.kernel.loading import unpack_kernel
 
@@ -85,7 +93,7 @@ def run(job: Job) -> None:
         assert kernel is not None, "it is just compiled"
         draw = load_guarded(*kernel)
     else:
-        draw = compile_checked(tight=job.watch == "tight")
+        draw = compile_checked(job.tight)
     draw(Chunk([], [], (1, 1), at_end=True))  # It compiles what is not yet compiled, whatever time that takes.
     for numbers in job.calls():
         job.begun.value = numbers.start
@@ -126,7 +134,7 @@ def watch(job: Job, progress: Progress) -> str:
     """Have a process of its own do a job; return by what it ended, nothing if all is well."""
     process = multiprocessing.get_context("spawn").Process(target=run, args=(job,))
     process.start()
-    task = progress.add_task(f"{job.watch}", total=len(job.files))
+    task = progress.add_task("files", total=len(job.files))
     try:
         while process.is_alive():
             process.join(0.5)
@@ -145,21 +153,19 @@ def main(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the campaign; others damage otherwise.")] = 0,
     start: Annotated[int, typer.Option(min=0, help="The number of the first file.")] = 0,
     guard: Annotated[bool, typer.Option("--guard", help="As users run it, between pages nobody may touch.")] = False,
-    tight: Annotated[bool, typer.Option("--tight", help="Checked, with arrays that small pictures fill.")] = False,
+    tight: Annotated[int | None, typer.Option(min=1024, help="Checked, with arrays for so few pixels.")] = None,
 ) -> None:
     """Draw a random window of each of many damaged files."""
     if guard and tight:
         raise typer.BadParameter("--tight is for a kernel that is compiled anew, which --guard's is not")
     began = time.monotonic()
-    job = Job(
-        watch="guarded" if guard else "tight" if tight else "checked", seed=seed, files=range(start, start + files)
-    )
+    job = Job(guard=guard, tight=tight, seed=seed, files=range(start, start + files))
     with Progress(console=Console(stderr=True)) as progress:
         if end := watch(job, progress):
             sys.exit(_name_file(job, end, progress))
     elapsed_s = time.monotonic() - began
     print(
-        f"{files:,} files of seed {seed} from {start} on, {job.watch}: nothing touched but its own; "
+        f"{files:,} files of seed {seed} from {start} on{job.options}: nothing touched but its own; "
         f"{job.num_drawn.value:,} were drawn, in {elapsed_s:.0f} s ({files / elapsed_s:,.0f} files/s)"
     )
 
@@ -172,11 +178,10 @@ def _name_file(job: Job, end: str, progress: Progress) -> str:
     alone = replace(job, files=numbers, at_once=1, begun=RawValue(c_int64, -1), num_drawn=RawValue(c_int64, 0))
     end_alone = watch(alone, progress)
     first, count = (alone.begun.value, 1) if end_alone else (numbers.start, len(numbers))
-    option = {"guarded": " --guard", "tight": " --tight"}.get(job.watch, "")
     return (
         f"{end_alone or end}: seed {job.seed}, "
         + (f"file {first}" if end_alone else f"files {first} to {first + count - 1}, together")
-        + f"; again by --seed {job.seed} --start {first} --files {count}{option}"
+        + f"; again by --seed {job.seed} --start {first} --files {count}{job.options}"
     )
 
 

@@ -66,11 +66,11 @@ def load_guarded(name: str, code: bytes) -> Draw:
     return _between_guards(lambda address: kernel._function(address), _unneeded(WORKSPACE))
 
 
-def compile_checked(*, tight: bool) -> Draw:
+def compile_checked(max_pixels: int | None = None) -> Draw:
     """Compile the kernel with every index checked, in a process that has not imported its functions yet.
 
     Args:
-        tight: With arrays that small pictures can fill.
+        max_pixels: How much its arrays are made for, so that small pictures can fill them.
     """
     os.environ["NUMBA_BOUNDSCHECK"] = "1"
     from shardio.images.kernel import memory
@@ -79,8 +79,8 @@ def compile_checked(*, tight: bool) -> Draw:
         setattr(memory, name, function)
     with suppress(IndexError):
         raise AssertionError(f"numba checks no index: {memory.compiled(lambda array: array[9])(np.zeros(9))}")
-    if tight:
-        _make_tight()
+    if max_pixels is not None:
+        _make_small(max_pixels)
     from shardio.images.kernel.entry import _decode_chunk
 
     return _between_guards(memory.compiled(_decode_chunk), ())
@@ -170,12 +170,12 @@ def _checked_memory() -> dict[str, Callable[..., Any]]:
     return {"shaped": shaped}
 
 
-def _make_tight() -> None:
-    """Make arrays of records.py so small that small pictures fill them, before anybody imports their sizes."""
+def _make_small(max_pixels: int) -> None:
+    """Make the arrays of records.py small, before anybody imports their sizes."""
     smaller = {
-        "MAX_PIXELS = 1 << 20": "MAX_PIXELS = 6 << 10",
-        "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 16",
-        "MAX_BYTES = 3 << 20": "MAX_BYTES = 1024",
+        "MAX_PIXELS = 1 << 20": f"MAX_PIXELS = {max_pixels}",
+        "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 4",
+        "MAX_BYTES = 3 << 20": f"MAX_BYTES = {max_pixels // 4}",
     }
     source = Path(records.__file__).read_text()
     for usual, small in smaller.items():
