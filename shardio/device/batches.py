@@ -3,22 +3,71 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
+OnTensor = Callable[[torch.Tensor], torch.Tensor]
 
-def map_tensors(batch: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Apply ``function`` to every tensor of a batch of tuples, named tuples, lists and dicts; keep all else."""
-    if isinstance(batch, torch.Tensor):
-        return function(batch)
-    if isinstance(batch, dict):
-        mapped = copy.copy(batch)  # Keeps what kind of dict it is.
-        mapped.update((name, map_tensors(value, function)) for name, value in batch.items())
-        return mapped
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(value, function) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(value, function) for value in batch)
-    return batch
+
+@runtime_checkable
+class Movable(Protocol):
+    """What knows by itself how to get to a device, as torch's PackedSequence does."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Any: ...
+
+
+def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any] | None = None) -> Any:
+    """Apply a function to every tensor of a nested batch, and to every numpy array of numbers as a tensor.
+
+    Args:
+        batch: Tensors and arrays in tuples, named tuples, lists, mappings and dataclasses; all else is kept.
+        function: For tensors.
+        movable: For what has a method ``to`` of its own; without it, that is kept.
+
+    Returns:
+        A batch of the same types. Containers are new; nothing of the given one is changed.
+    """
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return function(value)
+        if isinstance(value, np.ndarray) and (tensor := _as_tensor(value)) is not None:
+            return function(tensor)
+        if movable is not None and isinstance(value, Movable) and not isinstance(value, type):
+            return movable(value)
+        if isinstance(value, MutableMapping):
+            mapped = copy.copy(value)  # Keeps what kind of mapping it is.
+            mapped.update((name, walk(item)) for name, item in value.items())
+            return mapped
+        if isinstance(value, Mapping):
+            return type(value)({name: walk(item) for name, item in value.items()})  # type: ignore[call-arg]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*map(walk, value))
+        if isinstance(value, list | tuple):
+            return type(value)(map(walk, value))
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _walk_dataclass(value, walk)
+        return value
+
+    return walk(batch)
+
+
+def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
+    """Return an array as a tensor over the same memory; None if it has no numbers that torch knows."""
+    if array.dtype.kind not in "biufc" or not array.dtype.isnative:
+        return None
+    try:
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
+    except (TypeError, ValueError):  # A kind of float that torch lacks; negative strides.
+        return None
+
+
+def _walk_dataclass(value: Any, walk: Callable[[Any], Any]) -> Any:
+    mapped = copy.copy(value)
+    for field in dataclasses.fields(value):
+        object.__setattr__(mapped, field.name, walk(getattr(value, field.name)))  # It may be frozen.
+    return mapped

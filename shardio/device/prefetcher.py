@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from shardio.device.batches import map_tensors
-
-Normalize = tuple[Sequence[float], Sequence[float]]
+from shardio.device.pinned import PinnedPool, register
+from shardio.device.preparing import Normalize, Preparation
+from shardio.device.streams import CudaStream, SideStream
+from shardio.device.window import Window
 
 
 class DevicePrefetcher:
@@ -23,13 +26,18 @@ class DevicePrefetcher:
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
+    It can be iterated over again, epoch by epoch. What an iteration that is left early holds is let go of when its
+    iterator is, and at the end of a ``with`` block.
+
     Args:
-        loader: Any iterable of batches: tensors, nested in tuples, lists and dicts.
+        loader: Any iterable of batches: tensors and numpy arrays, nested in tuples, lists, mappings and dataclasses,
+            and whatever has a method ``to(device, non_blocking=...)``. All else is handed on as it is.
         device: Where to; by default CUDA if there is one, else MPS, else the CPU.
         depth: How many batches are under way at a time, on CUDA.
         normalize: (mean, std) of each channel, in units of [0, 1]: images become (x / 255 - mean) / std.
         dtype: Of the images; float32 with ``normalize``. Alone it casts without scaling.
         channels_last: Whether images lie in channels_last memory on the device.
+        transform: Takes and returns a whole batch, on the device, after that; on CUDA on the prefetcher's stream.
 
     ``normalize``, ``dtype`` and ``channels_last`` touch uint8 tensors [N, C, H, W] alone, never labels.
 
@@ -46,6 +54,7 @@ class DevicePrefetcher:
         normalize: Normalize | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = True,
+        transform: Callable[[Any], Any] | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
@@ -57,11 +66,16 @@ class DevicePrefetcher:
                 "for the best there is"
             )
         self.depth = depth
-        self.dtype = dtype if dtype is not None or normalize is None else torch.float32
-        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self._affine = None if normalize is None else _as_affine(normalize, self.device)
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.transform = transform
+        self._prepare_images = Preparation(self.device, normalize, dtype, channels_last=channels_last)
+        self._side: SideStream | None = None
+        self._pool = PinnedPool()
+        if self.device.type == "cuda":
+            self._side = CudaStream(self.device)
+            if callable(watch := getattr(loader, "watch_memory", None)):
+                watch(register)
         self._state: dict[str, Any] | None = None
+        self._running: weakref.ref[Generator[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError, as it should
@@ -69,11 +83,12 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the loader's next epoch."""
         self._state = None
-        return self._pass_on() if self._stream is None else self._prefetch(self._stream)
+        running = self._pass_on() if self._side is None else self._prefetch(self._side)
+        self._running = weakref.ref(running)  # Not more: who leaves it early lets go of it.
+        return running
 
     def set_epoch(self, epoch: int) -> None:
         """Name the loader's next epoch, where the loader can."""
-        self._state = None
         if callable(set_epoch := getattr(self.loader, "set_epoch", None)):
             set_epoch(epoch)
 
@@ -83,70 +98,70 @@ class DevicePrefetcher:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state into the loader."""
-        self._state = None
+        self.close()
         self.loader.load_state_dict(state)  # type: ignore[attr-defined]  # as state_dict
 
-    def _pass_on(self) -> Iterator[Any]:
+    def close(self) -> None:
+        """End the iteration that is going on, if one is, and let go of what is under way."""
+        self._state = None
+        if self._running is not None and (running := self._running()) is not None:
+            running.close()
+
+    def __enter__(self) -> DevicePrefetcher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+        self._pool.clear()
+
+    def _pass_on(self) -> Generator[Any]:
         for batch in self.loader:
-            yield map_tensors(batch, lambda tensor: self._prepare(tensor.to(self.device)))
+            yield self._prepare(map_tensors(batch, self._to_device, self._to_device))
 
-    def _prefetch(self, stream: torch.cuda.Stream) -> Iterator[Any]:
-        batches = iter(self.loader)
-        under_way: deque[tuple[Any, torch.cuda.Event, dict[str, Any] | None]] = deque()
-        is_exhausted = False
-        while True:
-            while not is_exhausted and len(under_way) < self.depth:
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    is_exhausted = True
+    def _prefetch(self, side: SideStream) -> Generator[Any]:
+        end: Exception | None = None
+        with closing(Window(side, self._pool)) as window, closing(self._batches()) as batches:
+            while True:
+                while end is None and window.num_under_way < self.depth:
+                    end = self._send_next(batches, window)
+                if not window.num_under_way:
                     break
-                state = self.loader.state_dict() if hasattr(self.loader, "state_dict") else None
-                under_way.append((*self._send(batch, stream), state))
-            if not under_way:
-                self._state = None  # The loader is through, and says so itself.
-                return
-            batch, arrived, self._state = under_way.popleft()
-            consumer = torch.cuda.current_stream(self.device)
-            consumer.wait_event(arrived)
-            map_tensors(batch, partial(_record, stream=consumer))
-            yield batch
+                yield self._received(window)
+                window.follow(self.depth)
+            self._state = None  # The loader is through, and says so itself.
+        if end is not None and not isinstance(end, StopIteration):
+            raise end
 
-    def _send(self, batch: Any, stream: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event]:
-        """Start the copy of a batch; return where it will be, and the event after which it is there."""
+    def _send_next(self, batches: Iterator[tuple[Any, dict[str, Any] | None]], window: Window) -> Exception | None:
+        """Send a batch; or return by what the loader ended, since what came before it is handed out before it."""
+        try:
+            window.send(*next(batches), self._copy, self._prepare)
+        except Exception as error:  # StopIteration, or anything.
+            return error
+        return None
 
-        def copy(tensor: torch.Tensor) -> torch.Tensor:
-            # Torch's pinned allocator does not hand the memory out again before the copy is done.
-            pinned = tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
-            return self._prepare(pinned.to(self.device, non_blocking=True))
+    def _batches(self) -> Generator[tuple[Any, dict[str, Any] | None]]:
+        """Yield the loader's batches, each with its state after it."""
+        has_state = hasattr(self.loader, "state_dict")
+        for batch in self.loader:
+            yield batch, self.loader.state_dict() if has_state else None  # type: ignore[attr-defined]  # as seen
 
-        with torch.cuda.stream(stream):
-            on_device = map_tensors(batch, copy)
-            arrived = torch.cuda.Event()
-            arrived.record(stream)
-        return on_device, arrived
+    def _received(self, window: Window) -> Any:
+        batch, self._state = window.receive()
+        return batch
 
-    def _prepare(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype != torch.uint8 or tensor.ndim != 4:
-            return tensor
-        if self._affine is not None:
-            scale, shift = self._affine
-            tensor = tensor.to(torch.float32, memory_format=self.memory_format).mul_(scale).add_(shift)
-        return tensor.to(self.dtype or tensor.dtype).contiguous(memory_format=self.memory_format)
+    def _to_device(self, value: Any) -> Any:
+        return value.to(self.device)
 
+    def _copy(self, batch: Any) -> Any:
+        return map_tensors(batch, self._cross, self._cross)
 
-def _as_affine(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (x / 255 - mean) / std as x * scale + shift, both float32 [C, 1, 1]."""
-    mean, std = (torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1) for values in normalize)
-    if (std <= 0).any():
-        raise ValueError(f"std must be positive, got {list(normalize[1])}")
-    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+    def _cross(self, value: Any) -> Any:
+        return value.to(self.device, non_blocking=True)
 
-
-def _record(tensor: torch.Tensor, stream: torch.cuda.Stream) -> torch.Tensor:
-    if tensor.is_cuda:
-        tensor.record_stream(stream)
-    return tensor
+    def _prepare(self, batch: Any) -> Any:
+        prepared = map_tensors(batch, self._prepare_images)
+        return prepared if self.transform is None else self.transform(prepared)
 
 
 def _pick_device() -> torch.device:

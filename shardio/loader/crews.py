@@ -15,7 +15,7 @@ from shardio.loader.hosts import HostPool
 from shardio.loader.maker import ChunkMaker
 from shardio.loader.memory import Layout
 from shardio.loader.messages import Chunk, Failed, Outcome, Plan
-from shardio.loader.slots import Slot, SlotRing, Views
+from shardio.loader.slots import OnMemory, Slot, SlotRing, Views
 from shardio.reading import FileReader, SampleReader
 
 
@@ -88,8 +88,9 @@ class HostCrew(Crew):
 
     works_ahead = True
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, memory_watchers: Sequence[OnMemory]) -> None:
         super().__init__(plan.num_threads)
+        self._memory_watchers = memory_watchers
         self._process_id = os.getpid()
         self._pool = HostPool(plan)
         self._ring: SlotRing | None = None
@@ -103,7 +104,7 @@ class HostCrew(Crew):
         if self._ring is not None and layout is not None:
             self._ring.lay_out(layout, num_spare)
         elif layout is not None:
-            self._ring = SlotRing(layout, num_spare, self._pool.announce, self._pool.forget)
+            self._ring = SlotRing(layout, num_spare, self._pool.announce, self._pool.forget, self._memory_watchers)
 
     def take(self) -> Slot:
         assert self._ring is not None, "it was laid out"

@@ -16,8 +16,9 @@ from shardio.loader.batches import ordered_batches, sampled_batches
 from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
 from shardio.loader.delivery import SUPERSEDED, Delivery
 from shardio.loader.fast_path import FastPath, why_not_fast
-from shardio.loader.feeds import SamplerFeed, ShardFeed
+from shardio.loader.feeds import SamplerFeed, ShardFeed, make_feed
 from shardio.loader.layouts import Unsaid
+from shardio.loader.slots import OnMemory
 from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit
 from shardio.order import Cursor, Progress, Remainder, Split, check_epoch, dump_state, read_state
@@ -111,9 +112,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._fast_path: FastPath | None = None
         self._fast_settings: tuple[Any, ...] = ()
         self._base_seed: tuple[int, int] | None = None
+        self._memory_watchers: list[OnMemory] = []
         self._check_policy()
         self._bad_samples = self._make_bad_samples()
-        self._feed = self._make_feed()
+        self._feed = make_feed(self.dataset, self.sampler, self._bad_samples)
         if self._feed is not None:
             source = self._feed.source
             check_order(source, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
@@ -157,6 +159,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         feed = self._need_feed()
         source = feed.source
         feed.get_counter().load(read_state(state, source.settings, source.digest, source.num_all_samples))
+
+    def watch_memory(self, watcher: OnMemory) -> None:
+        """Have somebody told of each new block of memory, uint8 [n], in which batches will arrive, and not keep it."""
+        if watcher not in self._memory_watchers:
+            self._memory_watchers.append(watcher)
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a full epoch."""
@@ -261,13 +268,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "pin_memory_device": self.pin_memory_device,
         }
 
-    def _make_feed(self) -> ShardFeed | SamplerFeed | None:
-        if isinstance(self.dataset, ShardDataset):
-            return ShardFeed(self.dataset, self._bad_samples)
-        if isinstance(self.sampler, EpochSampler):
-            return SamplerFeed(self.dataset, self.sampler, self._bad_samples)
-        return None
-
     def _make_bad_samples(self) -> BadSamples | None:
         dataset: Any = self.dataset
         if self.on_error == "raise":
@@ -292,6 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 is_persistent=self.persistent_workers,
                 timeout_s=self.timeout,
                 bad_samples=self._bad_samples,
+                memory_watchers=self._memory_watchers,
             )
         return self._fast_path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
@@ -15,6 +15,7 @@ from shardio.loader.crews import CallerCrew, Crew, HostCrew
 from shardio.loader.delivery import Delivery, Source
 from shardio.loader.layouts import Sizes
 from shardio.loader.messages import Plan
+from shardio.loader.slots import OnMemory
 from shardio.loader.stats import Tally
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 
@@ -56,6 +57,7 @@ class FastPath:
         is_persistent: Whether the hosts outlive an epoch.
         timeout_s: How long to wait for a batch at the most; 0 for ever.
         bad_samples: Decides on what cannot be read; None for an error.
+        memory_watchers: Told of memory in which batches will arrive.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class FastPath:
         is_persistent: bool,
         timeout_s: float,
         bad_samples: BadSamples | None,
+        memory_watchers: Sequence[OnMemory],
     ) -> None:
         self._dataset = dataset
+        self._memory_watchers = memory_watchers
         self._batch_size = batch_size
         self._num_workers = num_workers
         self._is_persistent = is_persistent
@@ -116,7 +120,7 @@ class FastPath:
         reader, decoder = self._dataset.reader, self._dataset.decoder
         if not self._num_workers:
             return CallerCrew(reader, decoder)
-        return HostCrew(Plan(reader=reader, decoder=decoder, num_threads=self._num_workers))
+        return HostCrew(Plan(reader=reader, decoder=decoder, num_threads=self._num_workers), self._memory_watchers)
 
 
 def _nothing() -> None:

@@ -23,6 +23,15 @@ from shardio.order import Cursor, EpochCounter, Split, Words
 from shardio.world import World
 
 
+def make_feed(dataset: Any, sampler: Any, bad_samples: BadSamples | None) -> ShardFeed | SamplerFeed | None:
+    """Return what feeds a loader of these; None if neither of them holds shardio's order."""
+    if isinstance(dataset, ShardDataset):
+        return ShardFeed(dataset, bad_samples)
+    if isinstance(sampler, EpochSampler):
+        return SamplerFeed(dataset, sampler, bad_samples)
+    return None
+
+
 class ShardFeed:
     """Feeds a ShardDataset: its copies in the workers compute their batches themselves."""
 

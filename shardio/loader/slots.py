@@ -23,6 +23,8 @@ from shardio.loader.memory import Layout, make_memory
 Views = dict[int, NDArray[Any]]
 """The columns of a slot, by the place of their field."""
 
+OnMemory = Callable[[NDArray[np.uint8]], None]
+
 
 class _Watch(weakref.ref["NDArray[Any]"]):
     """A reference to a column that the user has. When that is freed, it goes to a queue, without any Python code."""
@@ -77,6 +79,7 @@ class SlotRing:
         num_spare: How many free slots are kept. Others were made for batches that the user kept, and are given back.
         announce: Told of a new slot's number, layout and descriptor, before it is first used.
         forget: Told the numbers of slots that will not be filled again.
+        watchers: Told of a new slot's memory, uint8 [n], which lives as long as anybody holds a part of it.
     """
 
     def __init__(
@@ -85,10 +88,11 @@ class SlotRing:
         num_spare: int,
         announce: Callable[[int, Layout, int], None],
         forget: Callable[[tuple[int, ...]], None],
+        watchers: Sequence[OnMemory],
     ) -> None:
         self._layout = layout
         self._num_spare = num_spare
-        self._announce, self._forget = announce, forget
+        self._announce, self._forget, self._watchers = announce, forget, watchers
         self._freed: SimpleQueue[_Watch] = SimpleQueue()
         self._free: list[Slot] = []
         self._held: dict[int, Slot] = {}
@@ -161,6 +165,8 @@ class SlotRing:
             self._announce(self._num_made, self._layout, descriptor)
         finally:
             os.close(descriptor)
+        for watcher in self._watchers:
+            watcher(memory)
         self._num_made += 1
         return Slot(self._num_made - 1, self._layout, memory)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from shardio import DataLoader, ShardDataset
 from shardio.device import DevicePrefetcher
+from shardio.transforms import CenterCrop
 from tests.device.loaders import CountingLoader
 
 pytestmark = [
@@ -139,3 +142,72 @@ def test_what_is_no_tensor_stays_and_what_the_loader_raises_arrives() -> None:
             received.append(batch)  # noqa: PERF402  # as above
     assert received[0]["key"] == ["a", "b"]
     assert received[0]["image"].is_cuda
+
+
+def _loader(packed: Path, **options: Any) -> DataLoader:
+    dataset = ShardDataset(packed, fields=("image", "label"), transform=CenterCrop(64), shuffle=True)
+    return DataLoader(dataset, batch_size=2, **options)
+
+
+def test_slots_are_pinned_once_each_and_nothing_else_is_copied_on_the_way(packed: Path) -> None:
+    loader = _loader(packed, num_workers=2, persistent_workers=True)
+    prefetcher, made = DevicePrefetcher(loader, "cuda"), list[int]()
+    loader.watch_memory(lambda memory: made.append(memory.ctypes.data))
+    pin, buffers = prefetcher._pool._pin, list[int]()
+
+    def count(num_bytes: int) -> torch.Tensor:
+        buffers.append(num_bytes)
+        buffer: torch.Tensor = pin(num_bytes)
+        return buffer
+
+    prefetcher._pool._pin = count
+    for _ in range(5):
+        for _ in prefetcher:
+            pass
+    assert len(made) == len(set(made))
+    assert all(num_bytes < 2 * 3 * 64 * 64 for num_bytes in buffers), "labels at the most"
+    for images, _ in loader:
+        assert images.is_pinned()
+
+
+def test_batches_of_hosts_cross_whole_while_their_slots_are_filled_again(packed: Path) -> None:
+    loader, plain = _loader(packed, num_workers=2, persistent_workers=True), _loader(packed)
+    prefetcher = DevicePrefetcher(loader, "cuda", depth=3)
+    for epoch in range(40):
+        prefetcher.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        sums = []
+        for images, labels in prefetcher:
+            _work_slowly(1024)
+            sums.append((images.long().square().sum(), labels.sum()))
+            del images, labels
+        expected = [(int(images.long().square().sum()), int(labels.sum())) for images, labels in plain]
+        assert [(int(images), int(labels)) for images, labels in sums] == expected
+
+
+def test_pin_memory_without_the_prefetcher_is_never_torn(packed: Path) -> None:
+    """A ring of slots sets this trap: a copy that waits in a stream, and a batch that is dropped at once."""
+    loader, plain = _loader(packed, num_workers=2, pin_memory=True, persistent_workers=True), _loader(packed)
+    stream = torch.cuda.Stream()
+    for epoch in range(20):
+        loader.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        sums = []
+        for images, _ in loader:
+            assert images.is_pinned()
+            with torch.cuda.stream(stream):
+                _work_slowly()
+                sums.append(images.to("cuda", non_blocking=True).long().square().sum())
+            del images
+        stream.synchronize()
+        assert [int(figure) for figure in sums] == [int(images.long().square().sum()) for images, _ in plain]
+
+
+def test_reserved_memory_does_not_grow_however_far_the_program_gets_ahead() -> None:
+    prefetcher, reserved = DevicePrefetcher(_Batches(30), "cuda", normalize=NORMALIZE), []
+    for _ in range(100):
+        for images, _ in prefetcher:
+            _work_slowly()
+            del images
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[5:] == reserved[5:6] * 95

@@ -1,0 +1,52 @@
+"""Pinned memory, out of which a device copies while the processor goes on."""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_SMALLEST = 512
+
+
+class PinnedPool:
+    """Pinned buffers, used again and again: to pin memory takes much longer than to copy it.
+
+    Args:
+        pin: Returns pinned memory, uint8 [n].
+    """
+
+    def __init__(self, pin: Any = None) -> None:
+        self._pin = pin or (lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
+        self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
+
+    def take(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copy a tensor into a buffer; return the copy, of the same layout, and the buffer, to be put back."""
+        dense = torch.empty_like(tensor, device="meta")
+        num_bytes = dense.numel() * dense.element_size()
+        size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST
+        buffer = self._free[size].pop() if self._free[size] else self._pin(size)
+        copied = buffer[:num_bytes].view(tensor.dtype).as_strided(dense.size(), dense.stride())
+        return copied.copy_(tensor), buffer
+
+    def put_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back that nobody copies out of any more."""
+        self._free[len(buffer)].append(buffer)
+
+    def clear(self) -> None:
+        """Let go of all buffers that are free."""
+        self._free.clear()
+
+
+def register(memory: NDArray[np.uint8]) -> None:
+    """Pin memory where it lies, as long as it lives; leave it alone if it is pinned, or CUDA refuses.
+
+    What it refuses (a system may allow little pinned memory) goes through a :class:`PinnedPool` like any other.
+    """
+    address, cudart = memory.ctypes.data, torch.cuda.cudart()
+    if not torch.from_numpy(memory).is_pinned() and int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+        weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False

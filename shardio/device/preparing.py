@@ -1,0 +1,44 @@
+"""What is done to images on the device: cast, normalise, lay out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Normalize = tuple[Sequence[float], Sequence[float]]
+"""Mean and standard deviation of each channel, in units of [0, 1]."""
+
+
+class Preparation:
+    """Prepares uint8 tensors [N, C, H, W]; all others pass as they are.
+
+    Args:
+        device: Where that is done.
+        normalize: See :class:`DevicePrefetcher`,
+        dtype: as these are.
+        channels_last: As these.
+    """
+
+    def __init__(
+        self, device: torch.device, normalize: Normalize | None, dtype: torch.dtype | None, *, channels_last: bool
+    ) -> None:
+        self._dtype = dtype if dtype is not None or normalize is None else torch.float32
+        self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self._affine = None if normalize is None else _as_affine(normalize, device)
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype != torch.uint8 or tensor.ndim != 4:
+            return tensor
+        if self._affine is not None:
+            scale, shift = self._affine
+            tensor = tensor.to(torch.float32, memory_format=self._memory_format).mul_(scale).add_(shift)
+        return tensor.to(self._dtype or tensor.dtype).contiguous(memory_format=self._memory_format)
+
+
+def _as_affine(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (x / 255 - mean) / std as x * scale + shift, both float32 [C, 1, 1]."""
+    mean, std = (torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1) for values in normalize)
+    if (std <= 0).any():
+        raise ValueError(f"std must be positive, got {list(normalize[1])}")
+    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)

@@ -1,0 +1,141 @@
+"""Nested batches of every kind arrive as what they were, with tensors where numbers are."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from shardio import DevicePrefetcher
+from shardio.device.batches import map_tensors
+from tests.device.late_stream import prefetch_late
+
+
+@dataclass
+class Plain:
+    images: torch.Tensor
+    names: list[str]
+    count: int = field(default=3, init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    images: torch.Tensor
+    inner: Plain
+
+
+class Graph:
+    """A batch of a class of its own."""
+
+    def __init__(self, nodes: torch.Tensor, moves: int = 0) -> None:
+        self.nodes, self.moves = nodes, moves
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> Graph:
+        return Graph(self.nodes.to(device, non_blocking=non_blocking), self.moves + 1)
+
+
+def pass_on(batch: Any, *, late: bool) -> Any:
+    (passed,) = prefetch_late([batch])[0] if late else DevicePrefetcher([batch], "cpu")
+    return passed
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "by a stream"])
+def late(request: pytest.FixtureRequest) -> bool:
+    is_late: bool = request.param
+    return is_late
+
+
+def test_dataclasses_stay_what_they_are(late: bool) -> None:
+    images = torch.arange(4)
+    batch = Frozen(images, Plain(images + 1, ["a"]))
+    passed = pass_on(batch, late=late)
+    assert type(passed) is Frozen
+    assert type(passed.inner) is Plain
+    assert passed is not batch
+    assert torch.equal(passed.images, images)
+    assert torch.equal(passed.inner.images, images + 1)
+    assert (passed.inner.names, passed.inner.count) == (["a"], 3)
+    assert batch.inner.images.data_ptr() != 0
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, MappingProxyType])
+def test_mappings_stay_what_they_are(kind: Any, late: bool) -> None:
+    passed = pass_on(kind({"b": torch.arange(3), "a": "text"}), late=late)
+    assert type(passed) is kind
+    assert list(passed) == ["b", "a"]
+    assert torch.equal(passed["b"], torch.arange(3))
+
+
+def test_what_moves_itself_does_so_once(late: bool) -> None:
+    graph, sequence = pass_on(
+        (Graph(torch.arange(5)), pack_sequence([torch.arange(3.0), torch.arange(2.0)])), late=late
+    )
+    assert graph.moves == 1
+    assert torch.equal(graph.nodes, torch.arange(5))
+    assert type(sequence) is PackedSequence
+    assert sequence.batch_sizes.tolist() == [2, 2, 1]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int64", "float16", "float32", "float64", "bool", "complex64"])
+def test_arrays_of_numbers_become_tensors(dtype: str, late: bool) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    for given in (array, array[:, ::2], array.T):
+        passed = pass_on({"array": given}, late=late)["array"]
+        assert isinstance(passed, torch.Tensor)
+        np.testing.assert_array_equal(passed.numpy(), given)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", "b"]),
+        np.array([{}, None], dtype=object),
+        np.arange(3, dtype=">i4"),
+        np.arange(3).astype("longdouble"),
+        np.array("2026-01-01", dtype="datetime64[D]"),
+        np.zeros(2, [("x", "i4")]),
+    ],
+    ids=lambda array: str(array.dtype),
+)
+def test_arrays_that_torch_does_not_know_stay_as_they_are(array: Any, late: bool) -> None:
+    assert pass_on([array], late=late)[0] is array
+
+
+def test_arrays_that_nobody_may_write_to_become_tensors_that_one_may(late: bool) -> None:
+    array = np.arange(5)
+    array.flags.writeable = False
+    passed = pass_on(array, late=late)
+    passed += 1
+    assert array.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(0, 3),
+        torch.tensor(5),
+        torch.ones(2, 3, dtype=torch.bool),
+        torch.arange(24).reshape(2, 3, 4).transpose(0, 2),
+        torch.arange(24).reshape(2, 3, 4)[:, ::2],
+        torch.zeros(2, 3, 4, 4, dtype=torch.uint8).contiguous(memory_format=torch.channels_last),
+        torch.tensor([1 + 2j, 3j]),
+        torch.arange(3).expand(4, 3),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {list(tensor.shape)} {tensor.layout}",
+)
+def test_tensors_of_any_kind_arrive(tensor: torch.Tensor, late: bool) -> None:
+    passed = pass_on(tensor, late=late)
+    assert (passed.dtype, passed.shape, passed.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert torch.equal(passed.to_dense(), tensor.to_dense())
+
+
+def test_without_a_function_for_it_what_moves_itself_stays() -> None:
+    graph = Graph(torch.arange(2))
+    assert map_tensors([graph], torch.clone)[0] is graph

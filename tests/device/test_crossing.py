@@ -1,0 +1,225 @@
+"""What crosses on a stream of its own is whole and in order, however late the stream is, and is let go of in time.
+
+The stream is one without a device, which does what it is given as late as CUDA may. The loader's memory is spoilt in
+the moment in which it is freed. ``test_cuda.py`` shows the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardio import DataLoader, DevicePrefetcher, ShardDataset
+from shardio.transforms import CenterCrop
+from tests.device.late_stream import prefetch_late
+from tests.device.loaders import CountingLoader
+
+NUM_BATCHES = 1000
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class SpoilingLoader:
+    """Yields batches over memory that is overwritten as soon as nobody holds them.
+
+    Attributes:
+        num_alive: How many batches somebody holds.
+    """
+
+    def __init__(self, num_batches: int = NUM_BATCHES) -> None:
+        self.num_batches = num_batches
+        self.num_alive = 0
+        self.memory = list[NDArray[np.uint8]]()  # That can be read, whatever is in it.
+
+    def make(self, number: int) -> NDArray[np.uint8]:
+        return np.random.default_rng(number).integers(0, 256, (2, 3, 5, 4), np.uint8)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in range(self.num_batches):
+            memory = self.make(number)
+            self.memory.append(memory)
+            view = memory[:]
+            weakref.finalize(view, self._spoil, memory)
+            self.num_alive += 1
+            yield torch.from_numpy(view), torch.tensor([number])
+            del view
+
+    def _spoil(self, memory: NDArray[np.uint8]) -> None:
+        memory[...] ^= 0xFF
+        self.num_alive -= 1
+
+
+@pytest.fixture(params=[True, False], ids=["pinned", "not pinned"], autouse=True)
+def is_pinned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the loader's tensors lie in pinned memory, so that the device copies out of it and nothing else does."""
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: request.param)
+    is_: bool = request.param
+    return is_
+
+
+def assert_whole(loader: SpoilingLoader, number: int, batch: Batch) -> None:
+    assert torch.equal(batch[0], torch.from_numpy(loader.make(number)))
+    assert batch[1].item() == number
+
+
+@pytest.mark.parametrize("laziness", [0, 0.5, 0.9, 1])
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laziness: float) -> None:
+    loader = SpoilingLoader()
+    prefetcher, _ = prefetch_late(loader, depth=depth, laziness=laziness)
+    count = 0
+    for number, batch in enumerate(prefetcher):
+        assert_whole(loader, number, batch)
+        batch[0].zero_()  # The consumer may do that.
+        count += 1
+    assert count == NUM_BATCHES
+    gc.collect()
+    assert loader.num_alive == 0
+
+
+def test_batches_that_are_kept_stay_as_they_were() -> None:
+    loader = SpoilingLoader(200)
+    prefetcher, _ = prefetch_late(loader, depth=3)
+    for number, batch in enumerate(list(prefetcher)):
+        assert_whole(loader, number, batch)
+
+
+def test_the_loaders_memory_is_held_no_longer_than_it_is_copied() -> None:
+    loader = SpoilingLoader(50)
+    prefetcher, _ = prefetch_late(loader, depth=3, laziness=0)
+    for _ in prefetcher:
+        assert loader.num_alive <= 3 + 1, "three are under way, and one may be copied already"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_so_many_batches_are_under_way_as_was_said_and_the_device_is_as_far_behind(depth: int) -> None:
+    prefetcher, stream = prefetch_late(SpoilingLoader(30), depth=depth, laziness=1)
+    for number, _ in enumerate(prefetcher):
+        assert stream.num_waits == max(number - depth, 0)
+    assert stream.most_pending == depth
+
+
+def test_buffers_are_used_again(is_pinned: bool) -> None:
+    prefetcher, _ = prefetch_late(SpoilingLoader(), depth=2, laziness=0.5)
+    made = list[int]()
+    pin = prefetcher._pool._pin
+
+    def count(num_bytes: int) -> torch.Tensor:
+        made.append(num_bytes)
+        buffer: torch.Tensor = pin(num_bytes)
+        return buffer
+
+    prefetcher._pool._pin = count
+    for _ in range(3):
+        for _ in prefetcher:
+            pass
+    assert len(made) == 0 if is_pinned else 2 <= len(made) <= 2 * (2 + 1)
+
+
+@pytest.mark.parametrize("end", ["break", "close", "with"])
+def test_who_leaves_early_lets_go_of_everything_after_it_is_copied(end: str) -> None:
+    loader = SpoilingLoader(20)
+    prefetcher, stream = prefetch_late(loader, depth=4, laziness=1)
+    batches = iter(prefetcher)
+    kept = [next(batches) for _ in range(3)]
+    if end == "break":
+        del batches
+    elif end == "close":
+        prefetcher.close()
+    else:
+        with prefetcher:
+            pass
+    gc.collect()
+    assert loader.num_alive == 0
+    assert not stream._pending or stream._pending[0].num_steps == 1, (
+        "what reads the loader's memory has been waited for"
+    )
+    for number, batch in enumerate(kept):
+        assert_whole(loader, number, batch)
+    assert [batch[1].item() for batch in prefetcher] == list(range(20))
+
+
+def test_what_the_loader_raises_arrives_after_the_batches_before_it() -> None:
+    loader = CountingLoader([torch.tensor(number) for number in range(5)], error=KeyError("lost"))
+    received = []
+    prefetcher, _ = prefetch_late(loader, depth=3)
+    with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts, too
+        for batch in prefetcher:
+            received.append(int(batch))  # noqa: PERF401  # as above
+    assert received == list(range(5))
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_state_is_that_of_the_last_batch_that_was_handed_out(depth: int) -> None:
+    prefetcher, _ = prefetch_late(CountingLoader([torch.tensor(i) for i in range(9)]), depth=depth)
+    for number, batch in enumerate(prefetcher):
+        assert int(batch) == number
+        assert prefetcher.state_dict()["num_given"] == number + 1
+    prefetcher.set_epoch(7)
+    assert prefetcher.state_dict() == {"epoch": 7, "num_given": 0}
+
+
+def test_an_epoch_that_is_named_in_the_middle_of_another_changes_nothing_there(packed: Path) -> None:
+    loader = DataLoader(ShardDataset(packed, fields="key"), batch_size=4)
+    prefetcher, _ = prefetch_late(loader, depth=2)
+    plain = DataLoader(ShardDataset(packed, fields="key"), batch_size=4)
+    batches, expected = iter(prefetcher), iter(plain)
+    for _ in range(2):
+        assert next(batches) == next(expected)
+    prefetcher.set_epoch(5)
+    assert prefetcher.state_dict() == plain.state_dict()
+    assert next(batches) == next(expected)
+    assert prefetcher.state_dict() == plain.state_dict()
+
+
+@pytest.mark.parametrize("laziness", [0.3, 0.9, 1])
+def test_slots_are_not_filled_again_before_they_are_copied(packed: Path, laziness: float) -> None:
+    """With real hosts, which fill a slot as soon as it is free."""
+    dataset = ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(48), shuffle=True)
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=True)
+    plain = DataLoader(
+        ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(48), shuffle=True), batch_size=2
+    )
+    prefetcher, _ = prefetch_late(loader, depth=3, laziness=laziness)
+    for epoch in range(8):
+        prefetcher.set_epoch(epoch)
+        plain.set_epoch(epoch)
+        count = 0
+        for (images, keys), (expected, expected_keys) in zip(prefetcher, plain, strict=True):
+            assert torch.equal(images, expected)
+            assert keys == expected_keys
+            count += 1
+        assert count == len(loader)
+
+
+def test_a_transform_gets_what_is_prepared_and_gives_the_batch() -> None:
+    images = torch.arange(24, dtype=torch.uint8).reshape(1, 2, 3, 4)
+
+    def swap(batch: Any) -> Any:
+        image, label = batch
+        assert image.dtype == torch.float16
+        return label, image.flip(-1)
+
+    for prefetcher in (
+        prefetch_late([(images, torch.tensor([3]))], dtype=torch.float16, transform=swap)[0],
+        DevicePrefetcher([(images, torch.tensor([3]))], "cpu", dtype=torch.float16, transform=swap),
+    ):
+        ((label, image),) = prefetcher
+        assert label.tolist() == [3]
+        assert torch.equal(image, images.flip(-1).to(torch.float16))
+
+
+def test_a_loader_that_has_memory_to_watch_is_asked_for_it(packed: Path) -> None:
+    told = list[int]()
+    loader = DataLoader(ShardDataset(packed, transform=CenterCrop(48)), batch_size=2, num_workers=2)
+    loader.watch_memory(lambda memory: told.append(memory.nbytes))
+    images, _ = next(iter(loader))
+    assert told
+    assert all(num_bytes >= images.nbytes for num_bytes in told)
