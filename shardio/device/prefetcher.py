@@ -142,7 +142,7 @@ class DevicePrefetcher:
 
     def _batches(self) -> Generator[tuple[Any, dict[str, Any] | None]]:
         """Yield the loader's batches, each with its state after it."""
-        has_state = hasattr(self.loader, "state_dict")
+        has_state = _has_state(self.loader)
         for batch in self.loader:
             yield batch, self.loader.state_dict() if has_state else None  # type: ignore[attr-defined]  # as seen
 
@@ -162,6 +162,15 @@ class DevicePrefetcher:
     def _prepare(self, batch: Any) -> Any:
         prepared = map_tensors(batch, self._prepare_images)
         return prepared if self.transform is None else self.transform(prepared)
+
+
+def _has_state(loader: Any) -> bool:
+    """Return whether a loader can say where it is. shardio's own raises TypeError where it has nobody's order."""
+    try:
+        loader.state_dict()
+    except (AttributeError, TypeError):
+        return False
+    return True
 
 
 def _pick_device() -> torch.device:

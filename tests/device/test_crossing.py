@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
@@ -164,6 +165,14 @@ def test_the_state_is_that_of_the_last_batch_that_was_handed_out(depth: int) -> 
         assert prefetcher.state_dict()["num_given"] == number + 1
     prefetcher.set_epoch(7)
     assert prefetcher.state_dict() == {"epoch": 7, "num_given": 0}
+
+
+def test_a_loader_of_somebody_elses_data_needs_no_state() -> None:
+    loader = DataLoader(torch.utils.data.TensorDataset(torch.arange(12)), batch_size=4)
+    prefetcher, _ = prefetch_late(loader)
+    assert [batch.tolist() for (batch,) in prefetcher] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    with pytest.raises(TypeError, match="a state needs shardio's order"):
+        prefetcher.state_dict()
 
 
 def test_an_epoch_that_is_named_in_the_middle_of_another_changes_nothing_there(packed: Path) -> None:
