@@ -120,7 +120,8 @@ class DevicePrefetcher:
 
     def _prefetch(self, side: SideStream) -> Generator[Any]:
         end: Exception | None = None
-        with closing(Window(side, self._pool)) as window, closing(self._batches()) as batches:
+        window = Window(side, self._pool, self._copy, self._prepare)
+        with closing(window), closing(self._batches()) as batches:
             while True:
                 while end is None and window.num_under_way < self.depth:
                     end = self._send_next(batches, window)
@@ -135,7 +136,7 @@ class DevicePrefetcher:
     def _send_next(self, batches: Iterator[tuple[Any, dict[str, Any] | None]], window: Window) -> Exception | None:
         """Send a batch; or return by what the loader ended, since what came before it is handed out before it."""
         try:
-            window.send(*next(batches), self._copy, self._prepare)
+            window.send(*next(batches))
         except Exception as error:  # StopIteration, or anything.
             return error
         return None

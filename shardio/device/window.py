@@ -32,10 +32,15 @@ class Window:
     Args:
         side: The stream that they cross on.
         pool: Buffers for what does not lie in pinned memory.
+        copy: Copies a batch to the device.
+        prepare: Makes of that what is received.
     """
 
-    def __init__(self, side: SideStream, pool: PinnedPool) -> None:
+    def __init__(
+        self, side: SideStream, pool: PinnedPool, copy: Callable[[Any], Any], prepare: Callable[[Any], Any]
+    ) -> None:
         self._side, self._pool = side, pool
+        self._copy, self._prepare = copy, prepare
         self._sent: deque[_Sent] = deque()
         self._sources: deque[_Source] = deque()
         self._marks: deque[Mark] = deque()
@@ -45,9 +50,7 @@ class Window:
         """How many batches were sent and not received."""
         return len(self._sent)
 
-    def send(
-        self, batch: Any, state: dict[str, Any] | None, copy: Callable[[Any], Any], prepare: Callable[[Any], Any]
-    ) -> None:
+    def send(self, batch: Any, state: dict[str, Any] | None) -> None:
         """Send a batch, and the loader's state with it."""
         self._release()
         buffers: list[torch.Tensor] = []
@@ -60,7 +63,7 @@ class Window:
             return pinned
 
         pinned = map_tensors(batch, pin)
-        crossing = self._side.send(lambda: copy(pinned), prepare)
+        crossing = self._side.send(lambda: self._copy(pinned), self._prepare)
         self._sources.append(_Source(crossing, pinned, buffers))
         self._sent.append(_Sent(crossing, state))
 

@@ -1,10 +1,10 @@
 """From an image's bytes to pixels: only of what a crop needs, and exactly those of a full decode."""
 
-from shardio.images.by_kernel import why_no_kernel, why_not_by_kernel
+from shardio.images.by_kernel import why_not_by_kernel
 from shardio.images.chunk import DecodeError, decode_all, decode_chunk, make_rows
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import find_format, read_format
-from shardio.images.kernel import prepare_kernel
+from shardio.images.kernel import prepare_kernel, why_no_kernel
 from shardio.images.orientation import Orientation, check_orientation
 from shardio.images.pictures import (
     DEFAULT_MAX_PIXELS,

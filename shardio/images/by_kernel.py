@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,26 +12,12 @@ from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.markers import EOI, read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.records import MAX_BYTES, PLAN
+from shardio.images.kernel.records import LUMA_FACTORS, MAX_BYTES, PLAN
 from shardio.images.pictures import JPEG_START, JpegPicture, Picture
 from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
 
-_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1)])
-"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
-
-
-def why_no_kernel() -> str | None:
-    """Return why there is no kernel in this process, or None if there is one."""
-    if find_kernel() is not None:
-        return None
-    if any(find_spec(name) is None for name in ("numba", "llvmlite")):
-        return "numba is not installed (pip install numba)"
-    from shardio.images.kernel.loading import read_kernel
-
-    if (refused := read_kernel()) is not None and not refused[1]:
-        return f"its pixels are not those of libjpeg-turbo and OpenCV here: {refused[0]}"
-    return "it is not compiled yet (the first epoch begins with that, or python -m shardio.images.kernel)"
+_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
 
 def why_not_by_kernel(content: bytes) -> str | None:

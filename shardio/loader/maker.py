@@ -44,12 +44,11 @@ class ChunkMaker:
             Exception: Whatever happens that no single sample is to blame for.
         """
         try:
-            columns, times, ways = self._make(chunk, rows)
+            return self._make(chunk, rows, wait_s)
         except SampleError as error:
             return Unreadable(serial=chunk.serial, error=error)
-        return Made(serial=chunk.serial, columns=columns, times=times + StageTimes(wait_s=wait_s), ways=ways)
 
-    def _make(self, chunk: Chunk, rows: Rows) -> tuple[list[Column], StageTimes, Counter[Way]]:
+    def _make(self, chunk: Chunk, rows: Rows, wait_s: float) -> Made:
         decoder, columns, num_by_way = self._decoder, list[Column](), Counter[Way]()
         began = time.perf_counter()
         stored = self._reader.read(chunk.samples, decoder.stored_fields)
@@ -67,7 +66,8 @@ class ChunkMaker:
             else:
                 columns.append(_compact(name, decoder.decode_field(name, stored), destination))
         decode_s = time.perf_counter() - began - read_s - transform_s
-        return columns, StageTimes(read_s=read_s, transform_s=transform_s, decode_s=decode_s), num_by_way
+        times = StageTimes(wait_s=wait_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
+        return Made(serial=chunk.serial, columns=columns, times=times, ways=num_by_way)
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:

@@ -21,6 +21,6 @@ default decoder and OpenCV's INTER_LINEAR, bit for bit. Whatever is damaged or u
 kernel never says that an image is bad.
 """
 
-from shardio.images.kernel.finding import find_kernel, prepare_kernel
+from shardio.images.kernel.finding import find_kernel, prepare_kernel, why_no_kernel
 
-__all__ = ["find_kernel", "prepare_kernel"]
+__all__ = ["find_kernel", "prepare_kernel", "why_no_kernel"]

@@ -50,6 +50,19 @@ def find_kernel() -> Kernel | None:
     return _finder.find()
 
 
+def why_no_kernel() -> str | None:
+    """Return why there is no kernel in this process, or None if there is one."""
+    if find_kernel() is not None:
+        return None
+    if not _is_possible():
+        return "numba is not installed (pip install numba)"
+    from shardio.images.kernel.loading import read_kernel
+
+    if (refused := read_kernel()) is not None and not refused[1]:
+        return f"its pixels are not those of libjpeg-turbo and OpenCV here: {refused[0]}"
+    return "it is not compiled yet (the first epoch begins with that, or python -m shardio.images.kernel)"
+
+
 def prepare_kernel() -> None:
     """Have the kernel compiled in the background where it is not yet; the process that does it says so."""
     if find_kernel() is not None or not _is_possible():

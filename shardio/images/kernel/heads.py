@@ -7,7 +7,7 @@ import numpy as np
 from shardio.images.jpeg.markers import APP0, APP9, APP14, COM, DHT, DQT, DRI, SOF0, SOF1, SOI, SOS
 from shardio.images.jpeg.tile_table import SIGNATURE, VERSION
 from shardio.images.kernel.memory import compiled
-from shardio.images.kernel.records import FIRST_AC_SLOT
+from shardio.images.kernel.records import FIRST_AC_SLOT, LUMA_FACTORS
 
 GRAY, YCC, RGB = 0, 1, 2
 """How components become colours."""
@@ -26,8 +26,6 @@ NATURAL_ORDER = np.array(
 JFIF_VERSION = 1
 _JFIF, _ADOBE = np.frombuffer(b"JFIF\0", np.uint8), np.frombuffer(b"Adobe", np.uint8)
 _TILES = np.frombuffer(SIGNATURE + bytes([VERSION, 0, 1]), np.uint8)  # The first of one part.
-_SUPPORTED_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
-"""Of the first component, the others having (1, 1): 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
 
 
 @compiled
@@ -167,7 +165,7 @@ def _read_frame(data, first, end, head):
     head.rows = (head.height + 8 * down - 1) // (8 * down)
     head.columns = (head.width + 8 * across - 1) // (8 * across)
     is_supported = False
-    for factors in _SUPPORTED_FACTORS:
+    for factors in LUMA_FACTORS:
         is_supported |= factors[0] == across and factors[1] == down
     return is_supported
 

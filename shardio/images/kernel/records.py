@@ -11,6 +11,9 @@ import numpy as np
 MAX_SEATS = 3
 NUM_CHAINS = 3
 MAX_COMPONENTS = 3
+LUMA_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
+"""Sampling factors of the first component, the others having (1, 1): 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
+
 MAX_BLOCKS = 6
 """Of an MCU: those of 4:2:0 and 4:1:1."""
 
