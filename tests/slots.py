@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,11 +102,47 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def run_alone(function: Callable[..., None], *arguments: object) -> None:
+def assert_holds_alone(function: Callable[..., None], *arguments: object) -> None:
     """Call a function of a module of tests, with strings, in a process of its own; fail if an assertion there does."""
     code = f"import sys; from {function.__module__} import {function.__name__} as f; f(*sys.argv[1:])"
     command = [sys.executable, "-c", code, *map(str, arguments)]
     subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[1])
+
+
+def fork(work: Callable[[], object]) -> Callable[[], str]:
+    """Fork a child; return a function that lets it work, waits until it has ended, and returns what it answered."""
+    told, tell = os.pipe()
+    answers, answer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        try:
+            assert os.read(told, 1), "the parent has failed"
+            os.write(answer, str(work()).encode())
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(1)
+    os.close(told)
+    os.close(answer)
+
+    def ask() -> str:
+        os.write(tell, b"!")
+        os.close(tell)
+        with os.fdopen(answers) as file:
+            text = file.read()
+        assert os.waitpid(child, 0)[1] == 0
+        return text
+
+    return ask
+
+
+def digest(batches: Any) -> str:
+    """Return a digest of batches, by numpy alone: torch's threads do not outlive a fork."""
+    sha = hashlib.sha256()
+    for images, labels, keys in batches:
+        sha.update(images.numpy().tobytes() + labels.numpy().tobytes() + repr(list(keys)).encode())
+    return sha.hexdigest()
 
 
 @contextmanager

@@ -5,13 +5,9 @@ What is forked here is a fresh process, not the one that runs the tests.
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
-import sys
 import threading
-import traceback
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,56 +15,19 @@ from typing import Any
 import pytest
 import torch.multiprocessing
 
-from shardio import DataLoader, ShardMapDataset
-from shardio.transforms import RandomResizedCrop
 from tests.slots import (
     NUM_SLOTS,
+    assert_holds_alone,
     assert_same,
+    digest,
     find_hosts,
     find_slots,
+    fork,
     make_loader,
     make_oracle,
-    run_alone,
     slot_of,
     slots_of,
-    wait_until,
 )
-
-
-def fork(work: Callable[[], object]) -> Callable[[], str]:
-    """Fork a child; return a function that lets it work, waits until it has ended, and returns what it answered."""
-    told, tell = os.pipe()
-    answers, answer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(tell)
-        try:
-            assert os.read(told, 1), "the parent has failed"
-            os.write(answer, str(work()).encode())
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        os._exit(1)
-    os.close(told)
-    os.close(answer)
-
-    def ask() -> str:
-        os.write(tell, b"!")
-        os.close(tell)
-        with os.fdopen(answers) as file:
-            text = file.read()
-        assert os.waitpid(child, 0)[1] == 0
-        return text
-
-    return ask
-
-
-def digest(batches: Any) -> str:
-    """Return a digest of batches, by numpy alone: torch's threads do not outlive a fork."""
-    sha = hashlib.sha256()
-    for images, labels, keys in batches:
-        sha.update(images.numpy().tobytes() + labels.numpy().tobytes() + repr(list(keys)).encode())
-    return sha.hexdigest()
 
 
 def hold_in_child_and_parent(packed: str) -> None:
@@ -92,7 +51,7 @@ def hold_in_child_and_parent(packed: str) -> None:
 
 
 def test_batches_stay_in_child_and_parent_while_the_parent_goes_on(pictures: Path) -> None:
-    run_alone(hold_in_child_and_parent, pictures)
+    assert_holds_alone(hold_in_child_and_parent, pictures)
 
 
 def fork_with_a_batch_in_each_epoch(packed: str) -> None:
@@ -110,7 +69,7 @@ def fork_with_a_batch_in_each_epoch(packed: str) -> None:
 
 
 def test_slots_that_a_child_held_are_given_back(pictures: Path) -> None:
-    run_alone(fork_with_a_batch_in_each_epoch, pictures)
+    assert_holds_alone(fork_with_a_batch_in_each_epoch, pictures)
 
 
 def fork_while_others_take(packed: str) -> None:
@@ -148,7 +107,7 @@ def fork_while_others_take(packed: str) -> None:
 
 
 def test_a_thread_may_fork_while_another_one_iterates(pictures: Path) -> None:
-    run_alone(fork_while_others_take, pictures)
+    assert_holds_alone(fork_while_others_take, pictures)
 
 
 def fork_while_a_batch_is_handed_out(packed: str) -> None:
@@ -167,7 +126,7 @@ def fork_while_a_batch_is_handed_out(packed: str) -> None:
 
 
 def test_a_batch_that_another_thread_gets_during_a_fork_stays_as_it_was(pictures: Path) -> None:
-    run_alone(fork_while_a_batch_is_handed_out, pictures)
+    assert_holds_alone(fork_while_a_batch_is_handed_out, pictures)
 
 
 def count_sockets() -> int:
@@ -184,7 +143,7 @@ def count_sockets_in_child(packed: str) -> None:
 
 
 def test_a_child_holds_no_end_of_its_parents_hosts(pictures: Path) -> None:
-    run_alone(count_sockets_in_child, pictures)
+    assert_holds_alone(count_sockets_in_child, pictures)
 
 
 def free_in_child(packed: str) -> None:
@@ -211,85 +170,7 @@ def free_in_child(packed: str) -> None:
 
 
 def test_what_a_child_frees_is_no_concern_of_its_parent(pictures: Path) -> None:
-    run_alone(free_in_child, pictures)
-
-
-def iterate_in_child(packed: str) -> None:
-    loader, oracle = make_loader(Path(packed), num_workers=3, persistent_workers=True), make_oracle(Path(packed))
-    expected = [list(oracle) for _ in range(3)]
-    iterator = iter(loader)
-    kept = list(islice(iterator, 3))
-    hosts = find_hosts()
-    assert len(hosts) > 1
-
-    def iterate() -> str:
-        assert not find_hosts()
-        for epoch in (2, 1, 2):
-            loader.set_epoch(epoch)
-            assert digest(loader) == digest(expected[epoch])
-        own = find_hosts()
-        assert len(own) == len(hosts)
-        assert not own & hosts
-        assert digest(kept) == digest(expected[0][:3])
-        return " ".join(map(str, own))
-
-    ask = fork(iterate)
-    kept += islice(iterator, 3)
-    own = ask().split()
-    assert_same([*kept, *iterator], expected[0])
-    assert_same(list(loader), expected[1])
-    assert find_hosts() == hosts
-    wait_until(lambda: not any(Path("/proc", host, "exe").exists() for host in own))
-
-
-def test_a_child_iterates_with_hosts_of_its_own(pictures: Path) -> None:
-    run_alone(iterate_in_child, pictures)
-
-
-def use_iterator_in_child(packed: str) -> None:
-    dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
-    for loader in (
-        make_loader(Path(packed), persistent_workers=True),
-        make_loader(Path(packed)),
-        DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2),
-    ):
-        iterator = iter(loader)
-        kept = list(islice(iterator, 3))
-
-        def use(iterator: Any = iterator) -> str:
-            with pytest.raises(RuntimeError, match="belongs to the process that this one was forked from"):
-                next(iterator)
-            return "refused"
-
-        assert fork(use)() == "refused"
-        assert len([*kept, *iterator]) == 13
-    iterator = iter(make_oracle(Path(packed)))
-    kept = list(islice(iterator, 3))
-    ask = fork(lambda: digest([*kept, *iterator]))
-    assert digest([*kept, *iterator]) == ask(), "without hosts each goes on by itself"
-
-
-def test_an_iterator_stays_with_the_process_that_began_it(pictures: Path) -> None:
-    run_alone(use_iterator_in_child, pictures)
-
-
-def end_children(packed: str) -> None:
-    loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
-    hosts: set[int] = set()
-    for end in (os._exit, sys.exit):
-        iterator = iter(loader)
-        kept = list(islice(iterator, 3))
-        hosts = hosts or find_hosts()
-        child = os.fork()
-        if child == 0:
-            end(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert_same([*kept, *iterator], list(oracle))
-        assert find_hosts() == hosts
-
-
-def test_hosts_stay_when_a_child_ends(pictures: Path) -> None:
-    run_alone(end_children, pictures)
+    assert_holds_alone(free_in_child, pictures)
 
 
 def answer(batches: Any, may_look: Any, digests: Any) -> None:
@@ -332,4 +213,4 @@ def pass_by_queue(packed: str, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_batches_that_another_process_got_stay_as_they_were(pictures: Path, method: str) -> None:
-    run_alone(pass_by_queue, pictures, method)
+    assert_holds_alone(pass_by_queue, pictures, method)

@@ -13,12 +13,12 @@ from shardio.transforms import RandomResizedCrop
 from tests.files import count_open_files
 from tests.slots import (
     NUM_SLOTS,
+    assert_holds_alone,
     assert_same,
     find_hosts,
     find_slots,
     make_loader,
     make_oracle,
-    run_alone,
     slot_of,
     slots_of,
     wait_until,
@@ -131,4 +131,4 @@ def keep_an_epoch_under_a_limit(packed: str) -> None:
 
 
 def test_kept_batches_hold_no_descriptors(pictures: Path) -> None:
-    run_alone(keep_an_epoch_under_a_limit, pictures)
+    assert_holds_alone(keep_an_epoch_under_a_limit, pictures)

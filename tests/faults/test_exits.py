@@ -1,0 +1,130 @@
+"""However a program ends, nothing of its loaders stays: no process, and not a word on stderr that is not its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.hosts import (
+    DEADLINE_S,
+    Data,
+    find_marked,
+    send_signal,
+    wait_until,
+)
+
+persistent_or_not = pytest.mark.parametrize("persistent", [False, True])
+
+
+SCRIPT = """
+import ctypes, os, sys, time
+from pathlib import Path
+from shardio import DataLoader, ShardDataset
+from shardio.transforms import RandomResizedCrop
+
+images, shards, report, ending = sys.argv[1:]
+
+def make(**options):
+    dataset = ShardDataset(shards, shuffle=True, transform=RandomResizedCrop(48))
+    return DataLoader(dataset, batch_size=8, num_workers=1, **options)
+
+loader = make(persistent_workers=ending.endswith("persistent"))
+never_started = make()
+never_advanced = iter(make())
+iterator = iter(loader)
+if not ending.endswith("early"):
+    batch = next(iterator)
+if ending.startswith("fork"):
+    # Not Python's own fork, which tells those who want to know: the child keeps all that is open.
+    if ctypes.PyDLL(None).fork() == 0:
+        while True:
+            ctypes.PyDLL(None).pause()
+Path(report + ".partial").write_text(str(os.getpid()))
+Path(report + ".partial").rename(report)
+if ending.startswith("exit"):
+    for batch in iterator:
+        sys.exit(3)
+if ending.startswith("raise"):
+    for batch in iterator:
+        raise ZeroDivisionError("in the loop")
+while ending.startswith(("wait", "fork")):
+    for batch in loader:
+        time.sleep(0.002)  # The training, so that Ctrl-C comes in it, too, and not always while it waits for a batch.
+"""
+
+
+class Script:
+    """A script that iterates, known by a word in its environment and that of all that it starts."""
+
+    def __init__(self, data: Data, folder: Path, ending: str, *options: str) -> None:
+        self.mark = f"SHARDIO_TEST_MARK={folder}"
+        name, _, value = self.mark.partition("=")
+        path, report = folder / "script.py", folder / "report"
+        path.write_text(SCRIPT)
+        self.process = subprocess.Popen(
+            [sys.executable, *options, path, data.images, data.shards, report, ending],
+            env={**os.environ, name: value},
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        wait_until(lambda: report.exists() or self.process.poll() is not None, "the script iterates")
+
+    def end(self) -> tuple[int, str]:
+        """Return its exit code and what it wrote to stderr; all that it started ends with it."""
+        _, said = self.process.communicate(timeout=DEADLINE_S)
+        wait_until(lambda: find_marked(self.mark) == [], "all has ended")
+        return self.process.returncode, said
+
+
+@persistent_or_not
+def test_the_interpreter_exits_with_loaders_in_all_states(data: Data, tmp_path: Path, persistent: bool) -> None:
+    ending = "persistent" if persistent else "end"
+    assert Script(data, tmp_path, ending, "-W", "error", "-X", "dev").end() == (0, "")
+
+
+def test_exit_in_the_loop(data: Data, tmp_path: Path) -> None:
+    assert Script(data, tmp_path, "exit", "-W", "error", "-X", "dev").end() == (3, "")
+
+
+def test_an_exception_that_nobody_catches(data: Data, tmp_path: Path) -> None:
+    code, said = Script(data, tmp_path, "raise persistent", "-W", "error", "-X", "dev").end()
+    assert code == 1
+    assert said.count("Traceback") == 1
+    assert said.endswith("ZeroDivisionError: in the loop\n")
+    assert "Exception ignored" not in said
+
+
+@persistent_or_not
+def test_ctrl_c(data: Data, tmp_path: Path, persistent: bool) -> None:
+    script = Script(data, tmp_path, "wait persistent" if persistent else "wait", "-W", "error", "-X", "dev")
+    time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
+    os.killpg(script.process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
+    code, said = script.end()
+    assert code == -signal.SIGINT
+    assert said.endswith("KeyboardInterrupt\n")
+    assert "Exception ignored" not in said
+    assert "loader/host.py" not in said
+
+
+@pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
+def test_hosts_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
+    """Also when a child of its own lives on, and holds all that was open, and when they have hardly started."""
+    script = Script(data, tmp_path, ending)
+    hosts_and_child = set(find_marked(script.mark)) - {script.process.pid}
+    assert len(hosts_and_child) >= (3 if ending.startswith("fork") else 2)
+    script.process.kill()
+    script.process.wait()
+    num_left = 1 if ending.startswith("fork") else 0
+    try:
+        wait_until(lambda: len(find_marked(script.mark)) == num_left, "only the child is left")
+    finally:
+        for process_id in find_marked(script.mark):
+            send_signal(process_id, signal.SIGKILL)
+    assert script.end() == (-signal.SIGKILL, "")
