@@ -9,12 +9,15 @@
     ├── SampleError         one sample cannot be read or decoded: repair or remove that sample
     ├── HostError           loading processes die again and again: look at memory, or at the samples named
     ├── StateError          a saved state belongs to another dataset or order: use the run's own
+    ├── NonFiniteLossError  the loss is NaN or infinite: go back to a checkpoint, with a lower learning rate
     └── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests)
 
 Arguments out of range raise ValueError, objects of the wrong kind TypeError, as in the standard library.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class ShardioError(Exception):
@@ -59,6 +62,20 @@ class HostError(ShardioError):
 
 class StateError(ShardioError):
     """A saved state does not belong to this dataset or order."""
+
+
+class NonFiniteLossError(ShardioError):
+    """The loss is NaN or infinite.
+
+    Attributes:
+        step: In which step of the training run.
+        keys: The keys of the batch's samples, where those are known.
+    """
+
+    def __init__(self, message: str, *, step: int, keys: Sequence[str] | None = None) -> None:
+        super().__init__(message)
+        self.step = step
+        self.keys = keys
 
 
 class CoverageError(ShardioError, AssertionError):

@@ -81,8 +81,13 @@ def _read_variable(name: str) -> int:
     except ValueError:
         raise ValueError(
             f"the environment variable {name} must be an integer, got {os.environ[name]!r}: start with torchrun, or "
-            "unset RANK and WORLD_SIZE"
+            f"unset {name}"
         ) from None
+
+
+def find_local_rank() -> int:
+    """Return which of the training processes of its machine this is, as torchrun says; 0 without it."""
+    return _read_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
 
 
 def find_worker() -> Worker:

@@ -114,6 +114,7 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "HostError",
         "ImageFolder",
         "Manifest",
+        "NonFiniteLossError",
         "PackError",
         "SampleError",
         "ShardDataset",

@@ -14,7 +14,14 @@ import typer
 
 from shardio.cli.advice import STAGES, Stored, advise, count_cores, share_out
 from shardio.cli.console import count, wrong_values_are_wrong_usage
-from shardio.cli.loading import BatchSize, NumWorkers, OnError, bad_samples_name_the_option, make_loader_options
+from shardio.cli.loading import (
+    BatchSize,
+    NumWorkers,
+    OnError,
+    bad_samples_name_the_option,
+    has_class_folders,
+    make_loader_options,
+)
 
 if TYPE_CHECKING:
     from shardio.loader import DataLoader, LoaderStats
@@ -112,7 +119,7 @@ def _make_loader(
     from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
     transform = Compose([RandomResizedCrop(image_size), RandomHorizontalFlip()])
-    if _has_class_folders(source):
+    if has_class_folders(source):
         if fields is not None:
             raise ValueError(f"--fields is for shards, and {source} has class folders, of which the image is loaded")
         folder = shardio.ImageFolder(source, transform=transform)
@@ -123,14 +130,6 @@ def _make_loader(
     jpeg = dataset.table.manifest.pack.get("jpeg")
     stored = Stored(in_shards=True, has_images="image" in dataset.decoder.names, jpeg=jpeg)
     return shardio.DataLoader(dataset, **options), stored
-
-
-def _has_class_folders(source: Path) -> bool:
-    from shardio.shards import MANIFEST_NAME
-
-    if not source.is_dir() or (source / MANIFEST_NAME).exists() or any(source.glob("*.tar")):
-        return False
-    return any(entry.is_dir() for entry in source.iterdir())
 
 
 def _as_json(epoch: int, meter: Meter, stats: LoaderStats | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -42,3 +43,12 @@ def bad_samples_name_the_option(on_error: OnErrorPolicy) -> Iterator[None]:
         if on_error != "raise":
             raise
         raise SampleError(f"{str(error).strip()} (--on-error skip or replace goes on without it)") from error
+
+
+def has_class_folders(source: Path) -> bool:
+    """Say whether a directory holds folders of images, and no shards."""
+    from shardio.shards import MANIFEST_NAME
+
+    if not source.is_dir() or (source / MANIFEST_NAME).exists() or any(source.glob("*.tar")):
+        return False
+    return any(entry.is_dir() for entry in source.iterdir())

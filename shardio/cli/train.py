@@ -3,143 +3,187 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import numpy as np
 import typer
 
-from shardio.cli.console import make_bar, wrong_values_are_wrong_usage
+from shardio.cli.console import wrong_values_are_wrong_usage
 from shardio.cli.loading import BatchSize, NumWorkers, OnError, bad_samples_name_the_option, make_loader_options
 from shardio.images import DEFAULT_MAX_PIXELS
 
-OptimizerName = Literal["adamw", "sgd"]
+OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
+ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
 Precision = Literal["bf16", "fp16", "fp32"]
 
-if TYPE_CHECKING:
-    from shardio.loader import DataLoader
-    from shardio.train import EpochResult
-    from shardio.train.meters import Score
+DATA, MODEL, LEARNING, RUNNING = "Data", "Model", "Learning", "The run"
+"""Panels of ``--help``."""
 
 
 def train(
-    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, or a directory of tars.")],
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs.")] = 10,
+    source: Annotated[
+        Path, typer.Argument(help="A packed directory, a manifest, a directory of tars, or of class folders.")
+    ],
+    val: Annotated[Path | None, typer.Option(help="Another such source to validate on.", rich_help_panel=DATA)] = None,
+    val_share: Annotated[
+        float | None,
+        typer.Option(
+            help="Without --val, the share of SOURCE's samples to validate on, 0 for none.  [default: 0.2]",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     batch_size: BatchSize = 32,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches of one optimiser step.")] = 1,
-    image_size: Annotated[int, typer.Option(min=8, help="Side of the square images in pixels.")] = 64,
-    lr: Annotated[float, typer.Option(help="The highest learning rate of the OneCycle schedule.")] = 2e-3,
-    optimizer: Annotated[OptimizerName, typer.Option(help="AdamW, or SGD with momentum.")] = "adamw",
-    weight_decay: Annotated[float, typer.Option(min=0, help="Of the optimiser.")] = 0.05,
-    precision: Annotated[Precision, typer.Option(help="fp16 is for CUDA, with a GradScaler.")] = "bf16",
-    val_share: Annotated[float, typer.Option(help="Share of the samples that is held out to validate on.")] = 0.2,
+    image_size: Annotated[
+        int, typer.Option(min=8, max=4096, help="Side of the square images in pixels.", rich_help_panel=DATA)
+    ] = 64,
     num_workers: NumWorkers = 2,
     on_error: OnError = "raise",
-    max_pixels: Annotated[int, typer.Option(min=1, help="An image of more pixels is an error.")] = DEFAULT_MAX_PIXELS,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, help="An image of more pixels is an error.", rich_help_panel=DATA)
+    ] = DEFAULT_MAX_PIXELS,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="small, a residual network; torchvision:NAME or timm:NAME, where they are installed; or "
+            "module:function or file.py:function, called with num_classes.",
+            rich_help_panel=MODEL,
+        ),
+    ] = "small",
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Begin with torchvision's or timm's weights.", rich_help_panel=MODEL)
+    ] = False,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the model by torch.compile.", rich_help_panel=MODEL)
+    ] = False,
+    script: Annotated[
+        bool,
+        typer.Option("--script", help="Make TorchScript of the model (before Python 3.14).", rich_help_panel=MODEL),
+    ] = False,
+    channels_last: Annotated[
+        bool, typer.Option(help="Lay images and weights out channels last.", rich_help_panel=MODEL)
+    ] = True,
+    epochs: Annotated[int, typer.Option(min=1, help="How many epochs.", rich_help_panel=LEARNING)] = 10,
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Batches of one optimiser step.", rich_help_panel=LEARNING)
+    ] = 1,
+    lr: Annotated[float, typer.Option(help="The highest learning rate.", rich_help_panel=LEARNING)] = 2e-3,
+    optimizer: Annotated[OptimizerName, typer.Option(help="As in torch.optim.", rich_help_panel=LEARNING)] = "adamw",
+    weight_decay: Annotated[float, typer.Option(min=0, help="Of the optimiser.", rich_help_panel=LEARNING)] = 0.05,
+    momentum: Annotated[float, typer.Option(min=0, help="Of sgd and rmsprop.", rich_help_panel=LEARNING)] = 0.9,
+    schedule: Annotated[
+        ScheduleName, typer.Option(help="How the learning rate goes.", rich_help_panel=LEARNING)
+    ] = "onecycle",
+    warmup: Annotated[
+        float, typer.Option(help="Share of the steps in which onecycle and cosine rise.", rich_help_panel=LEARNING)
+    ] = 0.3,
+    period: Annotated[
+        float | None,
+        typer.Option(
+            help="Epochs of a cycle of cyclic, between two cuts of step, without progress before one of plateau.  "
+            "[default: a third of all]",
+            rich_help_panel=LEARNING,
+        ),
+    ] = None,
+    precision: Annotated[
+        Precision, typer.Option(help="fp16 is for CUDA, with a GradScaler.", rich_help_panel=LEARNING)
+    ] = "bf16",
+    clip_norm: Annotated[
+        float | None, typer.Option(help="The largest norm of all gradients.", rich_help_panel=LEARNING)
+    ] = None,
+    clip_value: Annotated[
+        float | None, typer.Option(help="The largest magnitude of each gradient.", rich_help_panel=LEARNING)
+    ] = None,
+    gradient_penalty: Annotated[
+        float | None, typer.Option(help="Weight of the gradient's norm in the loss.", rich_help_panel=LEARNING)
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many epochs without progress.", rich_help_panel=LEARNING)
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for checkpoints, log and report. The same command again goes on where it was stopped.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Begin anew, whatever lies in the directory.", rich_help_panel=RUNNING)
+    ] = False,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Steps between checkpoints within an epoch.", rich_help_panel=RUNNING)
+    ] = None,
+    log_every: Annotated[
+        int, typer.Option(min=1, help="Steps between two lines of the log.", rich_help_panel=RUNNING)
+    ] = 10,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the learning rates, planned and taken (.png).", rich_help_panel=RUNNING)
+    ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**63 - 1, help="Of the weights, the order, the crops and the split.")
+        int,
+        typer.Option(
+            min=0, max=2**63 - 1, help="Of the weights, the order, the crops and the split.", rich_help_panel=RUNNING
+        ),
     ] = 0,
-    device: Annotated[str | None, typer.Option(help="Such as cuda or cpu; by default the best there is.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only algorithms that repeat every bit.", rich_help_panel=RUNNING)
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Such as cuda or cpu; by default the best there is.", rich_help_panel=RUNNING),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.", rich_help_panel=RUNNING)] = False,
 ) -> None:
-    """Train a small residual network on a packed dataset, and say how fast and how well."""
-    import torch
+    """Train a classifier, and say how fast and how well.
 
-    from shardio.train import TrainConfig, small_resnet
-    from shardio.train import train as run
+    By several ranks: torchrun --nproc-per-node 2 -m shardio.train SOURCE …
+    """
+    from shardio.cli import training
 
-    if not 0 < val_share < 1:
-        raise typer.BadParameter(f"must lie between 0 and 1, got {val_share}", param_hint="--val-share")
+    if val is not None and val_share is not None:
+        raise typer.BadParameter("validate on --val, or on a part of SOURCE, not both", param_hint="--val-share")
+    share = 0.2 if val_share is None else val_share
+    if not 0 <= share < 1:
+        raise typer.BadParameter(f"must be at least 0 and below 1, got {share}", param_hint="--val-share")
+    from shardio.train import Callback, Compile, GradientPenalty, TrainConfig, seed_everything
+    from shardio.train import train as train_model
+    from shardio.train.ranks import failures_told
+
     with wrong_values_are_wrong_usage():
         config = TrainConfig(
             epochs=epochs,
             optimizer=optimizer,
             lr=lr,
             weight_decay=weight_decay,
+            momentum=momentum,
+            schedule=schedule,
+            warmup=warmup,
+            period=period,
             precision=precision,
             accumulate=accumulate,
+            clip_norm=clip_norm,
+            clip_value=clip_value,
+            patience=patience,
+            seed=seed,
+            deterministic=deterministic,
+            channels_last=channels_last,
             device=device,
+            directory=out,
+            resume=not fresh,
+            checkpoint_every=checkpoint_every,
+            log_every=log_every,
         )
-    torch.manual_seed(seed)
-    options = make_loader_options(batch_size, num_workers, on_error)
-    loader, val_loader, num_classes = _make_loaders(source, image_size, val_share, seed, max_pixels, options)
-    is_shown = sys.stderr.isatty() and not quiet
-    with bad_samples_name_the_option(on_error), _EpochBar(len(loader), is_shown=is_shown) as bar:
-        run(
-            small_resnet(num_classes, image_size),
-            loader,
-            config,
-            val_loader=val_loader,
-            on_batch=bar.advance,
-            on_epoch=bar.finish_epoch,
-        )
-
-
-def _make_loaders(
-    source: Path, image_size: int, val_share: float, seed: int, max_pixels: int, options: dict[str, Any]
-) -> tuple[DataLoader, DataLoader, int]:
-    """Return the training loader, the validation loader and the number of classes."""
-    from torch.utils.data import Subset
-
-    from shardio.datasets import EpochSampler, ShardMapDataset
-    from shardio.errors import FormatError
-    from shardio.loader import DataLoader
-    from shardio.order import make_key, permute
-    from shardio.shards import open_table
-    from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
-
-    augmented = Compose([RandomResizedCrop(image_size, scale=(0.25, 1.0)), RandomHorizontalFlip()])
-    central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
-    if not open_table(source).manifest.classes:
-        raise FormatError(f"{source} has no classes: pack it from class folders (IMAGES/class/name.jpg)")
-    training = ShardMapDataset(source, transform=augmented, max_pixels=max_pixels)
-    validation = ShardMapDataset(source, transform=central, max_pixels=max_pixels)
-    num_val = round(len(training) * val_share)
-    if not 0 < num_val < len(training):
-        raise FormatError(f"{source} has {len(training)} samples, too few to hold out {val_share:.0%} for validation")
-    chosen = permute(np.arange(len(training)), np.array([len(training)]), make_key(seed, "split")).tolist()
-    train_set, val_set = Subset(training, chosen[num_val:]), Subset(validation, sorted(chosen[:num_val]))
-    sampler, val_sampler = EpochSampler(train_set, seed=seed), EpochSampler(val_set, shuffle=False)
-    return (
-        DataLoader(train_set, sampler=sampler, **options),
-        DataLoader(val_set, sampler=val_sampler, **options),
-        len(training.classes),
-    )
-
-
-class _EpochBar:
-    """One line an epoch, and a bar within it on a terminal."""
-
-    def __init__(self, num_batches: int, *, is_shown: bool) -> None:
-        self._bar = make_bar() if is_shown else None
-        self._start = time.perf_counter()
-        if self._bar is not None:
-            self._bar.add_task("epoch 0", total=num_batches, rate="")
-
-    def advance(self, number: int, score: Score) -> None:
-        if self._bar is not None:
-            rate = score.num_images / (time.perf_counter() - self._start)
-            self._bar.update(self._bar.task_ids[0], completed=number + 1, rate=f"{rate:.0f} images/s")
-
-    def finish_epoch(self, result: EpochResult) -> None:
-        line = (
-            f"epoch {result.epoch}  loss {result.loss:.3f}  accuracy {result.accuracy:.1%}  "
-            f"val loss {result.val_loss:.3f}  val accuracy {result.val_accuracy:.1%}  "
-            f"{result.images_per_s:.0f} images/s  waiting for data {result.data_wait_share:.0%}"
-        )
-        if self._bar is None:
-            typer.echo(line)
-        else:
-            self._bar.console.print(line, highlight=False)
-            self._bar.update(self._bar.task_ids[0], completed=0, description=f"epoch {result.epoch + 1}")
-        self._start = time.perf_counter()
-
-    def __enter__(self) -> _EpochBar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    with failures_told(), bad_samples_name_the_option(on_error):
+        data = training.open_data(source, val, share, image_size, seed, max_pixels)
+        loader, val_loader = data.make_loaders(make_loader_options(batch_size, num_workers, on_error))
+        seed_everything(seed)
+        with wrong_values_are_wrong_usage():
+            network = training.make_network(
+                model, data.num_classes, image_size, pretrained=pretrained, is_scripted=script
+            )
+        callbacks: list[Callback] = []
+        if compile_model:
+            callbacks.append(Compile())
+        if gradient_penalty is not None:
+            callbacks.append(GradientPenalty(gradient_penalty))
+        with training.EpochBar(len(loader), is_shown=sys.stderr.isatty() and not quiet) as bar:
+            train_model(network, loader, config, val_loader=val_loader, callbacks=[*callbacks, bar])

@@ -88,9 +88,19 @@ class DevicePrefetcher:
         return running
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the loader's next epoch, where the loader can."""
-        if callable(set_epoch := getattr(self.loader, "set_epoch", None)):
-            set_epoch(epoch)
+        """Name the loader's next epoch, where the loader can, or else its sampler or its dataset, as in torch's."""
+        for owner in (
+            self.loader,
+            *(getattr(self.loader, name, None) for name in ("sampler", "batch_sampler", "dataset")),
+        ):
+            if callable(set_epoch := getattr(owner, "set_epoch", None)):
+                set_epoch(epoch)
+                return
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the loader can say where it is."""
+        return _has_state(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state as of the last batch that was handed out."""
@@ -143,7 +153,7 @@ class DevicePrefetcher:
 
     def _batches(self) -> Generator[tuple[Any, dict[str, Any] | None]]:
         """Yield the loader's batches, each with its state after it."""
-        has_state = _has_state(self.loader)
+        has_state = self.has_state
         for batch in self.loader:
             yield batch, self.loader.state_dict() if has_state else None  # type: ignore[attr-defined]  # as seen
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 Precision = Literal["fp32", "bf16", "fp16"]
+OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
+ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+MAY_CHANGE = ("epochs", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
+"""Settings that may differ when a run is gone on with: they change no step that is planned, or that was taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,38 +25,85 @@ class TrainConfig:
 
     Attributes:
         epochs: How many epochs.
-        optimizer: ``adamw`` or ``sgd`` (with momentum 0.9).
-        lr: The highest learning rate of the OneCycle schedule.
+        optimizer: ``adamw``, ``adam``, ``sgd`` or ``rmsprop``, as in ``torch.optim``.
+        lr: The highest learning rate of the schedule.
         weight_decay: Of the optimiser.
+        momentum: Of ``sgd`` and ``rmsprop``.
+        schedule: How the learning rate goes: ``onecycle``, ``cosine`` after a linear warm-up, ``cyclic`` (up and
+            down again), ``step`` (a tenth, time and again), ``plateau`` (a tenth, when nothing improves any more),
+            or ``constant``.
+        warmup: The share of all steps in which ``onecycle`` and ``cosine`` rise.
+        period: Epochs of one cycle of ``cyclic``, before each cut of ``step``, and without an improvement before
+            each of ``plateau``; by default a third of the epochs.
+        steps_per_epoch: How many steps the schedule takes an epoch for, where the loader has no length.
         precision: ``bf16`` and ``fp16`` compute under autocast, ``fp16`` with a GradScaler and on CUDA alone.
         accumulate: How many microbatches make one step of the optimiser.
+        clip_norm: The largest norm of all gradients together; None for any.
+        clip_value: The largest magnitude of each; likewise.
+        patience: Stop after so many epochs without an improvement of the validation loss, or without validation
+            of the training loss; None to stop never.
+        seed: Of torch's, numpy's and Python's random numbers.
+        deterministic: Whether torch may use only algorithms that always give the same bits.
+        channels_last: Whether images and weights lie in channels_last memory.
         device: Where to train; by default CUDA if there is one, else MPS, else the CPU.
-        mean: Of each channel, in units of [0, 1].
+        mean: Of each channel, in units of [0, 1]; images are normalised by these, if they are uint8.
         std: Likewise.
+        directory: Where checkpoints and the log go; without it nothing is written.
+        resume: Whether a run that lies there is gone on with, and not begun anew in its place.
+        log_every: Steps from one line of the log to the next. So often losses are read from the device and checked.
+        checkpoint_every: Steps from one checkpoint to the next within an epoch; by default there is one at its end.
     """
 
     epochs: int = 10
-    optimizer: Literal["adamw", "sgd"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.05
+    momentum: float = 0.9
+    schedule: ScheduleName = "onecycle"
+    warmup: float = 0.3
+    period: float | None = None
+    steps_per_epoch: int | None = None
     precision: Precision = "bf16"
     accumulate: int = 1
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    patience: int | None = None
+    seed: int = 0
+    deterministic: bool = False
+    channels_last: bool = True
     device: str | None = None
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    directory: str | os.PathLike[str] | None = None
+    resume: bool = True
+    log_every: int = 10
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.accumulate < 1:
-            raise ValueError(f"epochs and accumulate must be at least 1, got {self.epochs} and {self.accumulate}")
-        if self.optimizer not in ("adamw", "sgd"):
-            raise ValueError(f"optimizer must be 'adamw' or 'sgd', got {self.optimizer!r}")
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f"precision must be 'fp32', 'bf16' or 'fp16', got {self.precision!r}")
+        for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName), ("precision", Precision)):
+            if getattr(self, name) not in get_args(allowed):
+                words = ", ".join(map(repr, get_args(allowed)))
+                raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
+        for name in ("epochs", "accumulate", "steps_per_epoch", "patience", "log_every", "checkpoint_every"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ValueError(f"{name} must be at least 1, got {number}")
+        for name in ("lr", "period", "clip_norm", "clip_value"):
+            if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
+                raise ValueError(f"{name} must be positive, got {number}")
+        for name in ("weight_decay", "momentum", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup must be a share of the steps, at least 0 and below 1, got {self.warmup}")
         device = _check_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.precision == "fp16" and device.type != "cuda":
             raise ValueError(f"precision='fp16' needs CUDA, and the device is {device}: choose 'bf16' or 'fp32'")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be positive, got {self.lr}")
+        if self.checkpoint_every is not None and self.directory is None:
+            raise ValueError("checkpoint_every needs a directory to write checkpoints into")
+
+    def what_matters(self) -> dict[str, Any]:
+        """Return the settings that a run which is gone on with must share with its beginning, by name."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in MAY_CHANGE}
 
 
 def _check_device(name: str) -> torch.device:
@@ -55,6 +111,7 @@ def _check_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ValueError(f"device must be one that torch knows, such as 'cuda' or 'cpu', got {name!r}") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r} was asked for, and torch sees no CUDA device")
+    is_missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if is_missing.get(device.type, False):
+        raise ValueError(f"device={name!r} was asked for, and torch sees no {device.type.upper()} device")
     return device

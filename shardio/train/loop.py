@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from shardio.device import DevicePrefetcher
+from shardio.train.callbacks import Callback
 from shardio.train.config import TrainConfig
-from shardio.train.meters import EpochResult, Score, TimedBatches
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from shardio.train.meters import EpochResult, Score
+from shardio.train.optimizers import make_optimizer
+from shardio.train.ranks import gather, joined, pick_device, same_buffers, share_gradients
+from shardio.train.run import Run
+from shardio.train.schedules import Schedule
+from shardio.train.seeds import algorithms
+from shardio.train.step import TrainStep, autocast, in_groups
+from shardio.train.writing import make_writers
+from shardio.world import World
 
 
 class Loader(Protocol):
-    """What is asked of a loader: batches that begin with images and labels, and their number."""
+    """What is asked of a loader: batches that begin with images and labels."""
 
     def __iter__(self) -> Iterator[Any]: ...
-
-    def __len__(self) -> int: ...
 
 
 def train(
@@ -30,97 +34,131 @@ def train(
     config: TrainConfig,
     *,
     val_loader: Loader | None = None,
-    on_batch: Callable[[int, Score], None] | None = None,
-    on_epoch: Callable[[EpochResult], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> list[EpochResult]:
     """Train a classifier.
 
+    Started by torchrun, ranks share their gradients, each with its own part of the data, as the loader deals it. With
+    a ``directory``, the same call goes on where it was stopped, also with another number of ranks.
+
     Args:
         model: From images float [N, C, H, W] to outputs [N, classes]. It is moved to the device and changed.
-        loader: Batches that begin with uint8 images [N, C, H, W] and integer labels [N].
+        loader: Batches that begin with images [N, …] and integer labels [N]. Images that are uint8 [N, C, H, W] are
+            normalised.
         config: How to train.
-        val_loader: Batches to measure the model by after each epoch.
-        on_batch: Called after each microbatch with its number in the epoch and the epoch's score so far.
-        on_epoch: Called after each epoch with its result.
+        val_loader: Batches to measure the model by after each epoch, as :func:`evaluate` does.
+        callbacks: What is to be done besides.
 
     Returns:
         The figures of each epoch.
-    """
-    batches = DevicePrefetcher(loader, config.device, normalize=(config.mean, config.std))
-    device = batches.device
-    model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
-    steps_per_epoch = -(-len(loader) // config.accumulate)
-    optimizer = _make_optimizer(model, config)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, config.lr, total_steps=config.epochs * steps_per_epoch, cycle_momentum=False
-    )
-    scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
 
-    results, lr = [], schedule.get_last_lr()[0]
-    for epoch in range(config.epochs):
-        model.train()
-        score, timed, start = Score(device), TimedBatches(batches), time.perf_counter()
-        batches.set_epoch(epoch)
-        for number, (images, labels, *_) in enumerate(timed):
-            with _autocast(device, config):
-                outputs = model(images)
-                loss = nn.functional.cross_entropy(outputs, labels)
-            scaler.scale(loss / _group_size(number, len(loader), config.accumulate)).backward()
-            if (number + 1) % config.accumulate == 0 or number + 1 == len(loader):
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad(set_to_none=True)
-                lr = schedule.get_last_lr()[0]
-                schedule.step()
-            score.add(loss, outputs, labels)
-            if on_batch is not None:
-                on_batch(number, score)
-        loss_value, train_s = score.loss, time.perf_counter() - start  # Reading the loss waits for the device.
-        validation = None if val_loader is None else evaluate(model, val_loader, config)
-        result = EpochResult(
-            epoch=epoch,
-            loss=loss_value,
-            accuracy=score.accuracy,
-            val_loss=validation.loss if validation else None,
-            val_accuracy=validation.accuracy if validation else None,
-            num_images=score.num_images,
-            train_s=train_s,
-            data_wait_s=timed.wait_s,
-            lr=float(lr),
-        )
-        results.append(result)
-        if on_epoch is not None:
-            on_epoch(result)
-    return results
+    Raises:
+        NonFiniteLossError: If the loss is NaN or infinite.
+        StateError: If the directory holds a run of other settings, another model or other data.
+        FormatError: If its checkpoint cannot be read.
+    """
+    device = pick_device(config.device)
+    with algorithms(deterministic=config.deterministic), joined(device) as world:
+        batches = _prefetch(loader, config, device)
+        validation = None if val_loader is None else _prefetch(val_loader, config, device)
+        callbacks = [*callbacks, *make_writers(config, world)]
+        run = _prepare(model, batches, config, world, callbacks)
+        run.begin()
+        for epoch in run.epochs():
+            model.train()
+            for batch, ends_step in in_groups(run.batches_of(epoch), config.accumulate):
+                images, labels = images_and_labels(batch)
+                outputs, loss = run.step(images, labels, ends_step=ends_step)
+                run.note(batch, outputs, loss, ends_step=ends_step)
+            run.log()
+            run.end_epoch(None if validation is None else evaluate(model, validation, config))
+        for callback in callbacks:
+            callback.on_end(run.results)
+    return run.results
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
-    """Measure a model over a loader's batches, which begin with images and labels; leave the model as it was."""
-    batches = DevicePrefetcher(loader, config.device, normalize=(config.mean, config.std))
-    was_training = model.training
+    """Measure a model over all batches of all ranks; leave it as it was.
+
+    It is exact where each sample comes once, or what comes again is marked by a last field of booleans [N] that says
+    which samples count: that is what shardio's loaders do with ``remainder="mask"``.
+
+    Args:
+        model: From images to outputs [N, classes], on the device.
+        loader: Batches that begin with images and labels.
+        config: The precision, and how images are normalised.
+
+    Returns:
+        The score over all ranks.
+    """
+    device = pick_device(config.device)
+    batches = loader if isinstance(loader, DevicePrefetcher) else _prefetch(loader, config, device)
+    was_training, score = model.training, Score(device)
     model.eval()
-    score = Score(batches.device)
-    for images, labels, *_ in batches:
-        with _autocast(batches.device, config):
+    same_buffers(model)
+    for batch in batches:
+        images, labels = images_and_labels(batch)
+        last = batch[-1]
+        with autocast(device, config.precision):
             outputs = model(images)
-            loss = nn.functional.cross_entropy(outputs, labels)
-        score.add(loss, outputs, labels)
+            losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        is_mask = isinstance(last, torch.Tensor) and last.dtype == torch.bool
+        score.add(losses, outputs, labels, last if is_mask else None)
     model.train(was_training)
-    return score
+    return score.over_ranks()
 
 
-def _make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), config.lr, momentum=0.9, weight_decay=config.weight_decay)
-    return torch.optim.AdamW(model.parameters(), config.lr, weight_decay=config.weight_decay)
+def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first two fields of a batch."""
+    fields = batch if isinstance(batch, (tuple, list)) else ()
+    if len(fields) < 2 or not all(isinstance(field, torch.Tensor) for field in fields[:2]):
+        found = f"{type(batch).__name__} of {', '.join(type(field).__name__ for field in fields) or 'something else'}"
+        raise TypeError(f"batches must begin with a tensor of images and one of labels, got a {found}")
+    return fields[0], fields[1]
 
 
-def _autocast(device: torch.device, config: TrainConfig) -> torch.autocast:
-    return torch.autocast(device.type, DTYPES[config.precision], enabled=config.precision != "fp32")
+def _prefetch(loader: Iterable[Any], config: TrainConfig, device: torch.device) -> DevicePrefetcher:
+    return DevicePrefetcher(loader, device, normalize=(config.mean, config.std), channels_last=config.channels_last)
 
 
-def _group_size(number: int, num_batches: int, accumulate: int) -> int:
-    """Return how many microbatches the step has to which this one belongs: fewer at the end of an epoch."""
-    first = number - number % accumulate
-    return min(accumulate, num_batches - first)
+def _prepare(
+    model: nn.Module, batches: DevicePrefetcher, config: TrainConfig, world: World, callbacks: Sequence[Callback]
+) -> Run:
+    """Bring the model to its device and its ranks together; return the run."""
+    layout = torch.channels_last if config.channels_last else torch.preserve_format
+    model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
+    for callback in callbacks:
+        callback.prepare_model(model)
+    wrapped = share_gradients(model, batches.device)
+    optimizer = make_optimizer(model, config)
+    schedule = Schedule(optimizer, config, _count_steps(batches, config))
+    step = TrainStep(
+        wrapped,
+        optimizer,
+        schedule=schedule,
+        precision=config.precision,
+        accumulate=config.accumulate,
+        clip_norm=config.clip_norm,
+        clip_value=config.clip_value,
+        hooks=[callback.add_to_loss for callback in callbacks],
+    )
+    return Run(config, step, schedule, batches, world, callbacks)
+
+
+def _count_steps(batches: DevicePrefetcher, config: TrainConfig) -> int:
+    """Return how many steps a full epoch has."""
+    if config.steps_per_epoch is not None:
+        return config.steps_per_epoch
+    try:
+        num_batches = gather(len(batches))
+    except TypeError as error:
+        raise ValueError(
+            f"{type(batches.loader).__name__} has no length, and the schedule needs one: say steps_per_epoch"
+        ) from error
+    if len(set(num_batches)) > 1:
+        raise ValueError(
+            f"ranks must have equally many batches, and have {num_batches}: share the samples out with "
+            "remainder='pad' or 'drop'"
+        )
+    return max(-(-num_batches[0] // config.accumulate), 1)

@@ -66,7 +66,7 @@ def test_workers_do_not_change_what_is_learned(packed: Path) -> None:
     [
         (("--precision", "fp8"), "precision"),
         (("--precision", "fp16"), "fp16"),
-        (("--optimizer", "adam"), "optimizer"),
+        (("--optimizer", "lion"), "optimizer"),
         (("--device", "toaster"), "toaster"),
         (("--val-share", "1"), "--val-share"),
     ],

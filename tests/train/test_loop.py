@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from shardio.train import EpochResult, TrainConfig, evaluate, train
-from shardio.train.meters import Score
+from shardio.train import Callback, EpochResult, StepRecord, TrainConfig, evaluate, train
 from tests.device.loaders import CountingLoader
 from tests.train.toys import PLAIN, join, make_batches, make_linear, make_network, make_separable_batches, weights_of
 
@@ -114,29 +114,125 @@ def test_the_learning_rate_rises_before_it_falls() -> None:
     assert max(rates) <= 0.1
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_callbacks_see_every_microbatch_and_every_epoch(accumulate: int) -> None:
-    calls: list[tuple[str, int, int]] = []
-    given: list[EpochResult] = []
+class _Diary(Callback):
+    """Writes down what it is told."""
 
-    def on_batch(number: int, score: Score) -> None:
-        calls.append(("batch", number, score.num_images))
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+        self.results: list[EpochResult] = []
 
-    def on_epoch(result: EpochResult) -> None:
-        given.append(result)
-        calls.append(("epoch", result.epoch, result.num_images))
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        self.told.append(("start", num_steps))
 
-    config = _config(epochs=2, accumulate=accumulate)
-    results = train(make_linear(), make_batches([4, 4, 3]), config, on_batch=on_batch, on_epoch=on_epoch)
-    batches = [("batch", 0, 4), ("batch", 1, 8), ("batch", 2, 11)]
-    assert calls == [*batches, ("epoch", 0, 11), *batches, ("epoch", 1, 11)]
-    assert given == results
+    def on_batch(self, batch: Any) -> None:
+        self.told.append(("batch", len(batch[1])))
+
+    def on_log(self, record: StepRecord) -> None:
+        self.told.append(("log", record.step))
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self.results.append(result)
+        self.told.append(("epoch", result.epoch))
+
+    def on_end(self, results: list[EpochResult]) -> None:
+        self.told.append(("end", len(results)))
+
+
+def test_callbacks_are_told_of_every_microbatch_step_and_epoch_in_order() -> None:
+    """The log's lines come every so many steps, and at an epoch's end for what is left."""
+    diary = _Diary()
+    config = _config(epochs=2, accumulate=2, log_every=2)
+    results = train(make_linear(), make_batches([4, 4, 4, 4, 3]), config, callbacks=[diary])
+    first = [("batch", 4), ("batch", 4), ("batch", 4), ("batch", 4), ("log", 2), ("batch", 3), ("log", 3), ("epoch", 0)]
+    second = [
+        ("batch", 4),
+        ("batch", 4),
+        ("log", 4),
+        ("batch", 4),
+        ("batch", 4),
+        ("batch", 3),
+        ("log", 6),
+        ("epoch", 1),
+    ]
+    assert diary.told == [("start", 0), *first, *second, ("end", 2)]
+    assert diary.results == results
+
+
+def test_a_line_of_the_log_has_the_mean_of_its_samples() -> None:
+    records: list[StepRecord] = []
+
+    class Records(Callback):
+        def on_log(self, record: StepRecord) -> None:
+            records.append(record)
+
+    batches, model = make_batches([4, 4, 3]), make_linear()
+    expected = [
+        nn.functional.cross_entropy(model(images.float() / 255), labels).item()
+        for images, labels in (join(batches[:2]), batches[2])
+    ]
+    train(model, batches, _config(log_every=2, lr=1e-12, weight_decay=0.0), callbacks=[Records()])
+    assert [record.loss for record in records] == pytest.approx(expected, abs=1e-6)
+    assert [record.step for record in records] == [2, 3]
+    for record in records:
+        assert record.epoch == 0
+        assert record.images_per_s > 0
+        assert record.step_s > 0
+        assert 0 <= record.data_wait_share <= 1
+        assert record.scale == 1
+        assert record.memory_allocated is not None
+        assert record.memory_allocated > 2**20
 
 
 def test_the_loader_is_told_each_epoch() -> None:
     loader, epochs = CountingLoader(make_batches([4, 4])), []
-    train(make_linear(), loader, _config(epochs=3), on_epoch=lambda _: epochs.append(loader.epoch))
+
+    class Epochs(Callback):
+        def on_epoch(self, result: EpochResult) -> None:
+            epochs.append(loader.epoch)
+
+    train(make_linear(), loader, _config(epochs=3), callbacks=[Epochs()])
     assert epochs == [0, 1, 2]
+
+
+def test_torchs_distributed_sampler_is_told_each_epoch() -> None:
+    """Torch's own loader has no set_epoch, and its sampler would repeat itself."""
+    dataset = torch.utils.data.TensorDataset(torch.rand(12, 3, 6, 6), torch.arange(12) % 3, torch.arange(12))
+    sampler: Any = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
+    loader = torch.utils.data.DataLoader(dataset, batch_size=12, sampler=sampler)
+    orders: list[list[int]] = []
+
+    class Orders(Callback):
+        def on_batch(self, batch: Any) -> None:
+            orders.append(batch[2].tolist())
+
+    train(make_linear(), loader, _config(epochs=3), callbacks=[Orders()])
+    assert all(sorted(order) == list(range(12)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"image": torch.zeros(2, 3, 6, 6), "label": torch.zeros(2)}, "got a dict of something else"),
+        ([torch.zeros(2, 3, 6, 6)], "got a list of Tensor"),
+        ((torch.zeros(2, 3, 6, 6), ["cat", "dog"]), "got a tuple of Tensor, list"),
+    ],
+)
+def test_batches_that_do_not_begin_with_images_and_labels_are_refused(batch: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"batches must begin with a tensor of images and one of labels, {message}"):
+        train(make_linear(), [batch], _config())
+
+
+def test_a_loader_without_a_length_trains_when_told_how_long_an_epoch_is() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(make_batches([4, 4, 4]))
+
+    with pytest.raises(ValueError, match="Endless has no length, and the schedule needs one: say steps_per_epoch"):
+        train(make_linear(), Endless(), _config())
+    (result,) = train(make_linear(), Endless(), _config(steps_per_epoch=3))
+    (expected,) = train(make_linear(), make_batches([4, 4, 4]), _config())
+    assert (result.loss, result.lr) == (expected.loss, expected.lr)
 
 
 def test_fields_after_images_and_labels_are_left_aside() -> None:
@@ -179,3 +275,26 @@ def test_evaluating_measures_by_samples() -> None:
     assert score.num_images == 11
     assert score.loss == pytest.approx(nn.functional.cross_entropy(outputs, labels).item(), abs=1e-6)
     assert score.accuracy == pytest.approx(float((outputs.argmax(1) == labels).double().mean()))
+
+
+def test_samples_that_are_marked_as_repeats_are_not_measured() -> None:
+    model, (images, labels) = make_linear(), make_batches([6])[0]
+    valid = torch.tensor([True, True, False, True, False, True])
+    score = evaluate(model, [(images, labels, valid)], _config())
+    expected = evaluate(model, [(images[valid], labels[valid])], _config())
+    assert score.num_images == 4
+    assert score.accuracy == expected.accuracy
+    assert score.loss == pytest.approx(expected.loss, abs=1e-7)
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_training_stops_when_nothing_improves_for_so_many_epochs(patience: int) -> None:
+    """The validation's labels are those of the training, turned: the better the model, the worse its validation."""
+    batches = make_separable_batches(5)
+    wrong = [(images, (labels + 1) % 3) for images, labels in batches]
+    config = _config(epochs=12, patience=patience, optimizer="sgd", schedule="constant")
+    results = train(make_linear(), batches, config, val_loader=wrong)
+    losses = [result.val_loss for result in results if result.val_loss is not None]
+    assert len(losses) == 1 + patience
+    assert losses == sorted(losses)
+    assert [result.is_best for result in results] == [True] + [False] * patience

@@ -1,0 +1,154 @@
+"""What ``shardio train`` trains on, what it trains, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import typer
+from torch import nn
+from torch.utils.data import Subset
+
+from shardio.cli.console import make_bar
+from shardio.cli.loading import has_class_folders
+from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset
+from shardio.errors import FormatError
+from shardio.loader import DataLoader
+from shardio.order import make_key, permute
+from shardio.shards import open_table
+from shardio.train import Callback, EpochResult, small_resnet
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.world import find_world
+
+MapDataset = ImageFolder | ShardMapDataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """What to train and to validate on.
+
+    Attributes:
+        training: Random crops.
+        validation: Central crops of other samples; None without validation.
+        num_classes: How many classes there are.
+        seed: Of the order and the crops.
+    """
+
+    training: MapDataset | Subset[Any]
+    validation: MapDataset | Subset[Any] | None
+    num_classes: int
+    seed: int
+
+    def make_loaders(self, options: dict[str, Any]) -> tuple[DataLoader, DataLoader | None]:
+        """Return the loaders for training and for validation; ``options`` are DataLoader's."""
+        loader = DataLoader(self.training, sampler=EpochSampler(self.training, seed=self.seed), **options)
+        if self.validation is None:
+            return loader, None
+        # Marked repeats make the validation exact on any number of ranks.
+        sampler = EpochSampler(self.validation, shuffle=False, remainder="mask")
+        return loader, DataLoader(self.validation, sampler=sampler, **options)
+
+
+def open_data(
+    source: Path, val_source: Path | None, val_share: float, image_size: int, seed: int, max_pixels: int
+) -> Data:
+    """Return what to train on, and to validate on: another source, or else a share of the same."""
+    augmented = Compose([RandomResizedCrop(image_size, scale=(0.25, 1.0)), RandomHorizontalFlip()])
+    central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
+    training = _open_source(source, augmented, max_pixels)
+    if val_source is not None:
+        validation = _open_source(val_source, central, max_pixels)
+        if validation.classes != training.classes:
+            raise FormatError(
+                f"{val_source} has the classes {_name(validation.classes)}, and {source} has "
+                f"{_name(training.classes)}: validate on the same classes"
+            )
+        return Data(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
+    if not val_share:
+        return Data(training=training, validation=None, num_classes=len(training.classes), seed=seed)
+    num_val = round(len(training) * val_share)
+    if not 0 < num_val < len(training):
+        raise FormatError(f"{source} has {len(training)} samples, too few to hold out {val_share:.0%} for validation")
+    chosen = permute(np.arange(len(training)), np.array([len(training)]), make_key(seed, "split")).tolist()
+    return Data(
+        training=Subset(training, sorted(chosen[num_val:])),
+        validation=Subset(_open_source(source, central, max_pixels), sorted(chosen[:num_val])),
+        num_classes=len(training.classes),
+        seed=seed,
+    )
+
+
+def make_network(name: str, num_classes: int, image_size: int, *, pretrained: bool, is_scripted: bool) -> nn.Module:
+    """Return the model of this name."""
+    network = small_resnet(num_classes, image_size)
+    return torch.jit.script(network) if is_scripted else network
+
+
+class EpochBar(Callback):
+    """One line an epoch, and a bar within it on a terminal; on rank 0. A context manager."""
+
+    def __init__(self, num_batches: int, *, is_shown: bool) -> None:
+        self._is_heard = find_world().rank == 0
+        self._bar = make_bar() if is_shown and self._is_heard else None
+        self._num_images, self._start = 0, time.perf_counter()
+        if self._bar is not None:
+            self._bar.add_task("epoch 0", total=num_batches, rate="")
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        if num_steps and self._is_heard:
+            typer.echo(f"going on after {num_epochs} epochs and {num_steps} steps", err=True)
+        self._begin(num_epochs)
+
+    def on_batch(self, batch: Any) -> None:
+        if self._bar is not None:
+            self._num_images += len(batch[1])
+            rate = self._num_images / (time.perf_counter() - self._start)
+            self._bar.update(self._bar.task_ids[0], advance=1, rate=f"{rate:.0f} images/s")
+
+    def on_epoch(self, result: EpochResult) -> None:
+        if not self._is_heard:
+            return
+        validation = (
+            ""
+            if result.val_loss is None
+            else f"val loss {result.val_loss:.3f}  val accuracy {result.val_accuracy:.1%}  "
+        )
+        line = (
+            f"epoch {result.epoch}  loss {result.loss:.3f}  accuracy {result.accuracy:.1%}  {validation}"
+            f"{result.images_per_s:.0f} images/s  waiting for data {result.data_wait_share:.0%}"
+        )
+        if self._bar is None:
+            typer.echo(line)
+        else:
+            self._bar.console.print(line, highlight=False)
+        self._begin(result.epoch + 1)
+
+    def __enter__(self) -> EpochBar:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _begin(self, epoch: int) -> None:
+        self._num_images, self._start = 0, time.perf_counter()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=0, description=f"epoch {epoch}")
+
+
+def _open_source(source: Path, transform: Compose, max_pixels: int) -> MapDataset:
+    if has_class_folders(source):
+        return ImageFolder(source, transform=transform, max_pixels=max_pixels)
+    if not open_table(source).manifest.classes:
+        raise FormatError(f"{source} has no classes: pack it from class folders (IMAGES/class/name.jpg)")
+    return ShardMapDataset(source, fields=("image", "label", "key"), transform=transform, max_pixels=max_pixels)
+
+
+def _name(classes: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(classes[:5]) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")

@@ -1,0 +1,67 @@
+"""What may be added to a training run without a change to its loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shardio.train.meters import EpochResult, StepRecord
+
+if TYPE_CHECKING:
+    from shardio.train.step import TrainStep
+
+
+class Callback:
+    """Does nothing: override what you need. All ranks call theirs, at the same places."""
+
+    def prepare_model(self, model: nn.Module) -> None:
+        """Change the model in place, after it came to its device, and before its ranks are joined."""
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        """Begin: behind so many whole epochs, and so many steps, of the run that is gone on with."""
+
+    def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
+        """Return what the gradients of a microbatch are computed from, under autocast no more."""
+        return loss
+
+    def on_batch(self, batch: Any) -> None:
+        """Look at a microbatch that was trained on, as it lies on the device."""
+
+    def on_log(self, record: StepRecord) -> None:
+        """Take note of some steps."""
+
+    def on_epoch(self, result: EpochResult) -> None:
+        """Take note of an epoch."""
+
+    def on_end(self, results: list[EpochResult]) -> None:
+        """Take note of the end, with the results of all epochs."""
+
+
+class Compile(Callback):
+    """Compile the model with torch.compile; ``options`` are its own. Checkpoints are those of the model as it was."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def prepare_model(self, model: nn.Module) -> None:
+        model.compile(**self.options)
+
+
+class GradientPenalty(Callback):
+    """Add ``weight`` times the norm of the loss's gradient to the loss, for a smoother one.
+
+    As in torch's "Automatic Mixed Precision examples": the gradient is taken of the scaled loss, so that nothing of it
+    is lost in fp16, and scaled back before its norm is.
+    """
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
+        scale = step.scaler.get_scale()
+        gradients = torch.autograd.grad(loss * scale, step.parameters, create_graph=True, materialize_grads=True)
+        squares = [(gradient / scale).pow(2).sum() for gradient in gradients]
+        # The root has no derivative at 0, where the loss is flat.
+        return loss + self.weight * (torch.stack(squares).sum() + 1e-12).sqrt()

@@ -1,0 +1,46 @@
+"""Checkpoints: all that a run needs to go on, in one file that is there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardio.errors import FormatError
+from shardio.storage import write_whole
+
+FORMAT = 1
+"""Raised when files of before cannot be read any more."""
+
+LAST, BEST = "last.pt", "best.pt"
+
+
+def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
+    """Write a state: tensors, numbers, strings, and containers of them."""
+    path = Path(path)
+    with write_whole(path) as file:
+        torch.save({"format": FORMAT, **state}, file)
+
+
+def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device | None = "cpu") -> dict[str, Any]:
+    """Return what :func:`save_checkpoint` wrote. Nothing in the file is run as code.
+
+    ``load_checkpoint("run/best.pt")["model"]`` is the model's ``state_dict``, without wrappers of ranks and compilers.
+
+    Args:
+        path: The file.
+        map_location: The device to which its tensors come.
+
+    Raises:
+        FormatError: If it is not a checkpoint of this version.
+    """
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise FormatError(f"{path} cannot be read as a checkpoint: {error}: take another one, or begin anew") from error
+    if (found := state.get("format")) != FORMAT:
+        raise FormatError(f"{path} has the format {found}, and {FORMAT} is understood: take another one, or begin anew")
+    return state

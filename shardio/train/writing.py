@@ -1,0 +1,98 @@
+"""What a run writes into its directory besides checkpoints: the log, for programs and for TensorBoard."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shardio.storage import write_whole
+from shardio.train.callbacks import Callback
+from shardio.train.config import TrainConfig
+from shardio.train.meters import EpochResult, StepRecord
+from shardio.world import World
+
+LOG = "log.jsonl"
+
+
+class JsonLog(Callback):
+    """Writes ``log.jsonl``: each line a JSON object, a StepRecord (of kind ``steps``) or an EpochResult (``epoch``).
+
+    When a run is gone on with, the lines of what will be done again are taken out first.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / LOG
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        kept = [line for line in read_log(self.path) if _is_before(line, num_epochs, num_steps)]
+        with write_whole(self.path) as file:
+            file.writelines(_dump(line) for line in kept)
+
+    def on_log(self, record: StepRecord) -> None:
+        self._append({"kind": "steps", **dataclasses.asdict(record)})
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self._append({"kind": "epoch", **dataclasses.asdict(result)})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self.path.open("ab") as file:
+            file.write(_dump(line))
+
+
+class TensorBoardLog(Callback):
+    """Writes the same for TensorBoard."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._writer: Any = None
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._directory), purge_step=num_steps + 1)
+
+    def on_log(self, record: StepRecord) -> None:
+        self._write(record, record.step, "steps")
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self._write(result, result.step, "epoch")
+
+    def on_end(self, results: list[EpochResult]) -> None:
+        self._writer.close()
+
+    def _write(self, figures: StepRecord | EpochResult, step: int, kind: str) -> None:
+        for name, value in dataclasses.asdict(figures).items():
+            if value is not None and name not in ("step", "epoch"):
+                self._writer.add_scalar(f"{kind}/{name}", float(value), step)
+
+
+def make_writers(config: TrainConfig, world: World) -> list[Callback]:
+    """Return who writes what is to be written: on rank 0, if there is a directory."""
+    if config.directory is None or world.rank != 0:
+        return []
+    directory = Path(config.directory)
+    writers: list[Callback] = [JsonLog(directory)]
+    if importlib.util.find_spec("tensorboard") is not None:
+        writers.append(TensorBoardLog(directory))
+    return writers
+
+
+def read_log(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log; the last one is left out if whoever wrote it was killed over it."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            yield json.loads(line)
+
+
+def _is_before(line: dict[str, Any], num_epochs: int, num_steps: int) -> bool:
+    return bool(line["epoch"] < num_epochs if line["kind"] == "epoch" else line["step"] <= num_steps)
+
+
+def _dump(line: dict[str, Any]) -> bytes:
+    return json.dumps(line).encode() + b"\n"

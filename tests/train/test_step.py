@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardio.train import TrainStep, in_groups
+from tests.train.toys import join, make_batches, make_network, weights_of
+
+
+def _floats(sizes: list[int], seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(images.float() / 255, labels) for images, labels in make_batches(sizes, seed=seed)]
+
+
+def _sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr)
+
+
+@pytest.mark.parametrize("sizes", [[4, 4, 4], [4, 4], [4], [4, 4, 3], [4, 1], [1, 4, 4], [5, 2, 7]])
+def test_a_group_of_microbatches_steps_as_one_large_batch(sizes: list[int]) -> None:
+    """Of three microbatches, or fewer, of any sizes: each sample weighs the same."""
+    model = make_network()
+    other, batches = copy.deepcopy(model), _floats(sizes)
+    step = TrainStep(model, _sgd(model), accumulate=3)
+    for number, batch in enumerate(batches):
+        step(*batch, ends_step=number + 1 == len(batches))
+    TrainStep(other, _sgd(other))(*join(batches))
+    for one, expected in zip(weights_of(model), weights_of(other), strict=True):
+        torch.testing.assert_close(one, expected, rtol=0, atol=1e-6)
+    assert step.num_steps == 1
+
+
+def test_the_weights_stay_within_a_group_and_change_at_its_end() -> None:
+    model = make_network()
+    step, before = TrainStep(model, _sgd(model), accumulate=2), weights_of(model)
+    first, second = _floats([4, 4])
+    step(*first, ends_step=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
+    step(*second)
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_gradients_are_clipped_by_their_common_norm(accumulate: int) -> None:
+    model, rate = make_network(), 0.1
+    batches, before = _floats([4] * accumulate), weights_of(model)
+    loss = nn.functional.cross_entropy(model(join(batches)[0]), join(batches)[1])
+    norm = float(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]).norm())
+    step = TrainStep(model, _sgd(model, rate), accumulate=accumulate, clip_norm=norm / 5)
+    for number, batch in enumerate(batches):
+        step(*batch, ends_step=number + 1 == accumulate)
+    moved = torch.cat([(a - b).flatten() for a, b in zip(before, weights_of(model), strict=True)])
+    assert float(moved.norm()) == pytest.approx(rate * norm / 5, rel=1e-3)
+    assert step.grad_norm is not None
+    assert float(step.grad_norm) == pytest.approx(norm, rel=1e-4)
+
+
+def test_each_gradient_is_clipped_by_its_magnitude() -> None:
+    model, batch = make_network(), _floats([8])[0]
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(batch[0]), batch[1]), list(model.parameters()))
+    before = weights_of(model)
+    TrainStep(model, _sgd(model, 1.0), clip_value=0.01)(*batch)
+    for old, new, gradient in zip(before, weights_of(model), gradients, strict=True):
+        torch.testing.assert_close(old - new, gradient.clamp(-0.01, 0.01), rtol=1e-4, atol=1e-6)
+    assert max(float(gradient.abs().max()) for gradient in gradients) > 0.02
+
+
+def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_scale() -> None:
+    """A skipped step leaves weights, optimiser and schedule as they were, and is counted."""
+    model, (batch,) = make_network(), _floats([4])
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    step = TrainStep(model, optimizer, schedule=schedule, precision="fp16")
+    step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
+    before = weights_of(model)
+    step(*batch)
+    assert (step.num_steps, step.num_skipped) == (0, 1)
+    assert step.scaler.get_scale() == 2.0**39
+    assert all(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
+    assert schedule.last_epoch == 0
+    while not step.num_steps:
+        step(*batch)
+    assert step.num_skipped > 1
+    assert schedule.last_epoch == 1
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
+
+
+def test_clipping_sees_gradients_without_the_scale() -> None:
+    model, (batch,) = make_network(), _floats([4])
+    other = copy.deepcopy(model)
+    scaled = TrainStep(model, _sgd(model), precision="fp16", clip_norm=1e-3)
+    plain = TrainStep(other, _sgd(other), clip_norm=1e-3)
+    scaled(*batch)
+    plain(*batch)
+    assert scaled.scaler.get_scale() > 1000
+    assert scaled.grad_norm is not None
+    assert plain.grad_norm is not None
+    assert float(scaled.grad_norm) == pytest.approx(float(plain.grad_norm), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_the_model_computes_in_the_precision_and_keeps_its_weights(precision: Any, dtype: torch.dtype) -> None:
+    model, (batch,) = make_network(), _floats([4])
+    outputs, loss = TrainStep(model, _sgd(model), precision=precision)(*batch)
+    assert outputs.dtype == dtype
+    assert not outputs.requires_grad
+    assert not loss.requires_grad
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+
+
+def test_a_step_goes_on_from_its_state() -> None:
+    def make() -> TrainStep:
+        model = make_network()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        return TrainStep(model, optimizer, schedule=schedule, precision="fp16")
+
+    batches = _floats([4] * 6)
+    whole, first, second = make(), make(), make()
+    losses = [float(whole(*batch)[1]) for batch in batches]
+    assert [float(first(*batch)[1]) for batch in batches[:3]] == losses[:3]
+    state, weights = copy.deepcopy(first.state_dict()), copy.deepcopy(first.model.state_dict())
+    second.load_state_dict(state)
+    second.model.load_state_dict(weights)
+    assert [float(second(*batch)[1]) for batch in batches[3:]] == losses[3:]
+    assert (second.num_steps, second.lr) == (whole.num_steps, whole.lr)
+
+
+@pytest.mark.parametrize("num_batches", range(8))
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_groups_hold_all_batches_in_order_and_the_last_one_ends(num_batches: int, size: int) -> None:
+    found = list(in_groups(range(num_batches), size))
+    assert [batch for batch, _ in found] == list(range(num_batches))
+    ends = [batch for batch, ends_step in found if ends_step]
+    expected = [number for number in range(num_batches) if (number + 1) % size == 0 or number + 1 == num_batches]
+    assert ends == expected
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_nothing_is_taken_beyond_the_end_of_a_group(size: int) -> None:
+    taken: list[int] = []
+
+    def batches() -> Iterator[int]:
+        for number in range(7):
+            taken.append(number)
+            yield number
+
+    for batch, ends_step in in_groups(batches(), size):
+        if ends_step:
+            assert taken[-1] == batch
+
+
+def test_hooks_add_to_the_loss_whose_gradients_are_taken() -> None:
+    model, (batch,) = make_network(), _floats([4])
+    other = copy.deepcopy(model)
+
+    def doubled(loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
+        return loss * 2
+
+    _, loss = TrainStep(model, _sgd(model, 0.1), hooks=[doubled])(*batch)
+    _, plain_loss = TrainStep(other, _sgd(other, 0.2))(*batch)
+    assert float(loss) == float(plain_loss)
+    for one, expected in zip(weights_of(model), weights_of(other), strict=True):
+        torch.testing.assert_close(one, expected)
+    assert math.isfinite(float(loss))
