@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,12 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     Raises:
         FormatError: If it is not a checkpoint of this version.
     """
+    with Path(path).open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise FormatError(f"{path} is no checkpoint, or was cut off: take another one, or begin anew")
     try:
         state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (pickle.UnpicklingError, RuntimeError) as error:
         raise FormatError(f"{path} cannot be read as a checkpoint: {error}: take another one, or begin anew") from error
     if (found := state.get("format")) != FORMAT:
         raise FormatError(f"{path} has the format {found}, and {FORMAT} is understood: take another one, or begin anew")
