@@ -3,6 +3,6 @@
 from shardio.train.config import TrainConfig
 from shardio.train.loop import evaluate, train
 from shardio.train.meters import EpochResult
-from shardio.train.model import small_resnet
+from shardio.train.resnet import small_resnet
 
 __all__ = ["EpochResult", "TrainConfig", "evaluate", "small_resnet", "train"]
