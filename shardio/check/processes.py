@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from shardio.check.coverage import Coverage
 from shardio.check.recorder import merge_recordings, write_recording
 from shardio.check.recording import record
 from shardio.errors import ShardioError
+from shardio.functions import load_function
 
 
 def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) -> list[Coverage]:
@@ -66,18 +66,3 @@ def _set_epoch(loader: Any, epoch: int) -> None:
         if callable(set_epoch := getattr(holder, "set_epoch", None)):
             set_epoch(epoch)
             return
-
-
-def load_function(target: str) -> Any:
-    """Return the function that ``path/to/script.py:function`` names."""
-    path, _, name = target.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise FileNotFoundError(f"there is no script {path}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Worker processes that are not forked look their functions up by it.
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    spec.loader.exec_module(module)
-    if not callable(getattr(module, name, None)):
-        raise ShardioError(f"{path} has no function {name!r}")
-    return getattr(module, name)

@@ -20,7 +20,7 @@ from shardio.errors import FormatError
 from shardio.loader import DataLoader
 from shardio.order import make_key, permute
 from shardio.shards import open_table
-from shardio.train import Callback, EpochResult, small_resnet
+from shardio.train import Callback, EpochResult, make_model
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.world import find_world
 
@@ -84,7 +84,7 @@ def open_data(
 
 def make_network(name: str, num_classes: int, image_size: int, *, pretrained: bool, is_scripted: bool) -> nn.Module:
     """Return the model of this name."""
-    network = small_resnet(num_classes, image_size)
+    network = make_model(name, num_classes=num_classes, image_size=image_size, pretrained=pretrained)
     return torch.jit.script(network) if is_scripted else network
 
 

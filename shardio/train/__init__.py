@@ -6,7 +6,8 @@ from shardio.train.config import TrainConfig
 from shardio.train.loop import evaluate, train
 from shardio.train.memory import memory_difference
 from shardio.train.meters import EpochResult, StepRecord
-from shardio.train.model import small_resnet
+from shardio.train.models import make_model
+from shardio.train.resnet import small_resnet
 from shardio.train.seeds import seed_everything
 from shardio.train.step import TrainStep, in_groups
 
@@ -21,6 +22,7 @@ __all__ = [
     "evaluate",
     "in_groups",
     "load_checkpoint",
+    "make_model",
     "memory_difference",
     "save_checkpoint",
     "seed_everything",

@@ -1,0 +1,341 @@
+"""Models by name: every kind gives what training needs, and pretrained weights are those of the library's files."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from shardio.train import TrainConfig, train
+from shardio.train.libraries import import_library
+from shardio.train.models import make_model
+from tests.train.toys import make_batches, weights_of
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x).mean((2, 3)))
+
+def plain(num_classes):
+    return Net(num_classes)
+
+def any_options(**options):
+    assert set(options) == {"num_classes"}
+    return Net(**options)
+
+def by_size(num_classes, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size**2, num_classes))
+
+def of_its_own_size():
+    return Net(3)
+
+def with_weights(num_classes, pretrained):
+    net = Net(num_classes)
+    if pretrained:
+        nn.init.constant_(net.body.weight, 7)
+    return net
+
+def scripted(num_classes):
+    return torch.jit.script(Net(num_classes))
+
+def compiled(num_classes):
+    return torch.compile(Net(num_classes), backend="eager")
+
+def no_model(num_classes):
+    return num_classes
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file with functions of one's own, in the current directory."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "own_models.py"
+    path.write_text(OWN)
+    yield path
+    sys.modules.pop(path.stem, None)
+
+
+@pytest.fixture
+def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches of weights, and nowhere to fill them from; return the directory of torchvision's."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # Nothing listens there.
+    checkpoints = tmp_path / "torch/hub/checkpoints"
+    checkpoints.mkdir(parents=True)
+    return checkpoints
+
+
+@pytest.fixture
+def timm_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of timm's weights, and nowhere to fill it from."""
+    load("timm")
+    constants = importlib.import_module("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))  # What HF_HOME sets, but only before the import.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def load(name: str) -> Any:
+    """Import a library, or skip the test."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: pip install 'shardio[models]'")
+    return import_library(name)
+
+
+def assert_trains(model: nn.Module, num_classes: int, image_size: int) -> None:
+    """Run one step of plain torch."""
+    images, labels = torch.rand(4, 3, image_size, image_size), torch.arange(4) % num_classes
+    model.train()
+    before = weights_of(model)
+    outputs = model(images)
+    assert outputs.shape == (4, num_classes)
+    nn.functional.cross_entropy(outputs, labels).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert any(not torch.equal(one, other) for one, other in zip(before, weights_of(model), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "image_size"),
+    [
+        ("small", 32),
+        ("torchvision:resnet18", 32),
+        ("torchvision:mobilenet_v3_small", 32),
+        ("torchvision:efficientnet_b0", 32),
+        ("torchvision:convnext_tiny", 32),
+        ("torchvision:squeezenet1_1", 64),
+        ("torchvision:vit_b_16", 32),
+        ("timm:resnet18", 32),
+        ("timm:test_vit", 32),
+        ("timm:resnet18.a1_in1k", 32),
+    ],
+)
+def test_every_kind_gives_one_output_a_class_and_trains(name: str, image_size: int) -> None:
+    if ":" in name:
+        load(name.partition(":")[0])
+    assert_trains(make_model(name, num_classes=3, image_size=image_size), 3, image_size)
+
+
+@pytest.mark.parametrize("function", ["Net", "plain", "any_options", "by_size", "of_its_own_size", "with_weights"])
+@pytest.mark.parametrize("module", ["own_models.py", "./own_models.py", "own_models"])
+def test_functions_of_files_and_modules_are_called_with_what_they_take(own: Path, module: str, function: str) -> None:
+    assert_trains(make_model(f"{module}:{function}", num_classes=3, image_size=8), 3, 8)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # The test is of those who use it.
+@pytest.mark.parametrize("function", ["scripted", "compiled"])
+def test_scripted_and_compiled_models_train_and_save_and_load_like_any_other(own: Path, function: str) -> None:
+    model = make_model(f"own_models:{function}", num_classes=3, image_size=8)
+    before = weights_of(model)
+    train(model, make_batches([4, 4], side=8), TrainConfig(epochs=1, precision="fp32", device="cpu", lr=0.01))
+    assert any(not torch.equal(one, other) for one, other in zip(before, weights_of(model), strict=True))
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = make_model(f"own_models:{function}", num_classes=3, image_size=8)
+    other.load_state_dict(torch.load(file))
+    images = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(other(images), model(images))  # Their weights lie in different orders in memory.
+
+
+def test_a_function_of_ones_own_may_have_pretrained_weights(own: Path) -> None:
+    model = make_model("own_models.py:with_weights", num_classes=3, image_size=8, pretrained=True)
+    assert (model.state_dict()["body.weight"] == 7).all()
+
+
+def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a state in which each tensor repeats a number of its own, in memory and in files only once."""
+    return {
+        name: torch.full((), number % 100 + 1, dtype=tensor.dtype).expand(tensor.shape)
+        for number, (name, tensor) in enumerate(shapes.items())
+    }
+
+
+def other_tensors(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model that are not those of a state of the same names."""
+    found = model.state_dict()
+    assert set(found) == set(state)
+    return {name: tensor for name, tensor in found.items() if not torch.equal(tensor, state[name])}
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("resnet18", "fc"),
+        ("mobilenet_v3_small", "classifier.3"),
+        ("efficientnet_b0", "classifier.1"),
+        ("convnext_tiny", "classifier.2"),
+        ("squeezenet1_1", "classifier.1"),
+        ("densenet121", "classifier"),
+        ("vit_b_16", "heads.head"),
+    ],
+)
+def test_torchvisions_pretrained_weights_are_loaded_all_but_the_head(no_network: Path, name: str, head: str) -> None:
+    models = load("torchvision").models
+    with torch.device("meta"):
+        shapes = models.get_model(name).state_dict()
+    state = fill_tensors(shapes)
+    # A file that torch has downloaded before is used as it is.
+    torch.save(state, no_network / models.get_model_weights(name).DEFAULT.url.rpartition("/")[2])
+
+    side = 224 if name == "vit_b_16" else 64  # Its weights are for images of that size alone.
+    model = make_model(f"torchvision:{name}", num_classes=5, image_size=side, pretrained=True)
+    new = other_tensors(model, state)
+    assert set(new) == {f"{head}.weight", f"{head}.bias"}
+    with torch.no_grad():
+        assert model.eval()(torch.rand(1, 3, side, side)).shape == (1, 5)
+
+
+def test_torchvisions_head_is_kept_where_it_has_as_many_outputs(no_network: Path) -> None:
+    models = load("torchvision").models
+    state = fill_tensors(models.squeezenet1_1().state_dict())
+    torch.save(state, no_network / models.get_model_weights("squeezenet1_1").DEFAULT.url.rpartition("/")[2])
+    model = make_model("torchvision:squeezenet1_1", num_classes=1000, image_size=64, pretrained=True)
+    assert not other_tensors(model, state)
+
+
+@pytest.mark.parametrize(("name", "head"), [("test_resnet", "fc"), ("mobilenetv3_small_050", "classifier")])
+@pytest.mark.parametrize("num_classes", [5, 1000])
+def test_timms_pretrained_weights_are_loaded_all_but_the_head(
+    timm_cache: Path, name: str, head: str, num_classes: int
+) -> None:
+    timm = load("timm")
+    state = fill_tensors(timm.create_model(name).state_dict())
+    folder = timm_cache / f"models--{timm.get_pretrained_cfg(name).hf_hub_id.replace('/', '--')}"
+    commit = "0" * 40
+    for path, content in [
+        (
+            f"snapshots/{commit}/model.safetensors",
+            safetensors.torch.save({k: t.contiguous() for k, t in state.items()}),
+        ),
+        ("refs/main", commit.encode()),
+    ]:
+        (folder / path).parent.mkdir(parents=True)
+        (folder / path).write_bytes(content)
+
+    model = make_model(f"timm:{name}", num_classes=num_classes, image_size=64, pretrained=True)
+    new = other_tensors(model, state)
+    assert set(new) == ({f"{head}.weight", f"{head}.bias"} if num_classes == 5 else set())
+    assert model.eval()(torch.rand(1, 3, 64, 64)).shape == (1, num_classes)
+
+
+def test_weights_that_cannot_be_downloaded_are_an_error_that_says_what_to_do(no_network: Path) -> None:
+    load("torchvision")
+    with pytest.raises(OSError, match=r"weights of torchvision:resnet18 cannot be had \(.*refused.*train from scratch"):
+        make_model("torchvision:resnet18", num_classes=3, image_size=32, pretrained=True)
+
+
+def test_weights_that_timm_cannot_download_are_the_same_error(timm_cache: Path) -> None:
+    with pytest.raises(OSError, match=r"weights of timm:resnet18 cannot be had \(.*HF_HOME.*train from scratch"):
+        make_model("timm:resnet18", num_classes=3, image_size=32, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet_18", "did you mean resnet18"),
+        ("", "no classifier ''"),
+        ("fasterrcnn_resnet50_fpn", "no classifier"),  # torchvision has it, but it finds boxes.
+        ("inception_v3", "several outputs"),
+        ("vit_h_14", r"cannot be made with image_size=32.*patch size"),
+    ],
+)
+def test_models_that_torchvision_does_not_have_or_train_takes_not_are_refused(name: str, message: str) -> None:
+    load("torchvision")
+    with pytest.raises(ValueError, match=message):
+        make_model(f"torchvision:{name}", num_classes=3, image_size=32)
+
+
+def test_a_pretrained_transformer_of_another_image_size_is_refused_before_the_download(no_network: Path) -> None:
+    load("torchvision")
+    with pytest.raises(ValueError, match=r"image_size=32 and pretrained=True: .*expected value 224 but got 32"):
+        make_model("torchvision:vit_b_16", num_classes=3, image_size=32, pretrained=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "pretrained", "message"),
+    [
+        ("resnt18", False, "did you mean resnet18"),
+        ("resnet18.nonsense", False, "Invalid pretrained tag"),
+        ("test_resnet.nonsense", True, "Invalid pretrained tag"),
+        ("hub:timm/resnet18", False, "hub"),
+    ],
+)
+def test_models_that_timm_does_not_have_are_refused(name: str, pretrained: bool, message: str) -> None:
+    load("timm")
+    with pytest.raises(ValueError, match=message):
+        make_model(f"timm:{name}", num_classes=3, image_size=32, pretrained=pretrained)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet18", "a model is small, torchvision:NAME"),
+        ("torchvsion:resnet18", "no module 'torchvsion'.*a model is small, torchvision:NAME"),
+        ("a.b/c:make", "names no function"),
+        ("small:resnet18", "one small model"),
+        ("nowhere.py:make", "there is no script nowhere.py"),
+        ("own_models.py:nothing", "has no function 'nothing'"),
+        ("own_models:nothing", "has no function 'nothing'"),
+    ],
+)
+def test_names_of_nothing_are_refused(own: Path, name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_model(name, num_classes=3, image_size=32)
+
+
+@pytest.mark.parametrize("name", ["small", "own_models.py:plain", "own_models.py:any_options"])
+def test_what_has_no_pretrained_weights_is_refused_if_asked_for_them(own: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="no pretrained weights"):
+        make_model(name, num_classes=3, image_size=32, pretrained=True)
+
+
+def test_a_function_that_returns_no_model_is_refused(own: Path) -> None:
+    with pytest.raises(TypeError, match=r"own_models.py:no_model must return a torch.nn.Module, got int"):
+        make_model("own_models.py:no_model", num_classes=3, image_size=32)
+
+
+def test_what_a_module_of_ones_own_fails_to_import_is_named(own: Path) -> None:
+    own.write_text("import shardio_needs_this")
+    with pytest.raises(ModuleNotFoundError, match="shardio_needs_this"):
+        make_model("own_models:plain", num_classes=3, image_size=32)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_library_that_is_not_installed_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ValueError, match=f"needs {library}, which is not installed .*: pip install {library}"):
+        make_model(f"{library}:resnet18", num_classes=3, image_size=32)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_torchvision_that_does_not_load_beside_torch_is_an_error_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::roi does not exist')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.setattr(torch.library, "define", lambda *_: None)  # It would hold for the whole process.
+    with pytest.raises(
+        ValueError, match=rf"beside torch {torch.__version__.replace('+', '.')} .*::roi.*belong together"
+    ):
+        make_model(f"{library}:resnet18", num_classes=3, image_size=32)
