@@ -43,7 +43,7 @@ def write_json(
     content = {
         "date": datetime.date.today().isoformat(),
         "machine": machine,
-        "versions": {package: version for package in sorted(packages) if (version := _find_version(package))},
+        "versions": {package: version for package in sorted(packages) if (version := find_version(package))},
         "settings": {
             "samples": settings.num_samples,
             "small_samples": settings.num_small,
@@ -112,7 +112,8 @@ def _describe(result: Result) -> dict[str, Any]:
     }
 
 
-def _find_version(package: str) -> str:
+def find_version(package: str) -> str:
+    """Return the version of a package, or nothing if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,0 +1,1 @@
+"""The way to a GPU, measured: see ``python -m benchmarks.bench_device --help``."""

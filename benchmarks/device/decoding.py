@@ -1,0 +1,67 @@
+"""Photographs on disk, decoded by shardio's loader and by torch's, each in the way that suits it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from benchmarks.device.feeds import Planes, Source
+from benchmarks.loaders.data import copy_images
+from benchmarks.loaders.job import Job
+
+ROOT = Path(__file__).parents[2]
+NEEDED = ["braceexpand", "cv2", "filelock", "PIL", "platformdirs", "pydantic", "simplejpeg", "typer", "xxhash"]
+"""Modules without which there is nothing that decodes, or nothing to decode."""
+
+
+def find_missing() -> list[str]:
+    """Return the modules that are needed and not installed."""
+    return [module for module in NEEDED if importlib.util.find_spec(module) is None]
+
+
+def make_photographs(folder: Path, *, num_classes: int, per_class: int) -> Path:
+    """Make synthetic photographs in class folders."""
+    command = [sys.executable, "-m", "tools.make_images", str(folder)]
+    command += ["--classes", str(num_classes), "--per-class", str(per_class)]
+    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
+    """Copy photographs until there are enough, in ``work/folder``, and pack them as ``work/packed``; say how."""
+    import shardio
+
+    copy_images(images, work, num_samples)
+    has_numba = importlib.util.find_spec("numba") is not None
+    if has_numba:
+        # Otherwise it is compiled in the background, on a core that the loader wants.
+        importlib.import_module("shardio.images.kernel.building").build()
+    # Shards enough for the threads that pack.
+    max_samples = max(1, num_samples // 32)
+    shardio.pack(work / "folder", work / "packed", jpeg="tile" if has_numba else "copy", max_shard_samples=max_samples)
+    return "tiled" if has_numba else "as they are, without the kernel: numba is not installed"
+
+
+def open_photographs(work: Path, batch_size: int, num_workers: int, device: torch.device) -> Source:
+    """Return shardio's loader over shards, and torch's over files with OpenCV, for random crops and flips."""
+    from benchmarks.loaders.crops import use_one_thread
+    from benchmarks.loaders.from_shardio import make_shards
+    from benchmarks.loaders.peers_torch import Files
+
+    files = Files(work / "folder", "train")
+    job = Job(data=work / "packed", num_samples=len(files), batch_size=batch_size, num_workers=num_workers)
+    theirs = torch.utils.data.DataLoader(
+        files,
+        batch_size=batch_size,
+        shuffle=True,
+        num_workers=num_workers,
+        worker_init_fn=use_one_thread,
+        persistent_workers=True,
+        pin_memory=device.type == "cuda",
+    )
+    return Source(name="photographs", for_shardio=make_shards(job), for_others=Planes(theirs), decodes=True)

@@ -1,0 +1,185 @@
+"""Whatever brings batches to the device: nobody, shardio, torch, timm; all of them from the same batches of a source.
+
+What every feed gives are images, bfloat16 [n, 3, 224, 224] in channels_last memory, normalised, and labels, int64 [n],
+both on the device. uint8 crosses to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.device.networks import NUM_CLASSES
+from benchmarks.loaders.job import TARGET
+from shardio.device import DevicePrefetcher
+from shardio.device.preparing import Preparation
+
+RESIDENT, RESIDENT_UINT8, SHARDIO, TORCH, TIMM = "resident", "resident-uint8", "shardio", "torch", "timm"
+TITLES = {
+    RESIDENT: "(a) on the device already, prepared",
+    RESIDENT_UINT8: "on the device already, uint8, prepared in each step",
+    SHARDIO: "(b) shardio: DevicePrefetcher",
+    TORCH: "(c) torch: pin_memory, non_blocking",
+    TIMM: "(d) timm: PrefetchLoader",
+}
+NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+NUM_RESIDENT = 4
+"""Batches that lie on the device for (a)."""
+
+TOLERANCE = 0.05
+"""How far prepared values may be apart: bfloat16 has 8 bits, and timm subtracts and divides in it."""
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Images and labels."""
+
+
+class SlotLikeLoader:
+    """Gives batches out of memory like shardio's slots, a few blocks again and again, without decoding. Never ends.
+
+    Args:
+        num_slots: How many blocks there are.
+        batch_size: Images in each, random uint8 [n, 3, 224, 224], channels_last.
+    """
+
+    def __init__(self, num_slots: int, batch_size: int) -> None:
+        random, shape = np.random.default_rng(0), (batch_size, TARGET, TARGET, 3)
+        self._num_bytes, self._shape = int(np.prod(shape)), shape
+        self._slots: list[NDArray[np.uint8]] = []
+        for _ in range(num_slots):
+            slot = np.frombuffer(mmap.mmap(-1, self._num_bytes + 8 * batch_size), np.uint8)
+            slot[: self._num_bytes] = random.integers(0, 256, self._num_bytes, dtype=np.uint8)
+            slot[self._num_bytes :].view(np.int64)[:] = random.integers(0, NUM_CLASSES, batch_size)
+            self._slots.append(slot)
+
+    def watch_memory(self, watcher: Callable[[NDArray[np.uint8]], None]) -> None:
+        """Tell somebody of the memory, as shardio's loader does."""
+        for slot in self._slots:
+            watcher(slot)
+
+    def batches(self) -> list[Batch]:
+        """Return one of each, views of the memory."""
+        return [
+            (
+                torch.from_numpy(slot[: self._num_bytes].reshape(self._shape)).permute(0, 3, 1, 2),
+                torch.from_numpy(slot[self._num_bytes :].view(np.int64)),
+            )
+            for slot in self._slots
+        ]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return cycle(self.batches())
+
+
+class Planes:
+    """Shows images [n, height, width, 3] as [n, 3, height, width], in the same memory."""
+
+    def __init__(self, loader: Iterable[Batch]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, labels in self.loader:
+            yield images.permute(0, 3, 1, 2), labels
+
+
+class CopyBeforeStep:
+    """What most training scripts do: right before its step copy a batch from pinned memory, without waiting for it."""
+
+    def __init__(self, loader: Iterable[Batch], device: torch.device) -> None:
+        self.loader, self.device = loader, device
+        self._prepare = make_preparation(device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, labels in self.loader:
+            there = images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)
+            yield self._prepare(there[0]), there[1]
+
+
+class Resident:
+    """Gives a few batches on the device again and again, prepared anew each time if need be. Never ends."""
+
+    def __init__(self, batches: Sequence[Batch], prepare: Preparation | None = None) -> None:
+        self.batches, self.prepare = batches, prepare
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, labels in cycle(self.batches):
+            yield (self.prepare(images) if self.prepare else images), labels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where batches come from.
+
+    Attributes:
+        name: ``memory`` or ``photographs``.
+        for_shardio: What (b) wraps.
+        for_others: What (c) and (d) wrap, in pinned memory where the device is CUDA; decoded by torch, not by shardio.
+        decodes: Whether it takes work to make them.
+    """
+
+    name: str
+    for_shardio: Iterable[Batch]
+    for_others: Iterable[Batch]
+    decodes: bool
+
+
+def open_memory(num_slots: int, batch_size: int, device: torch.device) -> Source:
+    """Return batches that lie in memory. Those of (c) and (d) are pinned before: the best that can happen to them."""
+    loader = SlotLikeLoader(num_slots, batch_size)
+    others = loader.batches()
+    if device.type == "cuda":
+        others = [(images.pin_memory(), labels.pin_memory()) for images, labels in others]
+    return Source(name="memory", for_shardio=loader, for_others=Resident(others), decodes=False)
+
+
+def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable[Batch]], dict[str, str]]:
+    """Return all feeds, by name, and why some could not be made."""
+    prepare, problems = make_preparation(device), dict[str, str]()
+    # Before anybody takes a batch: the prefetcher pins the memory that the loader makes from here on.
+    prefetcher = DevicePrefetcher(source.for_shardio, device, normalize=NORMALIZE, dtype=torch.bfloat16)
+    there = [(images.to(device), labels.to(device)) for images, labels in islice(source.for_shardio, NUM_RESIDENT)]
+    feeds: dict[str, Iterable[Batch]] = {
+        RESIDENT: Resident([(prepare(images), labels) for images, labels in there]),
+        RESIDENT_UINT8: Resident(there, prepare),
+        SHARDIO: prefetcher,
+        TORCH: CopyBeforeStep(source.for_others, device),
+    }
+    try:
+        timm: Any = importlib.import_module("timm.data.loader")
+        feeds[TIMM] = timm.PrefetchLoader(source.for_others, *NORMALIZE, device=device, img_dtype=torch.bfloat16)
+    except Exception as error:  # Where torchvision is one of another torch, timm raises whatever its libraries do.
+        problems[TIMM] = f"timm does not load: {error}"
+    return feeds, problems
+
+
+def make_preparation(device: torch.device) -> Preparation:
+    """Return what is done to images on the device."""
+    return Preparation(device, NORMALIZE, torch.bfloat16, channels_last=True)
+
+
+def check_feed(feed: Iterable[Batch], source: Source, device: torch.device, batch_size: int) -> None:
+    """Raise ValueError unless a feed gives what all shall give; where nothing is decoded, these very numbers."""
+    images, labels = next(iter(feed))
+    is_right = (
+        (images.shape, images.dtype, images.device.type)
+        == ((batch_size, 3, TARGET, TARGET), torch.bfloat16, device.type)
+        and images.is_contiguous(memory_format=torch.channels_last)
+        and (labels.shape, labels.dtype, labels.device.type) == ((batch_size,), torch.int64, device.type)
+        and bool(images.isfinite().all())
+        and float(images.float().std()) > 0.1  # Not of one colour.
+    )
+    if not is_right:
+        raise ValueError(f"not what all feeds give: {images.shape}, {images.dtype}, {images.stride()}, {labels}")
+    if not source.decodes:
+        expected, expected_labels = next(iter(source.for_others))
+        mean, std = (torch.tensor(figures, dtype=torch.float64).reshape(3, 1, 1) for figures in NORMALIZE)
+        apart = ((expected[:8].double() / 255 - mean) / std - images[:8].cpu().double()).abs().max()
+        if apart > TOLERANCE or not torch.equal(labels.cpu(), expected_labels):
+            raise ValueError(f"other labels, or pixels that are apart by {apart:.3f}")

@@ -1,0 +1,70 @@
+"""Networks to train: torchvision's ResNets, or a network of the same layers where it is not installed."""
+
+from __future__ import annotations
+
+import importlib
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
+"""Blocks of each stage (He et al., "Deep residual learning for image recognition", 2016, table 1)."""
+
+NUM_CLASSES = 1000
+WIDTH = 64
+"""Channels of the first stage."""
+
+
+class Block(nn.Module):
+    """Convolutions beside a shortcut: two of 3x3; in deep networks 1x1, 3x3, and 1x1 to four times the channels."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, *, is_deep: bool) -> None:
+        super().__init__()
+        inner = out_channels // 4 if is_deep else out_channels
+        if is_deep:
+            shapes = [(in_channels, inner, 1, 1), (inner, inner, 3, stride), (inner, out_channels, 1, 1)]
+        else:
+            shapes = [(in_channels, inner, 3, stride), (inner, out_channels, 3, 1)]
+        layers = [layer for shape in shapes for layer in (_convolve(*shape), nn.ReLU(inplace=True))]
+        self.layers = nn.Sequential(*layers[:-1])  # The last ReLU comes behind the sum.
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = _convolve(in_channels, out_channels, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu_(self.layers(x) + self.shortcut(x))
+
+
+def make_network(name: str, width: int = WIDTH) -> tuple[nn.Module, str]:
+    """Return a network for images of 224 pixels, and whose it is.
+
+    Args:
+        name: ``resnet18`` or ``resnet50``.
+        width: Channels of the first stage; torchvision has no other networks than those of 64.
+    """
+    if width == WIDTH:
+        try:
+            models: Any = importlib.import_module("torchvision.models")
+            return getattr(models, name)(weights=None), "torchvision"
+        except Exception as error:  # A torchvision of another torch raises whatever its libraries do.
+            return _make_own(name, width), f"the benchmark's own, since torchvision does not load ({error})"
+    return _make_own(name, width), f"the benchmark's own, {width} channels wide"
+
+
+def _make_own(name: str, width: int) -> nn.Sequential:
+    is_deep = name == "resnet50"
+    channels = [width * 2**stage * (4 if is_deep else 1) for stage in range(4)]
+    blocks = []
+    for stage, (before, after) in enumerate(pairwise([width, *channels])):
+        for place in range(DEPTHS[name][stage]):
+            stride = 2 if stage and not place else 1
+            blocks.append(Block(after if place else before, after, stride, is_deep=is_deep))
+    stem = [_convolve(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], NUM_CLASSES))
+
+
+def _convolve(in_channels: int, out_channels: int, size: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, out_channels, size, stride, size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels))

@@ -1,0 +1,186 @@
+"""Rounds: every feed trains once in each, and another one comes first each time."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.device.copies import record, time_pinned_copies
+from benchmarks.device.feeds import RESIDENT, SHARDIO, TORCH, Batch, Source, check_feed
+from benchmarks.device.networks import make_network
+from benchmarks.loaders.job import TARGET
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How it is measured.
+
+    Attributes:
+        warmup: Steps of each turn that are not timed.
+        steps: Steps that are.
+        profiled: Steps behind them, that are profiled and not timed.
+        width: Channels of the networks' first stage.
+        photos: Classes, and photographs of each, that are made if none are given.
+    """
+
+    device: torch.device
+    models: Sequence[str]
+    sources: Sequence[str]
+    batch_size: int
+    warmup: int
+    steps: int
+    profiled: int
+    rounds: int
+    workers: int
+    width: int
+    photos: tuple[int, int]
+    images: Path | None
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of a turn, and some more, so that no epoch ends in one."""
+        return self.warmup + self.steps + self.profiled + 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """What was measured of a network with a source, a figure for each round.
+
+    Attributes:
+        network: Whose network it is.
+        feeds: By a feed's name, its figures by their names.
+        loaders_alone: Images/s of the loaders that decode, while nobody trains.
+        pinned_gb_per_s: Of plain copies.
+        is_registered: Whether (b) copies out of the loader's own memory; None on a CPU.
+        problems: Why a feed was not measured, or not to the end.
+    """
+
+    model: str
+    source: str
+    network: str
+    feeds: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+    loaders_alone: dict[str, list[float]] = field(default_factory=dict)
+    pinned_gb_per_s: list[float] = field(default_factory=list)
+    is_registered: bool | None = None
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+class Training:
+    """A network, and its training step in bfloat16."""
+
+    def __init__(self, name: str, settings: Settings) -> None:
+        network, self.origin = make_network(name, settings.width)
+        self._settings = settings
+        self._network: nn.Module = network.to(settings.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]  # not in its stubs
+        self._loss = nn.CrossEntropyLoss()
+        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3, momentum=0.9)
+
+    def run(self, batches: Iterator[Batch], num_steps: int) -> None:
+        """Give the device the work of some steps. No value is asked for, so nobody waits for it."""
+        num_done = 0
+        for images, labels in islice(batches, num_steps):
+            with torch.autocast(self._settings.device.type, torch.bfloat16):
+                loss = self._loss(self._network(images), labels)
+            self._optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            self._optimizer.step()
+            num_done += 1
+        if num_done != num_steps:
+            raise RuntimeError(f"a feed ended after {num_done} of {num_steps} batches")
+
+    def wait(self) -> None:
+        """Wait until the device has done all that it was given."""
+        if self._settings.is_cuda:
+            torch.cuda.synchronize(self._settings.device)
+
+
+def run_group(model: str, source: Source, feeds: dict[str, Iterable[Batch]], settings: Settings) -> Group:
+    """Run all rounds of a network with a source. A feed that fails is left out from there on, but for (a)."""
+    training = Training(model, settings)
+    group = Group(model=model, source=source.name, network=training.origin)
+    group.feeds = {name: {} for name in feeds}
+    loaders = {SHARDIO: source.for_shardio, TORCH: source.for_others} if source.decodes else {}
+    group.loaders_alone = {name: [] for name in loaders}
+
+    def attempt(name: str, what: str, turn: Callable[[], None]) -> None:
+        if name in group.problems:
+            return
+        tell(f"{model}, {source.name}: {what}: {name}")
+        try:
+            turn()
+        except Exception as error:  # Whatever others raise: too little shared memory kills torch's workers.
+            if name == RESIDENT:
+                raise
+            group.problems[name] = f"{type(error).__name__}: {error}"
+            tell(group.problems[name])
+
+    def train(name: str) -> None:
+        for figure, value in _take_turn(training, feeds[name], settings).items():
+            group.feeds[name].setdefault(figure, []).append(value)
+
+    def time_loader(name: str, loader: Iterable[Batch]) -> None:
+        group.loaders_alone[name].append(_time_loader(loader, settings))
+
+    for name, feed in feeds.items():
+        attempt(name, "is it right", partial(check_feed, feed, source, settings.device, settings.batch_size))
+    if settings.is_cuda and SHARDIO not in group.problems:
+        group.is_registered = all(images.is_pinned() for images, _ in islice(source.for_shardio, 8))
+    names = list(feeds)
+    for number in range(settings.rounds):
+        what, first = f"round {number + 1} of {settings.rounds}", number % len(names)
+        for name in names[first:] + names[:first]:
+            attempt(name, what, partial(train, name))
+        for name, loader in loaders.items():
+            attempt(name, f"{what}, loader alone", partial(time_loader, name, loader))
+        if settings.is_cuda:
+            num_bytes = settings.batch_size * 3 * TARGET * TARGET
+            group.pinned_gb_per_s.append(time_pinned_copies(num_bytes, settings.device))
+    return group
+
+
+def tell(what: str) -> None:
+    """Say on standard error what is done now: a run takes minutes."""
+    print(what, file=sys.stderr, flush=True)
+
+
+def _take_turn(training: Training, feed: Iterable[Batch], settings: Settings) -> dict[str, Any]:
+    batches = iter(feed)
+    training.run(batches, settings.warmup)
+    training.wait()
+    start = time.perf_counter()
+    training.run(batches, settings.steps)
+    training.wait()
+    elapsed_s = time.perf_counter() - start
+    activity = record(lambda: training.run(batches, settings.profiled), settings.device)
+    return {
+        "images_per_s": settings.steps * settings.batch_size / elapsed_s,
+        "hidden_share": activity.hidden_share,
+        "copy_gb_per_s": activity.gb_per_s,
+        "num_copies": len(activity.copies),
+        "num_kernels": len(activity.kernels),
+        "pageable_bytes": activity.pageable_bytes,
+    }
+
+
+def _time_loader(loader: Iterable[Batch], settings: Settings) -> float:
+    """Return the images/s of a loader whose batches are dropped at once."""
+    batches = iter(loader)
+    for _ in islice(batches, settings.warmup):
+        pass
+    start = time.perf_counter()
+    for _ in islice(batches, settings.steps):
+        pass
+    return settings.steps * settings.batch_size / (time.perf_counter() - start)

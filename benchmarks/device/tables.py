@@ -1,0 +1,77 @@
+"""The measurements as tables in Markdown, and what they say of the targets."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from benchmarks.device.feeds import RESIDENT, SHARDIO, TITLES
+from benchmarks.device.rounds import Group
+from benchmarks.timing import ratios, summarise
+
+OF_RESIDENT, HIDDEN, OF_PINNED = 0.98, 0.95, 0.95
+"""Targets: (b) of (a), the share of copy time that is hidden, and the copies' bandwidth of plain pinned copies'."""
+
+
+def make_table(group: Group) -> str:
+    """Return what was measured of a network with a source."""
+    lines = [
+        f"**{group.model}, {group.source}** (network: {group.network})\n",
+        "| | images/s | of (a) | copy time hidden | H2D, GB/s | of plain pinned copies |",
+        "|---|---|---|---|---|---|",
+    ]
+    resident = group.feeds[RESIDENT]["images_per_s"]
+    for name, figures in group.feeds.items():
+        if name in group.problems:
+            lines.append(f"| {TITLES[name]} | failed: {group.problems[name].splitlines()[0]} | | | | |")
+            continue
+        speeds, hidden, bandwidth = (figures[key] for key in ("images_per_s", "hidden_share", "copy_gb_per_s"))
+        cells = [TITLES[name], summarise(speeds), summarise(ratios(speeds, resident), 3)]
+        cells += [_cell(hidden, 3), _cell(bandwidth, 1), _cell(_of_pinned(group, bandwidth), 3)]
+        lines.append(f"| {' | '.join(cells)} |")
+    for name, speeds in group.loaders_alone.items():
+        if name in group.problems:
+            continue
+        lines.append(
+            f"| {name}'s loader alone | {summarise(speeds)} | {summarise(ratios(speeds, resident), 2)} | | | |"
+        )
+    if group.pinned_gb_per_s:
+        lines.append(f"| plain pinned copies | | | | {summarise(group.pinned_gb_per_s, 1)} | |")
+    return "\n".join(lines) + "\n"
+
+
+def judge(group: Group) -> list[str]:
+    """Return what the medians of shardio's rounds say of the targets, in one line each."""
+    if SHARDIO in group.problems:
+        return [f"{group.model}, {group.source}: shardio failed: {group.problems[SHARDIO]}"]
+    figures, resident = group.feeds[SHARDIO], group.feeds[RESIDENT]["images_per_s"]
+    said = [_judge("(b) of (a)", ratios(figures["images_per_s"], resident), OF_RESIDENT)]
+    if group.loaders_alone:
+        keeps_up = statistics.median(ratios(group.loaders_alone["shardio"], resident)) > 1
+        said[0] += "" if keeps_up else ": but decoding cannot keep up here, so it does not count"
+    said.append(_judge("copy time hidden", figures["hidden_share"], HIDDEN))
+    said.append(_judge("bandwidth of plain pinned copies'", _of_pinned(group, figures["copy_gb_per_s"]), OF_PINNED))
+    if group.is_registered is False:
+        said.append("CUDA refused to pin the loader's memory: batches were copied to other memory first")
+    if any(figures["pageable_bytes"]):
+        said.append(f"{max(figures['pageable_bytes']):,} bytes crossed from memory that is not pinned")
+    return [f"{group.model}, {group.source}: {line}" for line in said]
+
+
+def _of_pinned(group: Group, bandwidth: Sequence[float | None]) -> list[float | None]:
+    pairs = zip(bandwidth, group.pinned_gb_per_s, strict=False)  # There are none on a CPU.
+    return [None if ours is None else ours / plain for ours, plain in pairs]
+
+
+def _judge(what: str, rounds: Sequence[float | None], target: float) -> str:
+    seen = [figure for figure in rounds if figure is not None]
+    if not seen:
+        return f"{what}, at least {target}: not seen"
+    return (
+        f"{what}, at least {target}: {summarise(seen, 3)}, {'met' if statistics.median(seen) >= target else 'missed'}"
+    )
+
+
+def _cell(rounds: Sequence[float | None], digits: int) -> str:
+    seen = [figure for figure in rounds if figure is not None]
+    return summarise(seen, digits) if seen else ""

@@ -1,0 +1,204 @@
+"""The benchmark of the way to a GPU: what it computes from a profile, and that it runs where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.bench_device import read_arguments
+from benchmarks.device.copies import Activity, Copy, Interval, merge, overlap, read_trace
+from benchmarks.device.feeds import RESIDENT, SHARDIO, TORCH, Batch, check_feed, make_feeds, open_memory
+from benchmarks.device.networks import make_network
+from benchmarks.device.rounds import Group, run_group
+from benchmarks.device.tables import judge, make_table
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def draw_intervals(random: np.random.Generator, number: int) -> list[Interval]:
+    starts, lengths = random.integers(0, 50, number), random.integers(0, 12, number)
+    return [(float(start), float(start + length)) for start, length in zip(starts, lengths, strict=True)]
+
+
+def on_grid(intervals: list[Interval]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return for each µs whether it lies in one of the intervals."""
+    cells = np.arange(70)
+    return np.array([any(start <= cell < stop for start, stop in intervals) for cell in cells])
+
+
+def test_overlaps_are_those_that_are_counted_cell_by_cell() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        ours, theirs = (draw_intervals(random, int(random.integers(0, 9))) for _ in range(2))
+        assert overlap(ours, theirs) == overlap(theirs, ours) == (on_grid(ours) & on_grid(theirs)).sum()
+        merged = merge(ours)
+        assert (on_grid(merged) == on_grid(ours)).all()
+        assert all(before[1] < after[0] for before, after in pairwise(merged))
+
+
+def test_a_trace_says_what_was_copied_and_computed() -> None:
+    """In the form in which torch's profiler exports it."""
+    pinned, pageable = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaMemcpyAsync", "ts": 100.0, "dur": 3.0, "args": {}},
+        {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 100.0, "dur": 1000.0, "args": {"stream": 7}},
+        {"ph": "X", "cat": "kernel", "name": "add", "ts": 1200.0, "dur": 300.0, "args": {"stream": 7}},
+        # Kernels run in the first 900 of its 1,000 µs.
+        {"ph": "X", "cat": "gpu_memcpy", "name": pinned, "ts": 200.0, "dur": 1000.0, "args": {"bytes": 25_000_000}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": pageable, "ts": 1300.0, "dur": 2.0, "args": {"bytes": 2048}},
+        {"ph": "X", "cat": "gpu_memcpy", "name": "Memcpy DtoH (Device -> Pageable)", "ts": 0, "dur": 9, "args": {}},
+        {"ph": "X", "cat": "gpu_memset", "name": "Memset (Device)", "ts": 200.0, "dur": 9.0, "args": {"bytes": 8}},
+    ]
+    activity = read_trace({"traceEvents": events})
+    assert activity.copies == [Copy((200, 1200), 25_000_000, False), Copy((1300, 1302), 2048, True)]
+    assert activity.kernels == [(100, 1100), (1200, 1500)]
+    assert activity.hidden_share == pytest.approx(902 / 1002)
+    assert activity.gb_per_s == pytest.approx(25), "of the large copy alone"
+    assert activity.pageable_bytes == 2048
+
+
+def test_without_copies_there_are_no_figures() -> None:
+    activity = Activity(kernels=[(0, 1)])
+    assert (activity.hidden_share, activity.gb_per_s, activity.pageable_bytes) == (None, None, 0)
+
+
+@pytest.mark.parametrize(("name", "number"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
+def test_the_networks_have_as_many_parameters_as_torchvisions(name: str, number: int) -> None:
+    """As its documentation gives them, whether it is installed or not."""
+    network, _ = make_network(name)
+    assert sum(parameter.numel() for parameter in network.parameters()) == number
+    narrow, _ = make_network(name, width=8)
+    assert narrow(torch.zeros(2, 3, 224, 224)).shape == (2, 1000)
+
+
+class _Darker:
+    """Gives what another feed gives, with other pixels."""
+
+    def __init__(self, feed: Any) -> None:
+        self.feed = feed
+
+    def __iter__(self) -> Iterator[Batch]:
+        for images, labels in self.feed:
+            yield images - 0.1, labels
+
+
+class _EndsEarly:
+    """Gives a few batches and fails."""
+
+    def __init__(self, feed: Any, num_batches: int) -> None:
+        self.feed, self.num_batches, self.num_uses = feed, num_batches, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.num_uses += 1
+        for _, batch in zip(range(self.num_batches), self.feed, strict=False):
+            yield batch
+        raise RuntimeError("no more shared memory")
+
+
+def test_all_feeds_give_the_same_and_another_one_is_refused() -> None:
+    source = open_memory(3, 4, CPU)
+    feeds, _ = make_feeds(source, CPU)
+    for feed in feeds.values():
+        check_feed(feed, source, CPU, 4)
+    with pytest.raises(ValueError, match=r"apart by 0\.1"):
+        check_feed(_Darker(feeds[SHARDIO]), source, CPU, 4)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread: several take very long where others have the processors."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_feed_that_fails_is_left_out_and_named() -> None:
+    settings, path = read_arguments(["--device", "cpu", "--steps", "1"])
+    assert path is None
+    source = open_memory(2, 2, CPU)
+    feeds, _ = make_feeds(source, CPU)
+    failing = _EndsEarly(feeds[TORCH], 2)
+    chosen = {RESIDENT: feeds[RESIDENT], SHARDIO: feeds[SHARDIO], TORCH: failing}
+    group = run_group("resnet18", source, chosen, settings)
+    assert failing.num_uses == 2, "looked at, and run in the first round"
+    assert group.problems == {TORCH: "RuntimeError: no more shared memory"}
+    assert len(group.feeds[SHARDIO]["images_per_s"]) == len(group.feeds[RESIDENT]["images_per_s"]) == settings.rounds
+    assert "failed: RuntimeError: no more shared memory" in make_table(group)
+
+
+def make_group(shardio: float, loader: float) -> Group:
+    """Return a group of 3 rounds with made-up figures; (a) makes 1,000 images/s."""
+    others: dict[str, list[Any]] = {
+        "hidden_share": [0.97, 0.96, 0.9],
+        "copy_gb_per_s": [18.0, 20.0, 24.5],
+        "pageable_bytes": [0, 0, 0],
+    }
+    feeds = {RESIDENT: {"images_per_s": [1000.0] * 3}, SHARDIO: {"images_per_s": [shardio] * 3}}
+    group = Group(model="resnet50", source="photographs", network="nobody's")
+    group.feeds = {name: {**figures, **others} for name, figures in feeds.items()}
+    group.loaders_alone, group.pinned_gb_per_s = {SHARDIO: [loader] * 3}, [25.0] * 3
+    return group
+
+
+@pytest.mark.parametrize(
+    ("shardio", "loader", "said"),
+    [(985, 2000, "met"), (975, 2000, "missed"), (700, 710, "missed: but decoding cannot keep up here")],
+)
+def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, loader: float, said: str) -> None:
+    speed, hidden, bandwidth = judge(make_group(shardio, loader))
+    assert said in speed
+    assert hidden.endswith("0.960 (0.900 to 0.970), met")
+    assert bandwidth.endswith("0.800 (0.720 to 0.980), missed")
+
+
+def test_it_runs_on_a_cpu_and_keeps_all_figures(tmp_path: Path) -> None:
+    temporary, results = tmp_path / "temporary", tmp_path / "results"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "benchmarks.bench_device", "--device", "cpu", "--model", "resnet18"]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = subprocess.run(
+        [*command, "--results", str(results)], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert not {"met", "missed"} & set(done.stdout.split()), "figures of a CPU say nothing of the targets"
+    assert list(temporary.iterdir()) == []
+    (path,) = results.iterdir()
+    assert path.name.endswith("-device-cpu.json")
+    content = json.loads(path.read_text())
+    assert [(group["model"], group["source"]) for group in content["groups"]] == [
+        ("resnet18", "memory"),
+        ("resnet18", "photographs"),
+    ]
+    for group in content["groups"]:
+        assert set(group["feeds"]) >= {"resident", "resident-uint8", "shardio", "torch"}
+        for figures in group["feeds"].values():
+            assert {len(rounds) for rounds in figures.values()} == {content["settings"]["rounds"]}
+            assert all(speed > 0 for speed in figures["images_per_s"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_check_says_what_is_missing_where_there_is_no_gpu() -> None:
+    done = subprocess.run(
+        ["bash", "tools/gpu_check.sh"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "is a build without CUDA: install one" in done.stderr or "sees no GPU" in done.stderr
