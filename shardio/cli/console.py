@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -25,6 +26,22 @@ def wrong_values_are_wrong_usage() -> Iterator[None]:
         yield
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def check_picture(path: Path | None) -> Path | None:
+    """Return the path of a picture that is to be drawn, if it can be."""
+    if path is not None and path.suffix != ".png":
+        raise typer.BadParameter(f"{str(path)!r} must end in .png")
+    return path
+
+
+def require_matplotlib() -> None:
+    """End with exit code 1 where matplotlib is not installed."""
+    try:
+        import matplotlib  # noqa: F401  # whether it is there
+    except ImportError as error:
+        typer.echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
+        raise typer.Exit(1) from error
 
 
 def count(number: int, noun: str, plural: str | None = None) -> str:

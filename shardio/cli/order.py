@@ -9,16 +9,10 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from shardio.cli.console import count, wrong_values_are_wrong_usage
+from shardio.cli.console import check_picture, count, require_matplotlib, wrong_values_are_wrong_usage
 
 MAX_POINTS = 100_000
 """How many samples are drawn at the most; of more, so many are chosen at random."""
-
-
-def _check_plot(path: Path | None) -> Path | None:
-    if path is not None and path.suffix != ".png":
-        raise typer.BadParameter(f"{str(path)!r} must end in .png")
-    return path
 
 
 def order(
@@ -30,7 +24,7 @@ def order(
     world_size: Annotated[int, typer.Option(min=1, help="How many ranks.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples of one rank's batch.")] = 256,
     plot: Annotated[
-        Path | None, typer.Option(callback=_check_plot, metavar="FILE.png", help="Draw the epoch into this file.")
+        Path | None, typer.Option(callback=check_picture, metavar="FILE.png", help="Draw the epoch into this file.")
     ] = None,
 ) -> None:
     """Say how well an epoch is shuffled, and what reading it in that order costs a rank; draw it."""
@@ -38,7 +32,7 @@ def order(
     from shardio.shards import open_table
 
     if plot is not None:
-        _require_matplotlib()
+        require_matplotlib()
     manifest = open_table(source).manifest
     sizes = manifest.shard_sizes
     num_bytes = np.array([shard.num_bytes for shard in manifest.shards], dtype=np.int64)
@@ -65,14 +59,6 @@ def order(
     if plot is not None:
         title = f"epoch {rows['epoch']}, {count(settings.lanes, 'lane')}, windows of {rows['window']}"
         _draw(plot, samples, sizes, settings.lanes, title)
-
-
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401  # whether it is there
-    except ImportError as error:
-        typer.echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
-        raise typer.Exit(1) from error
 
 
 def _draw(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64], lanes: int, title: str) -> None:

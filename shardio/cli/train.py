@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from shardio.cli.console import wrong_values_are_wrong_usage
+from shardio.cli.console import check_picture, require_matplotlib, wrong_values_are_wrong_usage
 from shardio.cli.loading import BatchSize, NumWorkers, OnError, bad_samples_name_the_option, make_loader_options
 from shardio.images import DEFAULT_MAX_PIXELS
 
@@ -116,7 +116,13 @@ def train(
         int, typer.Option(min=1, help="Steps between two lines of the log.", rich_help_panel=RUNNING)
     ] = 10,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw the learning rates, planned and taken (.png).", rich_help_panel=RUNNING)
+        Path | None,
+        typer.Option(
+            callback=check_picture,
+            metavar="FILE.png",
+            help="Draw the learning rates, planned and taken.",
+            rich_help_panel=RUNNING,
+        ),
     ] = None,
     seed: Annotated[
         int,
@@ -139,12 +145,14 @@ def train(
     """
     from shardio.cli import training
 
+    if plot is not None:
+        require_matplotlib()
     if val is not None and val_share is not None:
         raise typer.BadParameter("validate on --val, or on a part of SOURCE, not both", param_hint="--val-share")
     share = 0.2 if val_share is None else val_share
     if not 0 <= share < 1:
         raise typer.BadParameter(f"must be at least 0 and below 1, got {share}", param_hint="--val-share")
-    from shardio.train import Callback, Compile, GradientPenalty, TrainConfig, seed_everything
+    from shardio.train import Callback, Compile, GradientPenalty, RatePlot, TrainConfig, count_steps, seed_everything
     from shardio.train import train as train_model
     from shardio.train.ranks import failures_told
 
@@ -180,7 +188,7 @@ def train(
             network = training.make_network(
                 model, data.num_classes, image_size, pretrained=pretrained, is_scripted=script
             )
-        callbacks: list[Callback] = []
+        callbacks: list[Callback] = [] if plot is None else [RatePlot(plot, config, count_steps(loader, config))]
         if compile_model:
             callbacks.append(Compile())
         if gradient_penalty is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,14 +13,15 @@ from torch import nn
 from shardio.device import DevicePrefetcher
 from shardio.train.callbacks import Callback
 from shardio.train.config import TrainConfig
+from shardio.train.logs import JsonLog, TensorBoardLog
 from shardio.train.meters import EpochResult, Score
 from shardio.train.optimizers import make_optimizer
 from shardio.train.ranks import gather, joined, pick_device, same_buffers, share_gradients
+from shardio.train.report import Report
 from shardio.train.run import Run
 from shardio.train.schedules import Schedule
 from shardio.train.seeds import algorithms
 from shardio.train.step import TrainStep, autocast, in_groups
-from shardio.train.writing import make_writers
 from shardio.world import World
 
 
@@ -61,7 +64,7 @@ def train(
     with algorithms(deterministic=config.deterministic), joined(device) as world:
         batches = _prefetch(loader, config, device)
         validation = None if val_loader is None else _prefetch(val_loader, config, device)
-        callbacks = [*callbacks, *make_writers(config, world)]
+        callbacks = [*callbacks, *_make_writers(config, world)]
         run = _prepare(model, batches, config, world, callbacks)
         run.begin()
         for epoch in run.epochs():
@@ -132,7 +135,7 @@ def _prepare(
         callback.prepare_model(model)
     wrapped = share_gradients(model, batches.device)
     optimizer = make_optimizer(model, config)
-    schedule = Schedule(optimizer, config, _count_steps(batches, config))
+    schedule = Schedule(optimizer, config, count_steps(batches.loader, config))
     step = TrainStep(
         wrapped,
         optimizer,
@@ -146,15 +149,30 @@ def _prepare(
     return Run(config, step, schedule, batches, world, callbacks)
 
 
-def _count_steps(batches: DevicePrefetcher, config: TrainConfig) -> int:
-    """Return how many steps a full epoch has."""
+def _make_writers(config: TrainConfig, world: World) -> list[Callback]:
+    """Return who writes into the run's directory: on rank 0, if there is one."""
+    if config.directory is None or world.rank != 0:
+        return []
+    directory = Path(config.directory)
+    writers: list[Callback] = [JsonLog(directory), Report(directory, config)]
+    if importlib.util.find_spec("tensorboard") is not None:
+        writers.append(TensorBoardLog(directory))
+    return writers
+
+
+def count_steps(loader: Any, config: TrainConfig) -> int:
+    """Return how many steps a full epoch has.
+
+    Raises:
+        ValueError: If the loader has no length and the settings do not say, or ranks have different ones.
+    """
     if config.steps_per_epoch is not None:
         return config.steps_per_epoch
     try:
-        num_batches = gather(len(batches))
+        num_batches = gather(len(loader))
     except TypeError as error:
         raise ValueError(
-            f"{type(batches.loader).__name__} has no length, and the schedule needs one: say steps_per_epoch"
+            f"{type(loader).__name__} has no length, and the schedule needs one: say steps_per_epoch"
         ) from error
     if len(set(num_batches)) > 1:
         raise ValueError(

@@ -1,9 +1,8 @@
-"""What a run writes into its directory besides checkpoints: the log, for programs and for TensorBoard."""
+"""What a run writes of itself while it goes on: a log for programs, and one for TensorBoard."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any
 
 from shardio.storage import write_whole
 from shardio.train.callbacks import Callback
-from shardio.train.config import TrainConfig
 from shardio.train.meters import EpochResult, StepRecord
-from shardio.world import World
 
 LOG = "log.jsonl"
 
@@ -68,17 +65,6 @@ class TensorBoardLog(Callback):
         for name, value in dataclasses.asdict(figures).items():
             if value is not None and name not in ("step", "epoch"):
                 self._writer.add_scalar(f"{kind}/{name}", float(value), step)
-
-
-def make_writers(config: TrainConfig, world: World) -> list[Callback]:
-    """Return who writes what is to be written: on rank 0, if there is a directory."""
-    if config.directory is None or world.rank != 0:
-        return []
-    directory = Path(config.directory)
-    writers: list[Callback] = [JsonLog(directory)]
-    if importlib.util.find_spec("tensorboard") is not None:
-        writers.append(TensorBoardLog(directory))
-    return writers
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:

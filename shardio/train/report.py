@@ -1,0 +1,247 @@
+"""What a run leaves for people to look at: a page with its curves and a table of its epochs; a picture of its rates.
+
+Pictures need matplotlib (shardio's extra ``plot``). They are drawn without pyplot, whose state is the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import html
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardio.storage import write_whole
+from shardio.train.callbacks import Callback
+from shardio.train.config import TrainConfig
+from shardio.train.logs import LOG, read_log
+from shardio.train.meters import EpochResult, StepRecord
+from shardio.train.schedules import plan_rates
+from shardio.world import find_world
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAGE, PICTURE = "report.html", "report.png"
+MAX_MARKED = 16  # Of more epochs only some are marked, so that their numbers do not overlap.
+Points = list[tuple[int, float]]  # (step, value)
+
+PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
+    "loss": lambda figures: figures.loss,
+    "images/s": lambda figures: figures.images_per_s,
+    "learning rate": lambda figures: figures.lr,
+    "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
+}
+"""The panels of the report, by what is drawn."""
+
+COLUMNS: dict[str, Callable[[EpochResult], str]] = {
+    "epoch": lambda result: str(result.epoch),
+    "loss": lambda result: f"{result.loss:.4f}",
+    "accuracy": lambda result: f"{result.accuracy:.1%}",
+    "validation loss": lambda result: "–" if result.val_loss is None else f"{result.val_loss:.4f}",
+    "validation accuracy": lambda result: "–" if result.val_accuracy is None else f"{result.val_accuracy:.1%}",
+    "images/s": lambda result: f"{result.images_per_s:,.0f}",
+    "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
+    "learning rate": lambda result: f"{result.lr:.3g}",
+}
+"""The columns of the table of epochs, and what their cells say."""
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "steps": {"color": "#7aa6d8", "linewidth": 1.0, "marker": ".", "markersize": 3},
+    "epochs": {"color": "#17408b", "linewidth": 1.6, "marker": "o", "markersize": 4},
+    "validation": {"color": "#d9731a", "linewidth": 1.6, "marker": "s", "markersize": 4},
+    "planned": {"color": "#f3c48b", "linewidth": 4.0},
+    "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
+}
+"""How curves are drawn, by their names: with dots, for a single point makes no line."""
+
+CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
+img { width: 100% }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0 }
+th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
+.best { font-weight: bold; background: #fff3e0 }
+"""
+
+
+class Report(Callback):
+    """Writes the report at the end, for rank 0 alone. A run that is begun anew takes an earlier one's away first."""
+
+    def __init__(self, directory: Path, config: TrainConfig | None = None) -> None:
+        self.directory, self.config = directory, config
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        for name in (PAGE, PICTURE) if num_steps == 0 else ():
+            (self.directory / name).unlink(missing_ok=True)
+
+    def on_end(self, results: list[EpochResult]) -> None:
+        write_report(self.directory, self.config)
+
+
+class RatePlot(Callback):
+    """Draws the planned learning rates and the taken ones into a PNG at the end, on rank 0.
+
+    There is a taken rate for each line of the log (``log_every``), which also has those from before a run was gone on
+    with. ``plateau`` has no plan. Taken rates fall behind the plan by the steps that fp16 skipped, and leave it where
+    the number of ranks was changed, since an epoch then has another number of steps.
+
+    Args:
+        path: The picture; its folder is made if it is missing.
+        config: The settings.
+        steps_per_epoch: Of a full epoch.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+    """
+
+    def __init__(self, path: Path, config: TrainConfig, steps_per_epoch: int) -> None:
+        _make_figure(1, 1)  # Whether it can be drawn is to be known now, and not after the training.
+        self.path, self.directory = path, config.directory
+        self.planned = None if config.schedule == "plateau" else plan_rates(config, steps_per_epoch)
+        self.taken: Points = []
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        records = [] if self.directory is None else read_figures(Path(self.directory))[0]
+        # The log may still have steps after the checkpoint, which will be taken again.
+        self.taken = [(record.step - 1, record.lr) for record in records if record.step <= num_steps]
+
+    def on_log(self, record: StepRecord) -> None:
+        self.taken.append((record.step - 1, record.lr))  # Records count the steps that there have been.
+
+    def on_end(self, results: list[EpochResult]) -> None:
+        if find_world().rank == 0:
+            plot_rates(self.path, self.planned, self.taken)
+
+
+def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
+    """Write ``report.html``, a page with all in it, and its picture ``report.png`` from the log of a run.
+
+    The run may have been killed: what was logged is shown. Without matplotlib, or a line in the log, there is no
+    picture, and the page says so.
+
+    Args:
+        directory: Of the run.
+        config: The settings, to be told on the page.
+
+    Returns:
+        The page, or None if there is no log.
+    """
+    if not (directory / LOG).exists():
+        return None
+    records, results = read_figures(directory)
+    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib it would stay, and be older than the page.
+    with contextlib.suppress(ImportError):
+        if records:
+            _save(_draw_report(records, results), directory / PICTURE)
+    with write_whole(directory / PAGE) as file:
+        file.write(_make_page(directory, config, records, results).encode())
+    return directory / PAGE
+
+
+def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
+    """Draw planned and taken learning rates into a PNG.
+
+    Args:
+        path: The picture; its folder is made if it is missing.
+        planned: Points (step, rate), where the first step is step 0, as of ``plan_rates``; None if there is no plan.
+        taken: Likewise.
+
+    Raises:
+        ImportError: If matplotlib is missing.
+    """
+    figure = _make_figure(10, 5)
+    _draw(axes := figure.subplots(), "learning rate", {"planned": planned or [], "taken": taken})
+    axes.set_xlabel("step")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _save(figure, path)
+
+
+def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
+    """Return what the log of a run holds: of its steps, and of its epochs."""
+    lines: dict[str, list[dict[str, Any]]] = {"steps": [], "epoch": []}
+    for line in read_log(directory / LOG):
+        lines[line.pop("kind")].append(line)
+    return [StepRecord(**line) for line in lines["steps"]], [EpochResult(**line) for line in lines["epoch"]]
+
+
+def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[str, dict[str, Points]]:
+    """Return the curves of each panel by their names, which are those of ``LOOKS``; an epoch lies at its last step."""
+    curves: dict[str, dict[str, Points]] = {}
+    for label, value_of in PANELS.items():
+        steps = [(record.step, value_of(record)) for record in records]
+        curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
+    curves["learning rate"]["epochs"] = []  # It says nothing new, and straight lines between epochs are wrong.
+    curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
+    return curves
+
+
+def _draw_report(records: list[StepRecord], results: list[EpochResult]) -> Figure:
+    figure = _make_figure(13, 8)
+    grid = figure.subplots(2, 2, sharex=True)
+    marked = results[:: max(-(-len(results) // MAX_MARKED), 1)]
+    for axes, (label, curves) in zip(grid.flat, make_curves(records, results).items(), strict=True):
+        for result in marked:
+            axes.axvline(result.step, color="#dddddd", linewidth=0.8, zorder=0)
+        _draw(axes, label, curves)
+    for upper, lower in zip(*grid, strict=True):
+        ends = upper.secondary_xaxis("top")
+        ends.set_xticks([result.step for result in marked], [str(result.epoch) for result in marked])
+        ends.set_xlabel("end of epoch")
+        lower.set_xlabel("step")
+    return figure
+
+
+def _draw(axes: Axes, label: str, curves: dict[str, Points]) -> None:
+    for name, points in curves.items():
+        if points:
+            axes.plot(*zip(*points, strict=True), label=name, **LOOKS[name])
+    axes.set_ylabel(label)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.01)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _make_figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib import figure
+    except ImportError as error:
+        raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
+    return figure.Figure(figsize=(width, height), dpi=110, layout="constrained")
+
+
+def _save(figure: Figure, path: Path) -> None:
+    names = figure.axes[0].get_legend_handles_labels()  # The first panel has all curves.
+    figure.legend(*names, loc="outside lower center", ncols=len(LOOKS), frameon=False)
+    with write_whole(path) as file:
+        figure.savefig(file, format="png")
+
+
+def _make_page(
+    directory: Path, config: TrainConfig | None, records: list[StepRecord], results: list[EpochResult]
+) -> str:
+    title, picture = f"Training run {directory.resolve().name}", directory / PICTURE
+    num_steps = records[-1].step if records else 0
+    best = max((result.epoch for result in results if result.is_best), default=None)
+    parts = [_element("h1", title), _element("p", f"{len(results)} whole epochs, {num_steps:,} steps.")]
+    if picture.exists():
+        image = base64.b64encode(picture.read_bytes()).decode()
+        parts.append(f'<img alt="Curves" src="data:image/png;base64,{image}">')
+    else:
+        why = "There are no curves: pip install matplotlib draws them." if records else "Nothing was logged."
+        parts.append(_element("p", why))
+    if results:
+        parts += ["<table>", f"<tr>{''.join(_element('th', name) for name in COLUMNS)}</tr>"]
+        for result in results:
+            cells = "".join(_element("td", cell(result)) for cell in COLUMNS.values())
+            parts.append(f'<tr class="best">{cells}</tr>' if result.epoch == best else f"<tr>{cells}</tr>")
+        parts += ["</table>", _element("p", f"Best epoch: {best}. Waiting is rank 0's, all else of all ranks.")]
+    if config is not None:
+        parts.append(_element("p", f"Settings: {config}"))
+    head = f'<head><meta charset="utf-8">{_element("title", title)}<style>{CSS}</style></head>'
+    return "\n".join(['<!doctype html>\n<html lang="en">', head, "<body>", *parts, "</body>\n</html>\n"])
+
+
+def _element(name: str, text: str) -> str:
+    return f"<{name}>{html.escape(text)}</{name}>"
