@@ -16,7 +16,7 @@ from shardio.train.config import TrainConfig
 from shardio.train.logs import JsonLog, TensorBoardLog
 from shardio.train.meters import EpochResult, Score
 from shardio.train.optimizers import make_optimizer
-from shardio.train.ranks import gather, joined, pick_device, same_buffers, share_gradients
+from shardio.train.ranks import failures_told, gather, joined, pick_device, same_buffers, share_gradients
 from shardio.train.report import Report
 from shardio.train.run import Run
 from shardio.train.schedules import Schedule
@@ -61,22 +61,33 @@ def train(
         FormatError: If its checkpoint cannot be read.
     """
     device = pick_device(config.device)
-    with algorithms(deterministic=config.deterministic), joined(device) as world:
-        batches = _prefetch(loader, config, device)
-        validation = None if val_loader is None else _prefetch(val_loader, config, device)
+    with failures_told(), algorithms(deterministic=config.deterministic), joined(device) as world:
         callbacks = [*callbacks, *_make_writers(config, world)]
-        run = _prepare(model, batches, config, world, callbacks)
-        run.begin()
-        for epoch in run.epochs():
-            model.train()
-            for batch, ends_step in in_groups(run.batches_of(epoch), config.accumulate):
-                images, labels = images_and_labels(batch)
-                outputs, loss = run.step(images, labels, ends_step=ends_step)
-                run.note(batch, outputs, loss, ends_step=ends_step)
-            run.log()
-            run.end_epoch(None if validation is None else evaluate(model, validation, config))
-        for callback in callbacks:
-            callback.on_end(run.results)
+        return _train(model, _prefetch(loader, config, device), config, val_loader, callbacks, world)
+
+
+def _train(
+    model: nn.Module,
+    batches: DevicePrefetcher,
+    config: TrainConfig,
+    val_loader: Loader | None,
+    callbacks: Sequence[Callback],
+    world: World,
+) -> list[EpochResult]:
+    """Train on this rank. All that knows the other ranks is gone when it returns, before they part."""
+    validation = None if val_loader is None else _prefetch(val_loader, config, batches.device)
+    run = _prepare(model, batches, config, world, callbacks)
+    run.begin()
+    for epoch in run.epochs():
+        model.train()
+        for batch, ends_step in in_groups(run.batches_of(epoch), config.accumulate):
+            images, labels = images_and_labels(batch)
+            outputs, loss = run.step(images, labels, ends_step=ends_step)
+            run.note(batch, outputs, loss, ends_step=ends_step)
+        run.log()
+        run.end_epoch(None if validation is None else evaluate(model, validation, config))
+    for callback in callbacks:
+        callback.on_end(run.results)
     return run.results
 
 

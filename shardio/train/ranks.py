@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -38,14 +39,20 @@ def joined(device: torch.device) -> Iterator[World]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     yield world
     # Only where all went well: who fails ends, by which the launcher and the other ranks know, and waits for nobody.
+    # Whoever lets go of the group last waits for its threads. Here that is done without the GIL, which they may need;
+    # where DistributedDataParallel is the last, it is a deadlock (pytorch/pytorch#154976): so that must go first.
+    gc.collect()
     dist.destroy_process_group()
 
 
 @contextlib.contextmanager
 def failures_told() -> Iterator[None]:
-    """Tell the launcher, if it is torchrun, by what this rank fails: its summary names the first failure of all."""
+    """Tell torchrun by what this rank fails, if it was started by it: its summary names the first failure of all."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+    if find_world().world_size == 1:
+        yield
+        return
     handler = get_error_handler()
     handler.initialize()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from shardio.errors import FormatError, NonFiniteLossError, StateError
 from shardio.train import Callback, TrainConfig, load_checkpoint, train
 from shardio.train import checkpoint as checkpoint_module
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests.train.runs import read_figures
 from tests.train.toys import make_batches, make_linear, weights_of
 
 SAMPLES, BATCH_SIZE, EPOCHS = 21, 4, 3
@@ -73,15 +73,6 @@ def _config(directory: Path, **options: Any) -> TrainConfig:
             **options,
         }
     )
-
-
-TIMES = ("train_s", "data_wait_s", "images_per_s", "step_s", "data_wait_share", "memory_allocated", "memory_reserved")
-
-
-def read_figures(directory: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's log without what depends on the machine's mood."""
-    lines = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 def _assert_equal(one: nn.Module, other: nn.Module) -> None:

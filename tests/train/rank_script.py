@@ -1,0 +1,107 @@
+"""A training script for torchrun: what tests of several ranks start.
+
+    rank_script.py SETTINGS     a JSON object, see Settings
+
+Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` beside the checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import shardio
+from shardio import ShardDataset, ShardMapDataset
+from shardio.train import Callback, TrainConfig, train
+from shardio.transforms import CenterCrop, RandomResizedCrop
+from shardio.world import find_world
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a launch does.
+
+    Attributes:
+        source: The packed dataset.
+        directory: Of the run.
+        launch: Its number, from 0.
+        config: Settings of TrainConfig.
+        batch_size: Of one rank.
+        kill: (rank, step) at which a rank kills itself, as a machine would that goes away.
+        fail: (rank, step) at which a rank raises an error.
+        remainder: Of the training loader.
+        is_plain: Whether the model looks at each sample alone.
+    """
+
+    source: str
+    directory: str
+    launch: int = 0
+    config: dict[str, Any]
+    batch_size: int = 2
+    kill: tuple[int, int] | None = None
+    fail: tuple[int, int] | None = None
+    remainder: Any = "pad"
+    is_plain: bool = False
+
+
+class Keys(Callback):
+    """Writes down what was trained on, and ends the rank where that is wanted."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.rank = find_world().rank
+        self.settings = settings
+        self.path = Path(settings.directory) / f"keys-{settings.launch}-{self.rank}.jsonl"
+        self.num_steps = self.epoch = 0
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        self.num_steps, self.epoch = num_steps, num_epochs
+
+    def on_batch(self, batch: Any) -> None:
+        self.num_steps += 1  # Each microbatch is a step here.
+        with self.path.open("a") as file:
+            file.write(json.dumps({"epoch": self.epoch, "step": self.num_steps, "keys": list(batch[2])}) + "\n")
+        if self.settings.kill is not None and list(self.settings.kill) == [self.rank, self.num_steps]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.settings.fail is not None and list(self.settings.fail) == [self.rank, self.num_steps]:
+            raise ArithmeticError(f"rank {self.rank} has had enough")
+
+    def on_epoch(self, result: Any) -> None:
+        self.epoch = result.epoch + 1
+
+
+def make_model(*, is_plain: bool = False) -> nn.Module:
+    """Return a model with statistics of batches and with random numbers, of which each rank has its own."""
+    torch.manual_seed(1)
+    if is_plain:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(4 * 7 * 7, 3)
+    )
+
+
+def main() -> None:
+    """Train as the settings say."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    fields = ("image", "label", "key")
+    dataset = ShardDataset(
+        settings.source, fields=fields, shuffle=True, remainder=settings.remainder, transform=RandomResizedCrop(16)
+    )
+    loader = shardio.DataLoader(dataset, settings.batch_size, num_workers=1)
+    val_set = ShardMapDataset(settings.source, transform=CenterCrop(16))
+    val_sampler = shardio.EpochSampler(val_set, shuffle=False, remainder="mask")
+    val_loader = shardio.DataLoader(val_set, 3, sampler=val_sampler)
+    options = {"precision": "fp32", "device": "cpu", "log_every": 1, "directory": settings.directory}
+    config = TrainConfig(**{**options, **settings.config})
+    train(make_model(is_plain=settings.is_plain), loader, config, val_loader=val_loader, callbacks=[Keys(settings)])
+
+
+if __name__ == "__main__":
+    main()
