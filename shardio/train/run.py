@@ -12,6 +12,7 @@ import torch
 
 from shardio.device import DevicePrefetcher
 from shardio.errors import NonFiniteLossError, StateError
+from shardio.storage import PARTIAL_SUFFIX
 from shardio.train.callbacks import Callback
 from shardio.train.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from shardio.train.config import TrainConfig
@@ -75,6 +76,8 @@ class Run:
             )
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
+            for path in self._directory.glob(f".*{PARTIAL_SUFFIX}") if self.world.rank == 0 else ():
+                path.unlink()  # What a killed run was about to write.
             if self._is_to_go_on(self._directory / LAST):
                 self._load(load_checkpoint(self._directory / LAST), self._directory / LAST)
         for callback in self.callbacks:
