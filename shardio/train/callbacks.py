@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 class Callback:
     """Does nothing: override what you need. All ranks call theirs, at the same places."""
 
-    def prepare_model(self, model: nn.Module) -> None:
-        """Change the model in place, after it came to its device, and before its ranks are joined."""
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        """Return what computes with the model's weights in its place, before ranks share its gradients."""
+        return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         """Begin: behind so many whole epochs, and so many steps, of the run that is gone on with."""
@@ -40,13 +41,16 @@ class Callback:
 
 
 class Compile(Callback):
-    """Compile the model with torch.compile; ``options`` are its own. Checkpoints are those of the model as it was."""
+    """Compile the model with torch.compile; ``options`` are its own. Checkpoints are those of the model as it is.
+
+    Not ``Module.compile``, which leaves containers such as Sequential as they are.
+    """
 
     def __init__(self, **options: Any) -> None:
         self.options = options
 
-    def prepare_model(self, model: nn.Module) -> None:
-        model.compile(**self.options)
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        return cast(nn.Module, torch.compile(model, **self.options))
 
 
 class GradientPenalty(Callback):

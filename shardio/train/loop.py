@@ -16,7 +16,15 @@ from shardio.train.config import TrainConfig
 from shardio.train.logs import JsonLog, TensorBoardLog
 from shardio.train.meters import EpochResult, Score
 from shardio.train.optimizers import make_optimizer
-from shardio.train.ranks import failures_told, gather, joined, pick_device, same_buffers, share_gradients
+from shardio.train.ranks import (
+    failures_told,
+    gather,
+    joined,
+    pick_device,
+    same_buffers,
+    share_gradients,
+    without_wrapper,
+)
 from shardio.train.report import Report
 from shardio.train.run import Run
 from shardio.train.schedules import Schedule
@@ -85,7 +93,8 @@ def _train(
             outputs, loss = run.step(images, labels, ends_step=ends_step)
             run.note(batch, outputs, loss, ends_step=ends_step)
         run.log()
-        run.end_epoch(None if validation is None else evaluate(model, validation, config))
+        network = without_wrapper(run.step.model)
+        run.end_epoch(None if validation is None else evaluate(network, validation, config))
     for callback in callbacks:
         callback.on_end(run.results)
     return run.results
@@ -142,13 +151,13 @@ def _prepare(
     """Bring the model to its device and its ranks together; return the run."""
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
+    wrapped = model
     for callback in callbacks:
-        callback.prepare_model(model)
-    wrapped = share_gradients(model, batches.device)
+        wrapped = callback.wrap_model(wrapped)
     optimizer = make_optimizer(model, config)
     schedule = Schedule(optimizer, config, count_steps(batches.loader, config))
     step = TrainStep(
-        wrapped,
+        share_gradients(wrapped, batches.device),
         optimizer,
         schedule=schedule,
         precision=config.precision,
@@ -157,7 +166,7 @@ def _prepare(
         clip_value=config.clip_value,
         hooks=[callback.add_to_loss for callback in callbacks],
     )
-    return Run(config, step, schedule, batches, world, callbacks)
+    return Run(config, model, step, schedule, batches, world, callbacks)
 
 
 def _make_writers(config: TrainConfig, world: World) -> list[Callback]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from shardio.device import DevicePrefetcher
 from shardio.errors import NonFiniteLossError, StateError
@@ -19,7 +20,7 @@ from shardio.train.config import TrainConfig
 from shardio.train.losses import Losses
 from shardio.train.memory import measure_memory
 from shardio.train.meters import EpochResult, Interval, Score, StepRecord
-from shardio.train.ranks import gather, without_wrapper
+from shardio.train.ranks import gather
 from shardio.train.schedules import Schedule
 from shardio.train.seeds import load_random_states, random_states, seed_everything
 from shardio.train.step import TrainStep
@@ -34,7 +35,8 @@ class Run:
 
     Args:
         config: Its settings.
-        step: The model and how it learns.
+        model: Whose weights are trained and saved.
+        step: What computes with it, and how it learns.
         schedule: The learning rates.
         batches: What it learns from.
         world: Which rank this is.
@@ -47,14 +49,15 @@ class Run:
     def __init__(
         self,
         config: TrainConfig,
+        model: nn.Module,
         step: TrainStep,
         schedule: Schedule,
         batches: DevicePrefetcher,
         world: World,
         callbacks: Sequence[Callback],
     ) -> None:
-        self.config, self.step, self.schedule, self.batches = config, step, schedule, batches
-        self.world, self.callbacks = world, callbacks
+        self.config, self.model, self.step, self.schedule = config, model, step, schedule
+        self.batches, self.world, self.callbacks = batches, world, callbacks
         self.results: list[EpochResult] = []
         self._directory = None if config.directory is None else Path(config.directory)
         self._score, self._times = Score(step.device), {"train_s": 0.0, "data_wait_s": 0.0}
@@ -208,7 +211,7 @@ class Run:
             return
         state = {
             "config": self.config.what_matters(),
-            "model": without_wrapper(self.step.model).state_dict(),
+            "model": self.model.state_dict(),
             "step": self.step.state_dict(),
             "results": [dataclasses.asdict(result) for result in self.results],
             "is_within_epoch": is_within_epoch,
@@ -222,7 +225,7 @@ class Run:
         """Go on from a checkpoint, which is freed with the caller's last reference to it."""
         self._check_settings(state["config"], path)
         try:
-            without_wrapper(self.step.model).load_state_dict(state["model"])
+            self.model.load_state_dict(state["model"])
         except RuntimeError as error:
             raise StateError(f"{path} is of another model: name another directory, or begin anew: {error}") from error
         self.step.load_state_dict(state["step"])

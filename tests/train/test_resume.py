@@ -25,6 +25,12 @@ STEPS_PER_EPOCH = 3
 """Of six batches, two at a time."""
 
 
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: these are many runs, and pictures take longer than they do."""
+    monkeypatch.setattr("shardio.train.report.write_report", lambda directory, config: None)
+
+
 class StopError(Exception):
     """What stops a run."""
 

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardio.train import Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, small_resnet, train
+from tests.train.runs import read_figures
+from tests.train.test_resume import StopAfter, StopError
+from tests.train.toys import PLAIN, make_batches, make_network, weights_of
+
+
+def _config(directory: Path | None = None, **options: Any) -> TrainConfig:
+    fixed = {"precision": "fp32", "device": "cpu", "lr": 0.02, "log_every": 1, "directory": directory, **PLAIN}
+    return TrainConfig(**{"epochs": 2, **fixed, **options})
+
+
+def _script(model: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Scripting is deprecated, and asked for here.
+        scripted: nn.Module = torch.jit.script(model)
+    return scripted
+
+
+def test_a_gradient_penalty_is_the_norm_of_the_gradient_of_the_loss() -> None:
+    model, (images, labels) = make_network(), make_batches([6])[0]
+    inputs = images.float() / 255
+    loss = nn.functional.cross_entropy(model(inputs), labels)
+    norm = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)]
+    ).norm()
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1))
+    total = GradientPenalty(0.5).add_to_loss(nn.functional.cross_entropy(model(inputs), labels), step)
+    assert total.item() == pytest.approx((loss + 0.5 * norm).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_gradient_penalty_keeps_gradients_small(precision: Any) -> None:
+    """It is itself trained on: with it the gradients of the loss are smaller in the end, at any precision."""
+
+    def norm_after(weight: float) -> float:
+        model, (batch,) = make_network(), [(images.float() / 255, labels) for images, labels in make_batches([12])]
+        hooks = [GradientPenalty(weight).add_to_loss] if weight else []
+        step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1), precision=precision, hooks=hooks)
+        for _ in range(20):
+            step(*batch)
+        assert step.num_skipped == 0
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return float(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]).norm())
+
+    assert norm_after(0.5) < 0.8 * norm_after(0.0)
+
+
+def test_a_penalty_of_no_weight_changes_nothing() -> None:
+    models = [make_network(), make_network()]
+    for model, callbacks in zip(models, ([], [GradientPenalty(0.0)]), strict=True):
+        train(model, make_batches([4] * 3), _config(), callbacks=callbacks)
+    for one, other in zip(*map(weights_of, models), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", ["compiled", "scripted"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Of torch.compile's own doing.
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript is not offered on Python 3.14")
+def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_path: Path, kind: str) -> None:
+    """And their checkpoints are those of the model as it was."""
+    torch.manual_seed(0)
+    plain = small_resnet(3, 16, width=4)
+    batches, val_loader = make_batches([4] * 4, side=16), make_batches([5], side=16)
+
+    def make() -> tuple[nn.Module, list[Compile]]:
+        model = copy.deepcopy(plain)
+        # Without a compiler of C++, which not every machine has: what is tested is what is made around it.
+        return (model, [Compile(backend="aot_eager")]) if kind == "compiled" else (_script(model), [])
+
+    whole, callbacks = make()
+    results = train(whole, batches, _config(tmp_path / "whole"), val_loader=val_loader, callbacks=callbacks)
+    stopped, callbacks = make()
+    with pytest.raises(StopError):
+        train(stopped, batches, _config(tmp_path / "run"), val_loader=val_loader, callbacks=[*callbacks, StopAfter(6)])
+    resumed, callbacks = make()
+    train(resumed, batches, _config(tmp_path / "run"), val_loader=val_loader, callbacks=callbacks)
+    figures, expected_figures = read_figures(tmp_path / "run"), read_figures(tmp_path / "whole")
+    if kind == "scripted":  # TorchScript rewrites a model after its first passes, after which it rounds otherwise.
+        losses, expected_losses = ([line["loss"] for line in lines] for lines in (figures, expected_figures))
+        assert losses == pytest.approx(expected_losses, rel=1e-4)
+    else:
+        assert figures == expected_figures
+    for one, other in zip(weights_of(resumed), weights_of(whole), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4 if kind == "scripted" else 0)
+    fresh = copy.deepcopy(plain)
+    fresh.load_state_dict(load_checkpoint(tmp_path / "run" / "best.pt")["model"])
+    expected = train(plain, batches, _config(), val_loader=val_loader)
+    assert [result.loss for result in results] == pytest.approx([result.loss for result in expected], rel=1e-3)
+
+
+def test_a_compiled_model_is_compiled() -> None:
+    calls: list[int] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append(len(inputs))
+        return graph.forward
+
+    train(make_network(), make_batches([4, 4]), _config(epochs=1), callbacks=[Compile(backend=backend)])
+    assert calls

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from shardio.train import seed_everything
+from shardio.train.seeds import algorithms, load_random_states, random_states
+
+
+def _draw() -> tuple[list[float], float, float]:
+    return torch.rand(3).tolist(), float(np.random.rand()), random.random()
+
+
+def test_a_seed_repeats_all_generators() -> None:
+    seed_everything(1, 2)
+    first = _draw()
+    assert _draw() != first
+    seed_everything(1, 2)
+    assert _draw() == first
+
+
+def test_other_words_give_other_numbers() -> None:
+    """Also where their sums, or their digits, are the same."""
+    drawn = set()
+    for words in [(1,), (2,), (1, 0), (1, 2), (2, 1), (12,), (0, 3), (3, 0)]:
+        seed_everything(*words)
+        drawn.add(str(_draw()))
+    assert len(drawn) >= 7  # SeedSequence takes (1,) and (1, 0) for the same.
+
+
+def test_states_go_on_where_they_were() -> None:
+    device = torch.device("cpu")
+    seed_everything(5)
+    _draw()
+    states = random_states(device)
+    expected = [_draw() for _ in range(3)]
+    load_random_states(states, device)
+    assert [_draw() for _ in range(3)] == expected
+
+
+def test_deterministic_algorithms_are_asked_for_and_given_back() -> None:
+    def settings() -> tuple[bool, bool]:
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+
+    before = settings()
+    with algorithms(deterministic=True):
+        assert settings() == (True, False)
+    assert settings() == before
+    with algorithms(deterministic=False):
+        assert settings() == (False, True)
+    assert settings() == before
+
+
+def test_settings_are_given_back_after_an_error() -> None:
+    def fail() -> None:
+        raise RuntimeError("over")
+
+    with pytest.raises(RuntimeError, match="over"), algorithms(deterministic=True):
+        fail()
+    assert not torch.are_deterministic_algorithms_enabled()
