@@ -13,6 +13,7 @@ from torch import nn
 from shardio.device import DevicePrefetcher
 from shardio.train.callbacks import Callback
 from shardio.train.config import TrainConfig
+from shardio.train.hints import SizeHints
 from shardio.train.logs import JsonLog, TensorBoardLog
 from shardio.train.meters import EpochResult, Score
 from shardio.train.optimizers import make_optimizer
@@ -70,7 +71,8 @@ def train(
     """
     device = pick_device(config.device)
     with failures_told(), algorithms(deterministic=config.deterministic), joined(device) as world:
-        callbacks = [*callbacks, *_make_writers(config, world)]
+        hints = [SizeHints()] if device.type == "cuda" and config.precision != "fp32" and world.rank == 0 else []
+        callbacks = [*callbacks, *hints, *_make_writers(config, world)]
         return _train(model, _prefetch(loader, config, device), config, val_loader, callbacks, world)
 
 
