@@ -13,7 +13,7 @@ import typer
 from torch import nn
 from torch.utils.data import Subset
 
-from shardio.cli.console import make_bar
+from shardio.cli.console import count, make_bar
 from shardio.cli.loading import has_class_folders
 from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset
 from shardio.errors import FormatError
@@ -100,7 +100,7 @@ class EpochBar(Callback):
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         if num_steps and self._is_heard:
-            typer.echo(f"going on after {num_epochs} epochs and {num_steps} steps", err=True)
+            typer.echo(f"going on after {count(num_epochs, 'epoch')} and {count(num_steps, 'step')}", err=True)
         self._begin(num_epochs)
 
     def on_batch(self, batch: Any) -> None:
