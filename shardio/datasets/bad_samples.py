@@ -101,7 +101,7 @@ class BadSamples:
         self,
         error: SampleError,
         number: int,
-        key: np.uint64,
+        lot: np.uint64,
         num_tries: int,
         *,
         epoch: int | None,
@@ -112,7 +112,7 @@ class BadSamples:
         Args:
             error: What is wrong.
             number: The number of the sample that cannot be read.
-            key: The key of the transforms in its place; what is put there keeps it.
+            lot: By which another is drawn. Like the key of the transforms, it stays with the place.
             num_tries: How often something was put there before.
             epoch: The epoch, where it is known.
             describe: Names the dataset's samples, where it can.
@@ -129,7 +129,7 @@ class BadSamples:
         if self._on_error == "skip":
             self._write_down({**entry, "action": "skipped"})
             return None
-        stream = derive_key(np.array([key], np.uint64), make_key(0, "replace"))
+        stream = derive_key(np.array([lot], np.uint64), make_key(0, "replace"))
         word = random_words(stream, np.array([num_tries], dtype=np.uint64))
         other = int(word[0] % np.uint64(self._num_samples))
         others_key = None if describe is None else describe(other)[0]
@@ -170,6 +170,7 @@ def read_with(
     read: Callable[[NDArray[np.int64], Words], Sequence[Any]],
     numbers: NDArray[np.int64],
     keys: Words,
+    lots: Words,
     *,
     epoch: int | None,
     describe: Describe | None,
@@ -181,6 +182,7 @@ def read_with(
         read: Reads n samples by numbers and keys.
         numbers: int64 [n].
         keys: uint64 [n].
+        lots: uint64 [n], by which others are drawn for those that cannot be read.
         epoch: The epoch, where it is known.
         describe: Names samples, where that is possible.
 
@@ -198,7 +200,7 @@ def read_with(
         except SampleError as error:
             place = int(kept[error.place])
             number, tries = int(numbers[place]), num_tries[place]
-            other = bad_samples.decide(error, number, keys[place], tries, epoch=epoch, describe=describe)
+            other = bad_samples.decide(error, number, lots[place], tries, epoch=epoch, describe=describe)
             bad_samples.count_one()
             num_tries[place] += 1
             if other is None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def check_indices(indices: Sequence[int], num_samples: int) -> NDArray[np.int64]:
+def check_indices(indices: Sequence[int] | NDArray[np.int64], num_samples: int) -> NDArray[np.int64]:
     """Return indices as int64 [n] with negative ones counted from the end; raise IndexError outside of the dataset."""
     numbers = np.array(indices, dtype=np.int64)
     numbers = np.where(numbers < 0, numbers + num_samples, numbers)

@@ -178,6 +178,7 @@ class ShardDataset(Ordered, IterableDataset[Any]):
                         self._read,
                         samples[chunk],
                         keys,
+                        keys,
                         epoch=cursor.epoch,
                         describe=self.describe,
                     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+import os
 from typing import Any
 
-from shardio.datasets.bad_samples import OnError
+from shardio.datasets import ShardDataset
+from shardio.datasets.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.datasets.ordered import Ordered
 from shardio.loader.collate import yields_images
 from shardio.loader.layouts import Unsaid
@@ -56,6 +58,20 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
         f"on_error={on_error!r} needs shardio to ask for the samples, and torch's loader asks for them, because "
         f"{obstacle}: give sampler=EpochSampler(dataset), with which shardio asks in any case"
     )
+
+
+def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], dataset: Any) -> BadSamples | None:
+    """Return what decides on samples that cannot be read; None for an error.
+
+    Raises:
+        TypeError: If ``quarantine`` is no path.
+        ValueError: If no such file can be written.
+    """
+    if on_error == "raise":
+        return None
+    # What replaces a sample of a Subset is a sample of the Subset: what it holds out stays held out.
+    num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
+    return BadSamples(on_error, check_quarantine(quarantine), num_samples)
 
 
 def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.datasets.indices import check_indices
-from shardio.datasets.map_dataset import MapDataset
-from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
+from shardio.datasets.subsets import Inner, keys_and_lots
 from shardio.order import Cursor, Split, Words, derive_key, make_key
 
 
@@ -20,13 +19,15 @@ class BatchPlan:
     """The samples of a batch, or of a part of one.
 
     Attributes:
-        numbers: int64 [n], the samples' numbers in the dataset.
+        numbers: int64 [n], the samples' numbers in the loader's dataset.
         keys: uint64 [n], one for each sample's random transforms.
+        lots: uint64 [n], by which others are drawn for samples that cannot be read.
         valid: bool [n], which of them are no repeats, where the user wants to know.
     """
 
     numbers: NDArray[np.int64]
     keys: Words
+    lots: Words
     valid: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -35,28 +36,26 @@ class BatchPlan:
     def take(self, rows: slice | NDArray[np.int64]) -> BatchPlan:
         """Return some of the samples."""
         valid = None if self.valid is None else self.valid[rows]
-        return BatchPlan(numbers=self.numbers[rows], keys=self.keys[rows], valid=valid)
+        return BatchPlan(numbers=self.numbers[rows], keys=self.keys[rows], lots=self.lots[rows], valid=valid)
 
 
-def ordered_batches(source: Ordered, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
-    """Yield the batches of an order of shardio's."""
+def ordered_batches(inner: Inner, source: Ordered, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
+    """Yield the batches of an order of shardio's, over a dataset or Subsets of it."""
     for positions, numbers in source.steps(cursor, split):
         valid = np.concatenate(positions) < split.num_samples if split.remainder == "mask" else None
-        keys = augment_keys(source.settings.seed, cursor.epoch, numbers)
-        several = BatchPlan(numbers=numbers, keys=keys, valid=valid)
+        keys, lots = keys_and_lots(inner, source.settings.seed, cursor.epoch, numbers)
+        several = BatchPlan(numbers=numbers, keys=keys, lots=lots, valid=valid)
         stop = 0
         for batch in positions:
             start, stop = stop, stop + len(batch)
             yield several.take(slice(start, stop))
 
 
-def sampled_batches(
-    dataset: MapDataset, sampler: Iterable[list[int]], base_seed: int, epoch: int
-) -> Iterator[BatchPlan]:
+def sampled_batches(inner: Inner, sampler: Iterable[list[int]], base_seed: int, epoch: int) -> Iterator[BatchPlan]:
     """Yield the batches that a batch sampler of torch's draws.
 
     Args:
-        dataset: The dataset that it draws from.
+        inner: The map-style dataset that it draws from, or of which it draws from Subsets.
         sampler: Yields lists of indices.
         base_seed: Of random transforms, where the dataset was not told the epoch: then each draw is another one.
         epoch: How many epochs of this seed there were before.
@@ -64,20 +63,20 @@ def sampled_batches(
     Raises:
         IndexError: If a batch is empty, or an index outside of the dataset.
     """
-    known = dataset.map_epoch.known
+    known: tuple[int, int] | None = inner.dataset.map_epoch.known
     num_drawn = 0
-    times_drawn = np.zeros(len(dataset) if known else 0, np.uint32)
+    times_drawn = np.zeros(len(inner) if known else 0, np.uint32)
     for indices in sampler:
-        numbers = check_indices(indices, len(dataset))
+        numbers = check_indices(indices, len(inner))
         if not len(numbers):
             raise IndexError("the batch sampler gave a batch without any index: leave such batches out")
         if known is None:
             draws = np.arange(num_drawn, num_drawn + len(numbers), dtype=np.uint64)
-            keys = derive_key(make_key(base_seed, epoch, "draws"), draws)
+            keys = lots = derive_key(make_key(base_seed, epoch, "draws"), draws)
         else:
-            keys = augment_keys(*known, numbers, _count_draws(times_drawn, numbers))
+            keys, lots = keys_and_lots(inner, *known, numbers, _count_draws(times_drawn, numbers))
         num_drawn += len(numbers)
-        yield BatchPlan(numbers=numbers, keys=keys)
+        yield BatchPlan(numbers=numbers, keys=keys, lots=lots)
 
 
 def _count_draws(times_drawn: NDArray[np.uint32], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:

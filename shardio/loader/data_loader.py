@@ -9,9 +9,10 @@ from typing import Any
 import torch.utils.data
 
 from shardio.datasets import EpochSampler, ShardDataset
-from shardio.datasets.bad_samples import BadSamples, OnError, check_on_error, check_quarantine
+from shardio.datasets.bad_samples import OnError, check_on_error
+from shardio.datasets.subsets import look_inside
 from shardio.device.batches import map_tensors
-from shardio.loader.arguments import check_order, check_policy, check_prefetch_factor
+from shardio.loader.arguments import check_order, check_policy, check_prefetch_factor, make_bad_samples
 from shardio.loader.batches import ordered_batches, sampled_batches
 from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
 from shardio.loader.delivery import SUPERSEDED, Delivery
@@ -35,19 +36,20 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    shardio's datasets with shardio's transforms, and ``collate_fn``, ``worker_init_fn`` and
-    ``multiprocessing_context`` left alone, are decoded by ``num_workers`` threads in a few background processes,
-    into memory that is used again when the batch is freed. Its tensors cannot be resized in place. Everything else
-    runs in torch's workers.
+    shardio's datasets, and torch's Subsets of the map-style ones, with shardio's transforms, and ``collate_fn``,
+    ``worker_init_fn`` and ``multiprocessing_context`` left alone, are decoded by ``num_workers`` threads in a few
+    background processes, into memory that is used again when the batch is freed. Its tensors cannot be resized in
+    place. Everything else runs in torch's workers.
 
     Args: Those of ``torch.utils.data.DataLoader``, and
         prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead; by
             default as many as give each worker two chunks of a batch to work on, and at least 2.
         on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
-            an error that names the sample; ``replace`` puts another one in its place, a function of seed, epoch and
-            sample; ``skip`` makes its batch smaller, and changes nothing else. A batch of which all samples would be
-            skipped raises all the same: it cannot be collated, and without it there would be a batch less. At the end
-            of an epoch a RuntimeWarning says how many samples were replaced or skipped.
+            an error that names the sample; ``replace`` puts another one of the same dataset, or Subset, in its place,
+            a function of seed, epoch and sample; ``skip`` makes its batch smaller, and changes nothing else. A batch
+            of which all samples would be skipped raises all the same: it cannot be collated, and without it there
+            would be a batch less. At the end of an epoch a RuntimeWarning says how many samples were replaced or
+            skipped.
         quarantine: The file to which replaced and skipped samples are appended, a JSON object a line. That it can be
             written is seen to at once; it is made with the first line.
 
@@ -114,7 +116,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._base_seed: tuple[int, int] | None = None
         self._memory_watchers: list[OnMemory] = []
         self._check_policy()
-        self._bad_samples = self._make_bad_samples()
+        self._bad_samples = make_bad_samples(self.on_error, self.quarantine, self.dataset)
         self._feed = make_feed(self.dataset, self.sampler, self._bad_samples)
         if self._feed is not None:
             source = self._feed.source
@@ -180,7 +182,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         cursor = counter.start(feed.source.num_all_samples)
         progress = Progress(cursor=cursor, split=self._split(feed, cursor))
         if fast_path is not None and crew is not None:
-            plans = ordered_batches(feed.source, cursor, progress.split)
+            plans = ordered_batches(fast_path.inner, feed.source, cursor, progress.split)
             batches = self._pin(fast_path.start(crew, plans, cursor.epoch))
         else:
             batches = feed.start(cursor, progress.split, self._torch_options())
@@ -215,9 +217,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             self._base_seed = seed, 0
         seed, epoch = self._base_seed
         self._base_seed = seed, epoch + 1
-        dataset: Any = self.dataset
         sampler: Any = self.batch_sampler
-        plans, known = sampled_batches(dataset, sampler, seed, epoch), dataset.map_epoch.known
+        inner = fast_path.inner
+        plans, known = sampled_batches(inner, sampler, seed, epoch), inner.dataset.map_epoch.known
         return self._pin(fast_path.start(fast_path.ready_crew(), plans, None if known is None else known[1]))
 
     def _pin(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -268,24 +270,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "pin_memory_device": self.pin_memory_device,
         }
 
-    def _make_bad_samples(self) -> BadSamples | None:
-        dataset: Any = self.dataset
-        if self.on_error == "raise":
-            return None
-        num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
-        return BadSamples(self.on_error, check_quarantine(self.quarantine), num_samples)
-
     def _choose_fast_path(self) -> FastPath | None:
         """Return who delivers by hosts and slots, for the attributes as they are now: they may be set at any time."""
         if self._why_not_fast() is not None:
             return None
         prefetch = None if isinstance(self.prefetch_factor, Unsaid) else self.prefetch_factor
-        settings = (self.num_workers, prefetch, self.timeout, self.persistent_workers)
+        inner = look_inside(self.dataset)
+        settings = (inner, self.num_workers, prefetch, self.timeout, self.persistent_workers)
         if self._fast_path is None or self._fast_settings != settings:
-            dataset: Any = self.dataset
             self._fast_settings = settings
             self._fast_path = FastPath(
-                dataset,
+                inner,
                 batch_size=self.batch_size,
                 num_workers=self.num_workers,
                 prefetch=prefetch,

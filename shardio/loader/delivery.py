@@ -231,10 +231,10 @@ class Delivery:
     def _resolve(self, batch: Batch, part: Part, problem: SampleError, bad_samples: BadSamples) -> None:
         """Go on with another sample, or with one less, or not at all."""
         place, plan = problem.place, part.plan
-        number, key, num_tries = int(plan.numbers[place]), plan.keys[place], part.num_tries[place]
+        number, lot, num_tries = int(plan.numbers[place]), plan.lots[place], part.num_tries[place]
         source = self._source
         try:
-            other = bad_samples.decide(problem, number, key, num_tries, epoch=source.epoch, describe=source.describe)
+            other = bad_samples.decide(problem, number, lot, num_tries, epoch=source.epoch, describe=source.describe)
         except SampleError as error:
             batch.error = error
             return

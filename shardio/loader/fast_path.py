@@ -10,6 +10,7 @@ from typing import Any
 
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.datasets.bad_samples import BadSamples
+from shardio.datasets.subsets import Inner, look_inside
 from shardio.loader.batches import BatchPlan
 from shardio.loader.crews import CallerCrew, Crew, HostCrew
 from shardio.loader.delivery import Delivery, Source
@@ -19,20 +20,21 @@ from shardio.loader.slots import OnMemory
 from shardio.loader.stats import Tally
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 
-FastDataset = ShardDataset | ShardMapDataset | ImageFolder
-
 _TRANSFORMS: frozenset[type] = frozenset([CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize])
 
 
 def why_not_fast(dataset: Any) -> str | None:
     """Return why hosts cannot make a dataset's samples; None if nothing of it is the user's own code."""
-    if type(dataset) not in (ShardDataset, ShardMapDataset, ImageFolder):
+    inner = look_inside(dataset)
+    names = [type(each).__name__ for each in (*inner.subsets, inner.dataset)]
+    if type(inner.dataset) not in (ShardMapDataset, ImageFolder) and type(dataset) is not ShardDataset:
         return (
-            f"the dataset is a {type(dataset).__name__}, and not exactly a ShardDataset, ShardMapDataset or ImageFolder"
+            f"the dataset is a {' of a '.join(names)}, and not exactly a ShardDataset, ShardMapDataset or ImageFolder, "
+            "or torch's Subset of one of the last two"
         )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, as on Linux with glibc 2.27 and newer"
-    decoder = dataset.decoder
+    decoder = inner.dataset.decoder
     if decoder.trusted:
         return "trusted=True lets fields run code"
     if decoder.decode != "array" or not _is_ours(decoder.transform):
@@ -50,7 +52,7 @@ class FastPath:
     """Delivers the epochs of one loader.
 
     Args:
-        dataset: For which :func:`why_not_fast` has nothing to say.
+        inner: A dataset for which :func:`why_not_fast` has nothing to say, looked through.
         batch_size: Samples of a full batch, if the user says.
         num_workers: Decoding threads, in hosts; 0 for the training process itself.
         prefetch: Batches made ahead, if the user says.
@@ -62,7 +64,7 @@ class FastPath:
 
     def __init__(
         self,
-        dataset: FastDataset,
+        inner: Inner,
         *,
         batch_size: int | None,
         num_workers: int,
@@ -72,14 +74,15 @@ class FastPath:
         bad_samples: BadSamples | None,
         memory_watchers: Sequence[OnMemory],
     ) -> None:
-        self._dataset = dataset
+        self.inner = inner
         self._memory_watchers = memory_watchers
         self._batch_size = batch_size
         self._num_workers = num_workers
         self._is_persistent = is_persistent
         self._timeout_s = timeout_s
         self._bad_samples = bad_samples
-        self._sizes = Sizes(num_threads=max(num_workers, 1), chunk_size=dataset.decoder.chunk_size, prefetch=prefetch)
+        chunk_size = inner.dataset.decoder.chunk_size
+        self._sizes = Sizes(num_threads=max(num_workers, 1), chunk_size=chunk_size, prefetch=prefetch)
         self._crew: Crew | None = None
         self._last: Callable[[], Delivery | None] = _nothing
         self.tally = Tally(num_workers=num_workers)
@@ -101,9 +104,9 @@ class FastPath:
     def start(self, crew: Crew, plans: Iterator[BatchPlan], epoch: int | None) -> Delivery:
         """Begin an epoch, the number of which may not be known, with the crew of :meth:`ready_crew`."""
         self.tally = Tally(num_workers=self._num_workers, began=self._began)
-        dataset = self._dataset
+        inner = self.inner
         delivery = Delivery(
-            Source(decoder=dataset.decoder, locate=dataset.locate, describe=dataset.describe, epoch=epoch),
+            Source(decoder=inner.dataset.decoder, locate=inner.locate, describe=inner.describe, epoch=epoch),
             plans,
             self._batch_size,
             crew,
@@ -117,7 +120,7 @@ class FastPath:
         return delivery
 
     def _make_crew(self) -> Crew:
-        reader, decoder = self._dataset.reader, self._dataset.decoder
+        reader, decoder = self.inner.dataset.reader, self.inner.dataset.decoder
         if not self._num_workers:
             return CallerCrew(reader, decoder)
         return HostCrew(Plan(reader=reader, decoder=decoder, num_threads=self._num_workers), self._memory_watchers)

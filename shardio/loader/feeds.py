@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, Skipped, read_with
 from shardio.datasets.map_dataset import MapDataset
-from shardio.datasets.map_epoch import augment_keys, known_epoch
+from shardio.datasets.map_epoch import known_epoch
+from shardio.datasets.subsets import Inner, keys_and_lots, look_inside
 from shardio.datasets.valid import mark_valid
 from shardio.order import Cursor, EpochCounter, Split, Words
 from shardio.world import World
@@ -153,23 +155,38 @@ class _TicketDataset(torch.utils.data.Dataset[Any]):
     def __getitems__(self, tickets: list[_Ticket]) -> list[Any]:
         numbers = np.array([ticket.number for ticket in tickets])
         seed, epoch = tickets[0].seed, tickets[0].epoch
+        inner = _look_inside_ours(self.dataset)
+        keys, lots = keys_and_lots(inner, seed, epoch, numbers)
         with known_epoch(seed, epoch):
             samples = read_with(
                 self._bad_samples,
-                self._read,
+                partial(_read, inner),
                 numbers,
-                augment_keys(seed, epoch, numbers),
+                keys,
+                lots,
                 epoch=epoch,
-                describe=self.dataset.describe if isinstance(self.dataset, MapDataset) else None,
+                describe=inner.describe if isinstance(inner.dataset, MapDataset) else None,
             )
         return [
             sample if ticket.is_valid is None or isinstance(sample, Skipped) else mark_valid(sample, ticket.is_valid)
             for sample, ticket in zip(samples, tickets, strict=True)
         ]
 
-    def _read(self, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
-        if isinstance(self.dataset, MapDataset) and type(self.dataset).__getitems__ is MapDataset.__getitems__:
-            return self.dataset.read(numbers, keys)  # With the keys of what was replaced.
-        if callable(getattr(self.dataset, "__getitems__", None)):
-            return list(self.dataset.__getitems__(numbers.tolist()))
-        return [self.dataset[number] for number in numbers.tolist()]
+
+def _look_inside_ours(dataset: Any) -> Inner:
+    """Look through Subsets of what can be asked with keys. Of anything else the outermost is asked, as by torch."""
+    inner = look_inside(dataset)
+    return inner if _takes_keys(inner.dataset) else Inner(dataset=dataset, subsets=())
+
+
+def _takes_keys(dataset: Any) -> bool:
+    return isinstance(dataset, MapDataset) and type(dataset).__getitems__ is MapDataset.__getitems__
+
+
+def _read(inner: Inner, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
+    dataset: Any = inner.dataset
+    if _takes_keys(dataset):
+        return list(dataset.read(inner.find(numbers), keys))  # With the keys of what was replaced.
+    if callable(getattr(dataset, "__getitems__", None)):
+        return list(dataset.__getitems__(numbers.tolist()))
+    return [dataset[number] for number in numbers.tolist()]

@@ -1,0 +1,294 @@
+"""Torch's Subsets of our datasets: the fast path, with the batches that torch's workers make of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset, TensorDataset, random_split
+from torch.utils.data import DataLoader as TorchLoader
+
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests.faults.damage import BAD, NUM_SAMPLES, Subject, key_of, told_of_bad
+from tests.faults.hosts import batches_of
+
+CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
+
+CHOSEN = random.Random(4).sample(range(21), 13)
+
+SUBSETS: dict[str, Callable[[Any], Subset[Any]]] = {
+    "list": lambda dataset: Subset(dataset, CHOSEN),
+    "range": lambda dataset: Subset(dataset, range(20, 2, -2)),
+    "tensor": lambda dataset: Subset(dataset, torch.tensor(CHOSEN)),  # type: ignore[arg-type]  # Users give these.
+    "array": lambda dataset: Subset(dataset, np.array(CHOSEN, np.int32)),  # type: ignore[arg-type]  # And these.
+    "negative": lambda dataset: Subset(dataset, [number - 21 for number in CHOSEN]),
+    "repeated": lambda dataset: Subset(dataset, [5, 5, *CHOSEN, 5]),
+    "nested": lambda dataset: Subset(Subset(Subset(dataset, range(1, 21)), CHOSEN[::-1][4:]), [-1, 3, 0, 7, 5]),
+    "split": lambda dataset: random_split(dataset, [0.7, 0.3], torch.Generator().manual_seed(1))[0],
+}
+
+subsets = pytest.mark.parametrize("take", SUBSETS.values(), ids=SUBSETS)
+workers = pytest.mark.parametrize("num_workers", [0, 2])
+
+
+def do_nothing(worker_id: int) -> None:
+    """Have torch's workers run, which is all that this changes when it is given as ``worker_init_fn``."""
+
+
+TORCHS: dict[str, Any] = {"worker_init_fn": do_nothing}
+
+
+def make_map(packed: Path) -> ShardMapDataset:
+    return ShardMapDataset(packed, fields=("image", "label", "key"), transform=CROP)
+
+
+def keys_of(loader: Any) -> list[list[str]]:
+    return [list(keys) for _, _, keys in loader]
+
+
+@subsets
+@workers
+@pytest.mark.parametrize("kind", ["map", "folder"])
+def test_both_ways_give_the_same_batches(
+    packed: Path, images: Path, kind: str, take: Callable[[Any], Subset[Any]], num_workers: int
+) -> None:
+    subset = take(make_map(packed) if kind == "map" else ImageFolder(images, transform=CROP))
+    for rank in range(2):
+        ways = []
+        for options in ({}, TORCHS):
+            sampler = EpochSampler(subset, seed=3, remainder="mask", rank=rank, world_size=2)
+            loader = DataLoader(subset, batch_size=4, sampler=sampler, num_workers=num_workers, **options)
+            assert loader.runs_torchs_workers == (options is TORCHS)
+            first = batches_of(loader)
+            loader.set_epoch(4)
+            ways.append((first, batches_of(loader), loader.state_dict(), len(loader)))
+        assert ways[0] == ways[1]
+        assert ways[0][0] != ways[0][1]
+
+
+@subsets
+def test_samples_are_those_that_torch_finds_and_look_as_in_the_whole_dataset(
+    packed: Path, take: Callable[[Any], Subset[Any]]
+) -> None:
+    dataset = make_map(packed)
+    subset = take(dataset)
+    expected = [subset[number][2] for number in range(len(subset))]
+    whole = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset, seed=3))
+    looks = {key: image for images, _, keys in whole for image, key in zip(images, keys, strict=True)}
+    loader = DataLoader(subset, batch_size=4, sampler=EpochSampler(subset, seed=3), num_workers=1)
+    found = [(key, image) for images, _, keys in loader for image, key in zip(images, keys, strict=True)]
+    assert sorted(key for key, _ in found) == sorted(expected)
+    assert all(torch.equal(image, looks[key]) for key, image in found)
+    assert loader.stats().num_samples == len(subset)
+
+
+@workers
+def test_images_are_in_channels_last_memory(packed: Path, num_workers: int) -> None:
+    nested = SUBSETS["nested"](make_map(packed))
+    pictures, *_ = next(iter(DataLoader(nested, batch_size=4, num_workers=num_workers)))
+    assert pictures.is_contiguous(memory_format=torch.channels_last)
+
+
+SAMPLERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "sequential": lambda subset: {"batch_size": 4},
+    "shuffle": lambda subset: {"batch_size": 4, "shuffle": True},
+    "random": lambda subset: {"batch_size": 5, "sampler": RandomSampler(subset), "drop_last": True},
+    "batches": lambda subset: {"batch_sampler": BatchSampler(RandomSampler(subset), 3, drop_last=False)},
+    "lists": lambda subset: {"batch_sampler": [[1], [3, 2], [-1]]},
+}
+
+
+@subsets
+@workers
+@pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS)
+def test_torchs_samplers_draw_the_batches_of_torchs_loader(
+    packed: Path, take: Callable[[Any], Subset[Any]], sampler: Callable[[Any], dict[str, Any]], num_workers: int
+) -> None:
+    dataset = make_map(packed)
+    dataset.set_epoch(1, seed=5)  # Else the crops of torch's workers are torch's to draw.
+    subset = take(dataset)
+    torch.manual_seed(3)
+    expected = batches_of(TorchLoader(subset, **sampler(subset)))
+    torch.manual_seed(3)
+    loader = DataLoader(subset, num_workers=num_workers, **sampler(subset))
+    assert batches_of(loader) == expected
+    assert len(loader) == len(expected)
+    assert not loader.runs_torchs_workers
+
+
+@workers
+def test_what_a_sampler_repeats_gets_another_crop(packed: Path, num_workers: int) -> None:
+    dataset = make_map(packed)
+    dataset.set_epoch(1)
+    subset = Subset(dataset, [7, 3])
+    for known in (True, False):
+        if not known:
+            subset = Subset(make_map(packed), [7, 3])
+        loader = DataLoader(subset, batch_size=3, sampler=[0, 1, 0, 0, 1, 0], num_workers=num_workers)
+        crops = torch.cat([pictures for pictures, *_ in loader])
+        assert len({crop.numpy().tobytes() for crop in crops}) == 6
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, {}), ({}, TORCHS), (TORCHS, {})])
+def test_an_epoch_goes_on_by_either_way(packed: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+    subset = SUBSETS["split"](make_map(packed))
+
+    def make(**options: Any) -> DataLoader:
+        return DataLoader(subset, batch_size=3, sampler=EpochSampler(subset), num_workers=1, **options)
+
+    expected = batches_of(make())
+    loader, resumed = make(**before), make(**after)
+    begun = batches_of(islice(loader, 2))
+    resumed.load_state_dict(loader.state_dict())
+    assert begun + batches_of(resumed) == expected
+
+
+@workers
+def test_indices_that_change_between_epochs_are_followed(packed: Path, num_workers: int) -> None:
+    """As by torch's workers, which are started for each epoch; here they may stay."""
+    subset, other = Subset(make_map(packed), [1, 2, 3]), make_map(packed)
+    loader = DataLoader(subset, batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
+    names = [other[number][2] for number in range(21)]
+    assert keys_of(loader) == [[names[1], names[2]], [names[3]]]
+    subset.indices = [4, 5]
+    assert keys_of(loader) == [[names[4], names[5]]]
+    subset.dataset = Subset(other, range(20, -1, -1))
+    assert keys_of(loader) == [[names[16], names[15]]]
+
+
+@pytest.mark.parametrize("options", [{}, TORCHS])
+@workers
+def test_an_index_outside_of_the_dataset_is_an_error(packed: Path, options: Any, num_workers: int) -> None:
+    subset = Subset(make_map(packed), [1, 21])
+    loader = DataLoader(subset, sampler=EpochSampler(subset, shuffle=False), num_workers=num_workers, **options)
+    with pytest.raises(IndexError, match="index 21 is outside of a dataset of 21 samples"):
+        list(loader)
+
+
+class Reversed(Subset[Any]):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return super().__getitems__([len(self) - 1 - index for index in indices])
+
+
+def test_a_subclass_is_torchs_to_ask(packed: Path) -> None:
+    dataset = make_map(packed)
+    outer: Any
+    for outer in (Reversed(dataset, CHOSEN), Subset(Reversed(dataset, CHOSEN), range(13))):
+        loader = DataLoader(outer, batch_size=4, sampler=EpochSampler(outer, shuffle=False))
+        assert loader.runs_torchs_workers
+        expected = [dataset[number][2] for number in CHOSEN[::-1]]
+        assert [key for keys in keys_of(loader) for key in keys] == expected
+
+
+class Doubled(ShardMapDataset):
+    def __getitems__(self, indices: Any) -> list[Any]:
+        return [(key * 2,) for _, _, key in super().__getitems__(indices)]
+
+
+def test_the_reason_says_what_the_subset_is_of(packed: Path) -> None:
+    tensors = Subset(Subset(TensorDataset(torch.zeros(5)), [1, 2]), [0])
+    doubled = Subset(Doubled(packed, fields=("image", "label", "key")), [1, 2])
+    streamed = Subset(ShardDataset(packed), [1, 2])
+    with pytest.raises(TypeError, match="because the dataset is a Subset of a Subset of a TensorDataset, and not"):
+        DataLoader(tensors).stats()
+    with pytest.raises(TypeError, match="because the dataset is a Subset of a Doubled, and not exactly"):
+        DataLoader(doubled).stats()
+    with pytest.raises(TypeError, match="because the dataset is a Subset of a ShardDataset, and not exactly"):
+        DataLoader(streamed).stats()
+    ((names,),) = DataLoader(doubled, batch_size=2, sampler=EpochSampler(doubled, shuffle=False))
+    assert list(names) == [make_map(packed)[number][2] * 2 for number in (1, 2)]
+
+
+KEPT = [*BAD, *range(20, 29), 39, 38]
+"""Of the damaged dataset: what is bad, and a few of the others. All the rest is held out."""
+
+
+def damaged_subset(subject: Subject) -> Subset[Any]:
+    if subject.kind == "folder":
+        return Subset(ImageFolder(subject.folder / "damaged", transform=CROP), KEPT[:-1])
+    dataset = ShardMapDataset(subject.tars, fields=("image", "label", "key"), transform=CROP)
+    return Subset(Subset(dataset, range(NUM_SAMPLES)), KEPT)
+
+
+def each_way(subset: Subset[Any], quarantine: Path, **options: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Yield the batches, and what was written down, for each number of workers of each way."""
+    for way in ({}, TORCHS):
+        for num_workers in (0, 2):
+            loader = DataLoader(
+                subset,
+                batch_size=4,
+                sampler=EpochSampler(subset, remainder="mask", seed=2),
+                num_workers=num_workers,
+                quarantine=quarantine,
+                **way,
+                **options,
+            )
+            with told_of_bad():
+                batches = batches_of(loader)
+            yield batches, sorted(quarantine.read_text().splitlines())
+            quarantine.unlink()
+
+
+@pytest.mark.parametrize("kind", ["map", "folder"])
+@pytest.mark.parametrize("policy", ["replace", "skip"])
+def test_bad_samples_become_the_same_by_both_ways(tmp_path: Path, kind: Any, policy: str) -> None:
+    """And look the same: what is put in a place is cropped as the place says."""
+    subject = Subject(tmp_path, kind, {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else None)
+    first, *others = each_way(damaged_subset(subject), subject.quarantine, on_error=policy)
+    assert len(others) == 3
+    assert all(other == first for other in others)
+    batches, lines = first
+    assert sum(len(batch[1]) for batch in batches) == len(damaged_subset(subject)) - (
+        len(subject.bad) if policy == "skip" else 0
+    )
+    assert len(lines) >= len(subject.bad)
+
+
+@pytest.mark.parametrize(
+    ("has_order", "options"), [(True, {}), (True, TORCHS), (False, {"shuffle": True}), (False, {"shuffle": False})]
+)
+def test_what_replaces_a_sample_is_never_held_out(tmp_path: Path, has_order: bool, options: dict[str, Any]) -> None:
+    subject = Subject(tmp_path, "map")
+    subset = damaged_subset(subject)
+    kept = {key_of(number) for number in KEPT}
+    for epoch in range(4):
+        order: dict[str, Any] = {"sampler": EpochSampler(subset)} if has_order else {}
+        loader = DataLoader(subset, batch_size=4, on_error="replace", quarantine=subject.quarantine, **order, **options)
+        loader.set_epoch(epoch)
+        with pytest.warns(RuntimeWarning, match="replaced by others"):
+            keys = [key for batch in keys_of(loader) for key in batch]
+        assert len(keys) == len(KEPT)
+        assert set(keys) <= kept - {key_of(number) for number in BAD}
+    for entry in subject.entries():
+        assert entry["key"] == key_of(KEPT[entry["sample"]])
+        assert entry["replacement_key"] == key_of(KEPT[entry["replacement"]])
+
+
+@pytest.mark.parametrize("options", [{}, TORCHS])
+def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: Path, options: dict[str, Any]) -> None:
+    subject, drawn = Subject(tmp_path, "map"), []
+    dataset = ShardMapDataset(subject.tars, fields=("image", "label", "key"), transform=CROP)
+    for bad in BAD:
+        subset = Subset(dataset, [*range(15, 25), bad])
+        loader = DataLoader(
+            subset, sampler=EpochSampler(subset), on_error="replace", quarantine=subject.quarantine, **options
+        )
+        with told_of_bad():
+            keys_of(loader)
+        drawn.append([(entry["sample"], entry["replacement"]) for entry in subject.entries()])
+        subject.quarantine.unlink()
+    assert {sample for sample, _ in drawn[0]} == {10}
+    assert drawn == [drawn[0]] * len(BAD)
+
+
+def test_a_sampler_cannot_leave_the_subset(packed: Path) -> None:
+    subset = Subset(make_map(packed), CHOSEN)
+    with pytest.raises(IndexError, match="index 13 is outside of a dataset of 13 samples"):
+        list(DataLoader(subset, sampler=SequentialSampler(range(14))))
