@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 import shardio
 from shardio.train import load_checkpoint
-from shardio.train.logs import read_log
+from shardio.train.logs import LOG, read_log
 from tests.sources import write_images
 from tests.train.runs import read_figures
 
@@ -51,11 +51,12 @@ def make(num_classes):
 def main(
     kills: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
     ranks: Annotated[int, typer.Option(min=1, help="Processes that train together.")] = 1,
+    samples: Annotated[int, typer.Option(min=30, help="Of the dataset: more make longer runs.")] = 1500,
     seed: Annotated[int, typer.Option(help="Of the moments.")] = 0,
 ) -> None:
     """Exit with 1 if a run differs from the undisturbed one."""
     with tempfile.TemporaryDirectory(prefix="shardio-train-") as name:
-        campaign = Campaign(Path(name), ranks, random.Random(seed))
+        campaign = Campaign(Path(name), ranks, samples, random.Random(seed))
         campaign.run(kills)
     where = ", ".join(f"{number} {place}" for place, number in campaign.places.most_common())
     typer.echo(f"{kills} kills of seed {seed} ({where}), {campaign.num_runs} runs: all equal the undisturbed one")
@@ -69,12 +70,12 @@ class Campaign:
         num_runs: Runs that came to their end, and were compared.
     """
 
-    def __init__(self, directory: Path, ranks: int, moments: random.Random) -> None:
+    def __init__(self, directory: Path, ranks: int, samples: int, moments: random.Random) -> None:
         self.directory, self.ranks, self.moments = directory, ranks, moments
         self.places: Counter[str] = Counter()
         self.num_runs = 0
-        write_images(directory / "images", per_class=40)
-        shardio.pack(directory / "images", directory / "packed", max_shard_samples=20)
+        write_images(directory / "images", per_class=samples // 3)
+        shardio.pack(directory / "images", directory / "packed", max_shard_samples=100)
         (directory / "model.py").write_text(MODEL)
 
     def run(self, kills: int) -> None:
@@ -92,9 +93,9 @@ class Campaign:
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         options = (
-            "--epochs 4 --batch-size 6 --accumulate 2 --image-size 24 --num-workers 1 --device cpu --precision fp32"
+            "--epochs 4 --batch-size 8 --accumulate 2 --image-size 24 --num-workers 1 --device cpu --precision fp32"
         )
-        often = "--deterministic --log-every 1 --checkpoint-every 3 --seed 5"
+        often = "--deterministic --log-every 1 --checkpoint-every 7 --seed 5"
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
         command = [sys.executable, *(launcher if self.ranks > 1 else []), "-m", "shardio.train", "packed"]
         return subprocess.Popen(
@@ -112,7 +113,9 @@ class Campaign:
 
     def _kill(self, name: str, after_s: float) -> bool:
         """Start a run, or go on with it; kill it after some time. Return whether it was still there."""
-        process, before = self._start(name), _find_partial(self.directory / name)
+        run = self.directory / name
+        before, num_lines = _find_partial(run), len(list(read_log(run / LOG)))
+        process = self._start(name)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=after_s)
         pids = _find_ranks(process.pid) if self.ranks > 1 else [process.pid]
@@ -124,8 +127,13 @@ class Campaign:
         process.communicate()
         if process.returncode == 0:
             return False
-        is_writing = _find_partial(self.directory / name) > before
-        self.places["while a file was written" if is_writing else _describe(self.directory / name)] += 1
+        lines = list(read_log(run / LOG))
+        if _find_partial(run) > before:
+            self.places["while a file was written"] += 1
+        elif len(lines) <= num_lines:
+            self.places["while it started"] += 1
+        else:
+            self.places["behind an epoch" if lines[-1]["kind"] == "epoch" else "within an epoch"] += 1
         return True
 
     def _compare(self, name: str) -> None:
@@ -151,14 +159,6 @@ def _find_ranks(parent: int) -> list[int]:
 def _find_partial(run: Path) -> set[Path]:
     """Return what a kill left half-written."""
     return set(run.glob(".*.partial"))
-
-
-def _describe(run: Path) -> str:
-    """Say how far a run was when it was killed."""
-    lines = list(read_log(run / "log.jsonl"))
-    if not lines:
-        return "before the first step"
-    return "behind an epoch" if lines[-1]["kind"] == "epoch" else "within an epoch"
 
 
 if __name__ == "__main__":
