@@ -5,7 +5,7 @@ from shardio.train.checkpoint import load_checkpoint, save_checkpoint
 from shardio.train.config import TrainConfig
 from shardio.train.loop import count_steps, evaluate, train
 from shardio.train.memory import memory_difference
-from shardio.train.meters import EpochResult, StepRecord
+from shardio.train.meters import EpochResult, Score, StepRecord
 from shardio.train.models import make_model
 from shardio.train.report import RatePlot, plot_rates, write_report
 from shardio.train.resnet import small_resnet
@@ -18,6 +18,7 @@ __all__ = [
     "EpochResult",
     "GradientPenalty",
     "RatePlot",
+    "Score",
     "StepRecord",
     "TrainConfig",
     "TrainStep",
