@@ -1,0 +1,104 @@
+"""From class folders to shards to a trained model, which goes on where it was when the command is run again.
+
+    python examples/folder_to_shards.py OUT              # draws some images first
+    python examples/folder_to_shards.py IMAGES OUT       # IMAGES/class/…/name.jpg
+    python examples/folder_to_shards.py IMAGES OUT --epochs 20
+
+The images are packed into OUT/packed, once. Some shards are held out for validation: packing mixes the classes, so each
+shard is a random part of the images. OUT/run gets checkpoints, a log and a report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+import shardio
+from shardio.train import Callback, EpochResult, TrainConfig, seed_everything, small_resnet, train
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+
+IMAGE_SIZE = 32
+
+
+class Printer(Callback):
+    """Says how the training goes."""
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        if num_steps:
+            print(f"going on after {num_epochs} epochs and {num_steps} steps")
+
+    def on_epoch(self, result: EpochResult) -> None:
+        print(f"epoch {result.epoch}: loss {result.loss:.3f}, validation accuracy {result.val_accuracy:.1%}")
+
+
+def draw_images(folder: Path) -> None:
+    """Draw 100 images of each of three classes: noise of any colour, and more red, green or blue in it."""
+    random = np.random.default_rng(0)
+    for label, name in enumerate(("red", "green", "blue")):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(100):
+            colour = random.integers(0, 80, 3)
+            colour[label] += 50
+            pixels = (random.integers(0, 126, (60, 80, 3)) + colour).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number:03d}.jpg", quality=90)
+
+
+def pack(images: Path, packed: Path) -> None:
+    """Pack class folders into about ten shards, or more if these were larger than 256 MiB."""
+    # Tiled JPEGs have the same pixels, and crops decode faster from them; making them takes numba.
+    has_numba = importlib.util.find_spec("numba") is not None
+    num_images = len(shardio.ImageFolder(images))
+    manifest = shardio.pack(
+        images, packed, jpeg="tile" if has_numba else "copy", max_shard_samples=-(-num_images // 10)
+    )
+    print(f"packed {manifest.num_samples} images into {len(manifest.shards)} shards")
+
+
+def make_loaders(packed: Path) -> tuple[shardio.DataLoader, shardio.DataLoader]:
+    """Return the loaders for training, and for validation on every fifth shard."""
+    augmented = Compose([RandomResizedCrop(IMAGE_SIZE, scale=(0.25, 1.0)), RandomHorizontalFlip()])
+    central = Compose([Resize(IMAGE_SIZE), CenterCrop(IMAGE_SIZE)])
+    shards = sorted(packed.glob("*.tar"))
+    held_out = shards[::5]
+    training = shardio.ShardDataset(
+        [shard for shard in shards if shard not in held_out], shuffle=True, transform=augmented
+    )
+    # On several ranks some samples come twice, to fill the last batches: "mask" marks them, and they do not count.
+    validation = shardio.ShardDataset(held_out, remainder="mask", transform=central)
+    return (
+        shardio.DataLoader(training, batch_size=16, num_workers=2, persistent_workers=True),
+        shardio.DataLoader(validation, batch_size=16, num_workers=2, persistent_workers=True),
+    )
+
+
+def main() -> None:
+    """Pack what is not packed yet, and train."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path, nargs="?", help="a directory of class folders")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--epochs", type=int, default=5)
+    options = parser.parse_args()
+    packed = options.out / "packed"
+
+    if not (packed / "shardio.json").exists():  # It is written last, so all is there where it is.
+        images = options.images or options.out / "images"
+        if options.images is None:
+            draw_images(images)
+        pack(images, packed)
+
+    loader, val_loader = make_loaders(packed)
+    num_classes = len(shardio.ShardDataset(packed).classes)
+    seed_everything(0)  # Of the first weights; all else is seeded by TrainConfig.
+    model = small_resnet(num_classes, IMAGE_SIZE)
+    config = TrainConfig(epochs=options.epochs, directory=options.out / "run", checkpoint_every=10)
+    results = train(model, loader, config, val_loader=val_loader, callbacks=[Printer()])
+    best = max(result.epoch for result in results if result.is_best)
+    print(f"the best model is that of epoch {best}: {options.out / 'run' / 'best.pt'}")
+
+
+if __name__ == "__main__":
+    main()
