@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from tests.sources import encode, write_images
 
 LINE = re.compile(
     r"epoch (?P<epoch>\d+)  loss (?P<loss>\d+\.\d{3})  accuracy (?P<accuracy>\d+\.\d)%  "
-    r"val loss (?P<val_loss>\d+\.\d{3})  val accuracy (?P<val_accuracy>\d+\.\d)%  "
+    r"(val loss (?P<val_loss>\d+\.\d{3})  val accuracy (?P<val_accuracy>\d+\.\d)%  )?"
     r"(?P<rate>\d+) images/s  waiting for data (?P<wait>\d+)%"
 )
 
@@ -69,6 +71,11 @@ def test_workers_do_not_change_what_is_learned(packed: Path) -> None:
         (("--optimizer", "lion"), "optimizer"),
         (("--device", "toaster"), "toaster"),
         (("--val-share", "1"), "--val-share"),
+        (("--val", "elsewhere", "--val-share", "0.1"), "--val-share"),
+        (("--plot", "lr.jpg"), "lr.jpg"),
+        (("--model", "huge"), "huge"),
+        (("--pretrained",), "small"),
+        (("--checkpoint-every", "3"), "directory"),
     ],
 )
 def test_an_option_that_cannot_be_is_wrong_usage(packed: Path, options: tuple[str, str], word: str) -> None:
@@ -119,3 +126,84 @@ def test_a_source_that_is_not_there_fails_in_one_line(tmp_path: Path) -> None:
     done = _train(tmp_path / "nowhere", "--epochs", "1")
     assert done.returncode == 1
     _assert_one_line_message(done.stderr, "nowhere")
+
+
+MODEL = """
+from torch import nn
+
+def make(num_classes, image_size):
+    hidden = nn.Sequential(nn.Flatten(), nn.Dropout(0.1), nn.Linear(3 * image_size**2, 8), nn.ReLU())
+    return nn.Sequential(hidden, nn.Linear(8, num_classes))
+"""
+
+
+def test_a_run_is_written_and_gone_on_with_by_the_same_command(packed: Path, tmp_path: Path) -> None:
+    """With a model of one's own and nearly every option; only with other settings it is refused."""
+    (tmp_path / "model.py").write_text(MODEL)
+    run = tmp_path / "run"
+    options = f"--out {run} --model {tmp_path}/model.py:make --plot {run}/lr.png --batch-size 4 --accumulate 2"
+    learning = "--optimizer rmsprop --momentum 0.5 --schedule cosine --warmup 0.1 --clip-norm 1 --clip-value 0.5"
+    rest = "--gradient-penalty 0.01 --patience 5 --deterministic --checkpoint-every 2 --log-every 1 --precision fp32"
+    command = [*options.split(), *learning.split(), *rest.split(), "--no-channels-last", "--num-workers", "1"]
+    done = _train(packed, "--epochs", "1", *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert [line["epoch"] for line in map(LINE.fullmatch, done.stdout.splitlines()) if line] == ["0"]
+    names = {"best.pt", "last.pt", "log.jsonl", "report.html", "report.png", "lr.png"}
+    assert {path.name for path in run.iterdir()} >= names
+    done = _train(packed, "--epochs", "2", *command)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "going on after 1 epoch and 3 steps\n"
+    assert [line["epoch"] for line in map(LINE.fullmatch, done.stdout.splitlines()) if line] == ["1"]
+    steps = [line["step"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines())]
+    assert steps == [1, 2, 3, 3, 4, 5, 6, 6]
+    done = _train(packed, "--epochs", "2", *command, "--lr", "0.5")
+    assert done.returncode == 1
+    _assert_one_line_message(done.stderr, "lr was 0.002, is 0.5")
+
+
+def test_class_folders_are_trained_on_and_validated_by_shards(images: Path, packed: Path, tmp_path: Path) -> None:
+    done = _train(images, "--epochs", "1", "--val", str(packed), "--num-workers", "0")
+    assert done.returncode == 0, done.stderr
+    figures = LINE.fullmatch(done.stdout.strip())
+    assert figures is not None
+    assert figures["val_loss"] is not None
+    write_images(tmp_path / "other", classes=2)
+    done = _train(images, "--epochs", "1", "--val", str(tmp_path / "other"), "--num-workers", "0")
+    assert done.returncode == 1
+    _assert_one_line_message(done.stderr, "validate on the same classes")
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript is not offered on Python 3.14")
+def test_without_validation_there_are_no_figures_of_it(packed: Path) -> None:
+    done = _train(packed, "--epochs", "1", "--val-share", "0", "--num-workers", "0", "--script")
+    assert done.returncode == 0, done.stderr
+    figures = LINE.fullmatch(done.stdout.strip())
+    assert figures is not None
+    assert figures["val_loss"] is None
+
+
+def test_two_ranks_say_everything_once(packed: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "shardio.train",
+    ]
+    options = ["--epochs", "1", "--batch-size", "4", "--image-size", "16", "--num-workers", "1", "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(shardio.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(packed), *options, "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert LINE.fullmatch(done.stdout.strip()) is not None, done.stdout
+    assert (tmp_path / "last.pt").exists()
