@@ -163,7 +163,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         feed.get_counter().load(read_state(state, source.settings, source.digest, source.num_all_samples))
 
     def watch_memory(self, watcher: OnMemory) -> None:
-        """Have somebody told of each new block of memory, uint8 [n], in which batches will arrive, and not keep it."""
+        """Have somebody told once of each block of memory, uint8 [n], in which batches will arrive, and not keep it."""
         if watcher not in self._memory_watchers:
             self._memory_watchers.append(watcher)
 

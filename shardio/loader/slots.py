@@ -47,11 +47,18 @@ class Slot:
         self.layout = layout
         self.is_retired = False
         self._memory = memory
+        self._num_told = 0
         self._watches: list[_Watch] = []
 
     def views(self) -> Views:
         """Return the columns."""
         return self.layout.views(self._memory)
+
+    def tell(self, watchers: Sequence[OnMemory]) -> None:
+        """Tell those of the memory who have not been told yet: more may come at any time."""
+        for watcher in watchers[self._num_told :]:
+            watcher(self._memory)
+        self._num_told = len(watchers)
 
     def hand_out(self, freed: SimpleQueue[_Watch]) -> Views:
         """Return the columns, and have something put into ``freed`` when what was made of one is freed.
@@ -79,7 +86,7 @@ class SlotRing:
         num_spare: How many free slots are kept. Others were made for batches that the user kept, and are given back.
         announce: Told of a new slot's number, layout and descriptor, before it is first used.
         forget: Told the numbers of slots that will not be filled again.
-        watchers: Told of a new slot's memory, uint8 [n], which lives as long as anybody holds a part of it.
+        watchers: Told of each slot's memory, uint8 [n], which lives as long as anybody holds a part of it.
     """
 
     def __init__(
@@ -109,7 +116,9 @@ class SlotRing:
     def take(self) -> Slot:
         """Return a slot to fill."""
         self.collect()
-        return self._free.pop() if self._free else self._make()
+        slot = self._free.pop() if self._free else self._make()
+        slot.tell(self._watchers)
+        return slot
 
     def hand_out(self, slot: Slot) -> Views:
         """Return a filled slot's columns; the slot comes back by itself when nobody holds them any more."""
@@ -165,8 +174,6 @@ class SlotRing:
             self._announce(self._num_made, self._layout, descriptor)
         finally:
             os.close(descriptor)
-        for watcher in self._watchers:
-            watcher(memory)
         self._num_made += 1
         return Slot(self._num_made - 1, self._layout, memory)
 

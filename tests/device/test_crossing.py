@@ -232,3 +232,20 @@ def test_a_loader_that_has_memory_to_watch_is_asked_for_it(packed: Path) -> None
     images, _ = next(iter(loader))
     assert told
     assert all(num_bytes >= images.nbytes for num_bytes in told)
+
+
+def test_memory_that_was_made_before_somebody_watched_is_told_of_once(packed: Path) -> None:
+    """Workers that stay keep their slots: a prefetcher that comes later has them pinned, too."""
+    first, second = list[NDArray[np.uint8]](), list[NDArray[np.uint8]]()  # Kept: addresses are not used again.
+    dataset = ShardDataset(packed, transform=CenterCrop(48))
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
+    loader.watch_memory(first.append)
+    for _ in loader:
+        pass
+    loader.watch_memory(second.append)
+    used = {batch[0].data_ptr() for _ in range(2) for batch in loader}
+    starts, later_starts = ([memory.ctypes.data for memory in told] for told in (first, second))
+    assert len(starts) == len(set(starts))
+    assert len(later_starts) == len(set(later_starts))
+    assert set(later_starts) <= set(starts)
+    assert all(any(0 <= address - memory.ctypes.data < memory.nbytes for memory in second) for address in used)
