@@ -18,21 +18,10 @@ import numpy as np
 from PIL import Image
 
 import shardio
-from shardio.train import Callback, EpochResult, TrainConfig, seed_everything, small_resnet, train
+from shardio.train import PrintEpochs, TrainConfig, seed_everything, small_resnet, train
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 
 IMAGE_SIZE = 32
-
-
-class Printer(Callback):
-    """Says how the training goes."""
-
-    def on_start(self, num_epochs: int, num_steps: int) -> None:
-        if num_steps:
-            print(f"going on after {num_epochs} epochs and {num_steps} steps")
-
-    def on_epoch(self, result: EpochResult) -> None:
-        print(f"epoch {result.epoch}: loss {result.loss:.3f}, validation accuracy {result.val_accuracy:.1%}")
 
 
 def draw_images(folder: Path) -> None:
@@ -95,7 +84,7 @@ def main() -> None:
     seed_everything(0)  # Of the first weights; all else is seeded by TrainConfig.
     model = small_resnet(num_classes, IMAGE_SIZE)
     config = TrainConfig(epochs=options.epochs, directory=options.out / "run", checkpoint_every=10)
-    results = train(model, loader, config, val_loader=val_loader, callbacks=[Printer()])
+    results = train(model, loader, config, val_loader=val_loader, callbacks=[PrintEpochs()])
     best = max(result.epoch for result in results if result.is_best)
     print(f"the best model is that of epoch {best}: {options.out / 'run' / 'best.pt'}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import typer
 from torch import nn
 from torch.utils.data import Subset
 
-from shardio.cli.console import count, make_bar
+from shardio.cli.console import make_bar
 from shardio.cli.loading import has_class_folders
 from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset
 from shardio.errors import FormatError
 from shardio.loader import DataLoader
 from shardio.order import make_key, permute
 from shardio.shards import open_table
-from shardio.train import Callback, EpochResult, make_model
+from shardio.train import EpochResult, PrintEpochs, make_model
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.world import find_world
 
@@ -88,19 +89,18 @@ def make_network(name: str, num_classes: int, image_size: int, *, pretrained: bo
     return torch.jit.script(network) if is_scripted else network
 
 
-class EpochBar(Callback):
+class EpochBar(PrintEpochs):
     """One line an epoch, and a bar within it on a terminal; on rank 0. A context manager."""
 
     def __init__(self, num_batches: int, *, is_shown: bool) -> None:
-        self._is_heard = find_world().rank == 0
-        self._bar = make_bar() if is_shown and self._is_heard else None
+        self._bar = make_bar() if is_shown and find_world().rank == 0 else None
+        super().__init__(typer.echo if self._bar is None else partial(self._bar.console.print, highlight=False))
         self._num_images, self._start = 0, time.perf_counter()
         if self._bar is not None:
             self._bar.add_task("epoch 0", total=num_batches, rate="")
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
-        if num_steps and self._is_heard:
-            typer.echo(f"going on after {count(num_epochs, 'epoch')} and {count(num_steps, 'step')}", err=True)
+        super().on_start(num_epochs, num_steps)
         self._begin(num_epochs)
 
     def on_batch(self, batch: Any) -> None:
@@ -110,21 +110,7 @@ class EpochBar(Callback):
             self._bar.update(self._bar.task_ids[0], advance=1, rate=f"{rate:.0f} images/s")
 
     def on_epoch(self, result: EpochResult) -> None:
-        if not self._is_heard:
-            return
-        validation = (
-            ""
-            if result.val_loss is None
-            else f"val loss {result.val_loss:.3f}  val accuracy {result.val_accuracy:.1%}  "
-        )
-        line = (
-            f"epoch {result.epoch}  loss {result.loss:.3f}  accuracy {result.accuracy:.1%}  {validation}"
-            f"{result.images_per_s:.0f} images/s  waiting for data {result.data_wait_share:.0%}"
-        )
-        if self._bar is None:
-            typer.echo(line)
-        else:
-            self._bar.console.print(line, highlight=False)
+        super().on_epoch(result)
         self._begin(result.epoch + 1)
 
     def __enter__(self) -> EpochBar:

@@ -1,6 +1,6 @@
 """A small training driver: ``train(model, loader, TrainConfig(...))``, or ``TrainStep`` in a loop of your own."""
 
-from shardio.train.callbacks import Callback, Compile, GradientPenalty
+from shardio.train.callbacks import Callback, Compile, GradientPenalty, PrintEpochs
 from shardio.train.checkpoint import load_checkpoint, save_checkpoint
 from shardio.train.config import TrainConfig
 from shardio.train.loop import count_steps, evaluate, train
@@ -17,6 +17,7 @@ __all__ = [
     "Compile",
     "EpochResult",
     "GradientPenalty",
+    "PrintEpochs",
     "RatePlot",
     "Score",
     "StepRecord",

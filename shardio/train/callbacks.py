@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 
 from shardio.train.meters import EpochResult, StepRecord
+from shardio.world import find_world
 
 if TYPE_CHECKING:
     from shardio.train.step import TrainStep
@@ -38,6 +40,24 @@ class Callback:
 
     def on_end(self, results: list[EpochResult]) -> None:
         """Take note of the end, with the results of all epochs."""
+
+
+class PrintEpochs(Callback):
+    """Says on rank 0 how each epoch went, in a line; ``say`` is told it."""
+
+    def __init__(self, say: Callable[[str], object] = print) -> None:
+        self.say = say if find_world().rank == 0 else _be_silent
+
+    def on_start(self, num_epochs: int, num_steps: int) -> None:
+        if num_steps:
+            self.say(f"going on from step {num_steps}, in epoch {num_epochs}")
+
+    def on_epoch(self, result: EpochResult) -> None:
+        self.say(result.describe())
+
+
+def _be_silent(text: str) -> None:
+    """Leave it to rank 0."""
 
 
 class Compile(Callback):

@@ -81,6 +81,16 @@ class EpochResult:
     def data_wait_share(self) -> float:
         return self.data_wait_s / max(self.train_s, 1e-9)
 
+    def describe(self) -> str:
+        """Return a line for people."""
+        validation = (
+            "" if self.val_loss is None else f"val loss {self.val_loss:.3f}  val accuracy {self.val_accuracy:.1%}  "
+        )
+        return (
+            f"epoch {self.epoch}  loss {self.loss:.3f}  accuracy {self.accuracy:.1%}  {validation}"
+            f"{self.images_per_s:.0f} images/s  waiting for data {self.data_wait_share:.0%}"
+        )
+
     @property
     def judged_by(self) -> float:
         """The loss by which epochs are compared."""

@@ -62,7 +62,7 @@ def test_a_folder_becomes_shards_that_are_trained_on_and_gone_on_with(tmp_path: 
     said = _run("folder_to_shards.py", images, out, "--epochs", "2")
     assert "packed" not in said.splitlines()[0]
     assert {path: path.stat().st_mtime_ns for path in (out / "packed").glob("*.tar")} == tars
-    assert "going on after 1 epochs" in said
+    assert "in epoch 1" in said
     assert re.findall(r"^epoch (\d+)", said, re.MULTILINE) == ["1"]
     run = out / "run"
     assert {"last.pt", "best.pt", "log.jsonl", "report.html"} <= {path.name for path in run.iterdir()}
@@ -73,7 +73,7 @@ def test_a_folder_becomes_shards_that_are_trained_on_and_gone_on_with(tmp_path: 
 def test_without_images_a_folder_is_drawn_and_learnt(tmp_path: Path) -> None:
     said = _run("folder_to_shards.py", tmp_path, "--epochs", "3")
     assert "packed 300 images into 10 shards" in said
-    accuracies = [float(share) for share in re.findall(r"validation accuracy ([\d.]+)%", said)]
+    accuracies = [float(share) for share in re.findall(r"val accuracy ([\d.]+)%", said)]
     assert len(accuracies) == 3
     assert max(accuracies) > 60  # Guessing has 33.
 
