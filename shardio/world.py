@@ -85,9 +85,9 @@ def _read_variable(name: str) -> int:
         ) from None
 
 
-def find_local_rank() -> int:
-    """Return which of the training processes of its machine this is, as torchrun says; 0 without it."""
-    return _read_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else 0
+def find_local_rank() -> int | None:
+    """Return which of the training processes of its machine this is, as torchrun says; None without it."""
+    return _read_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None
 
 
 def find_worker() -> Worker:

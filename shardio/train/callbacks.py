@@ -36,7 +36,7 @@ class Callback:
         """Take note of some steps."""
 
     def on_epoch(self, result: EpochResult) -> None:
-        """Take note of an epoch."""
+        """Take note of an epoch. Its checkpoint is written after all have done so."""
 
     def on_end(self, results: list[EpochResult]) -> None:
         """Take note of the end, with the results of all epochs."""
@@ -84,7 +84,7 @@ class GradientPenalty(Callback):
         self.weight = weight
 
     def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
-        scale = step.scaler.get_scale()
+        scale = step.scale
         gradients = torch.autograd.grad(loss * scale, step.parameters, create_graph=True, materialize_grads=True)
         squares = [(gradient / scale).pow(2).sum() for gradient in gradients]
         # The root has no derivative at 0, where the loss is flat.

@@ -15,8 +15,11 @@ ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "const
 
 DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-MAY_CHANGE = ("epochs", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
-"""Settings that may differ when a run is gone on with: they change no step that is planned, or that was taken."""
+MAY_CHANGE = ("epochs", "steps_per_epoch", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
+"""Settings that may differ when a run is gone on with. With other ``epochs`` its learning rates have another plan from
+there on."""
+
+FLOATS = ("lr", "weight_decay", "momentum", "warmup", "period", "clip_norm", "clip_value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,8 @@ class TrainConfig:
         warmup: The share of all steps in which ``onecycle`` and ``cosine`` rise.
         period: Epochs of one cycle of ``cyclic``, before each cut of ``step``, and without an improvement before
             each of ``plateau``; by default a third of the epochs.
-        steps_per_epoch: How many steps the schedule takes an epoch for, where the loader has no length.
+        steps_per_epoch: How many steps the schedule takes an epoch for, where the loader has no length. An epoch is
+            what the loader gives, nevertheless, and must be equally long on all ranks.
         precision: ``bf16`` and ``fp16`` compute under autocast, ``fp16`` with a GradScaler and on CUDA alone.
         accumulate: How many microbatches make one step of the optimiser.
         clip_norm: The largest norm of all gradients together; None for any.
@@ -80,6 +84,11 @@ class TrainConfig:
     checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
+        for name in FLOATS:  # Not numpy's, which a checkpoint would hold, and not be read with.
+            if (number := getattr(self, name)) is not None:
+                object.__setattr__(self, name, float(number))
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName), ("precision", Precision)):
             if getattr(self, name) not in get_args(allowed):
                 words = ", ".join(map(repr, get_args(allowed)))

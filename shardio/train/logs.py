@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ class TensorBoardLog(Callback):
 
     def on_epoch(self, result: EpochResult) -> None:
         self._write(result, result.step, "epoch")
+        self._writer.flush()
 
     def on_end(self, results: list[EpochResult]) -> None:
         self._writer.close()
@@ -68,11 +70,11 @@ class TensorBoardLog(Callback):
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log; the last one is left out if whoever wrote it was killed over it."""
+    """Yield the lines of a log; what was half-written when a process or a machine stopped is left out."""
     if not path.exists():
         return
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
+    for line in path.read_bytes().split(b"\n"):
+        with contextlib.suppress(ValueError):
             yield json.loads(line)
 
 

@@ -51,7 +51,9 @@ def train(
     """Train a classifier.
 
     Started by torchrun, ranks share their gradients, each with its own part of the data, as the loader deals it. With
-    a ``directory``, the same call goes on where it was stopped, also with another number of ranks.
+    a ``directory``, the same call goes on where it was stopped, also with another number of ranks. All is then as if
+    it had not stopped, with two limits: transforms of one's own that draw from torch's, numpy's or Python's generators
+    draw other numbers (shardio's do not), and on CUDA only ``deterministic`` repeats every bit.
 
     Args:
         model: From images float [N, C, H, W] to outputs [N, classes]. It is moved to the device and changed.
@@ -85,8 +87,9 @@ def _train(
     world: World,
 ) -> list[EpochResult]:
     """Train on this rank. All that knows the other ranks is gone when it returns, before they part."""
-    validation = None if val_loader is None else _prefetch(val_loader, config, batches.device)
+    val_batches = None if val_loader is None else _prefetch(val_loader, config, batches.device)
     run = _prepare(model, batches, config, world, callbacks)
+    network = without_wrapper(run.step.model)  # To validate, ranks need not go in step.
     run.begin()
     for epoch in run.epochs():
         model.train()
@@ -95,16 +98,15 @@ def _train(
             outputs, loss = run.step(images, labels, ends_step=ends_step)
             run.note(batch, outputs, loss, ends_step=ends_step)
         run.log()
-        network = without_wrapper(run.step.model)
-        run.end_epoch(None if validation is None else evaluate(network, validation, config))
+        score = None if val_batches is None else evaluate(network, val_batches, config)
+        run.end_epoch(score)
     for callback in callbacks:
         callback.on_end(run.results)
     return run.results
 
 
-@torch.no_grad()
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
-    """Measure a model over all batches of all ranks; leave it as it was.
+    """Measure a model over all batches of all ranks, each of which must call this; leave it as it was.
 
     It is exact where each sample comes once, or what comes again is marked by a last field of booleans [N] that says
     which samples count: that is what shardio's loaders do with ``remainder="mask"``.
@@ -116,22 +118,34 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
 
     Returns:
         The score over all ranks.
+
+    Raises:
+        ValueError: If there is no sample.
     """
     device = pick_device(config.device)
     batches = loader if isinstance(loader, DevicePrefetcher) else _prefetch(loader, config, device)
-    was_training, score = model.training, Score(device)
+    was_training = model.training
     model.eval()
-    same_buffers(model)
+    with joined(device), torch.no_grad():
+        same_buffers(model)
+        score = _score(model, batches, config).over_ranks()
+    model.train(was_training)
+    if not score.num_images:
+        raise ValueError("there is nothing to evaluate: the loader gave no samples, or all were marked as repeats")
+    return score
+
+
+def _score(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) -> Score:
+    score = Score(batches.device)
     for batch in batches:
         images, labels = images_and_labels(batch)
-        last = batch[-1]
-        with autocast(device, config.precision):
+        with autocast(batches.device, config.precision):
             outputs = model(images)
             losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
+        last = batch[-1]
         is_mask = isinstance(last, torch.Tensor) and last.dtype == torch.bool
         score.add(losses, outputs, labels, last if is_mask else None)
-    model.train(was_training)
-    return score.over_ranks()
+    return score
 
 
 def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +173,7 @@ def _prepare(
     optimizer = make_optimizer(model, config)
     schedule = Schedule(optimizer, config, count_steps(batches.loader, config))
     step = TrainStep(
-        share_gradients(wrapped, batches.device),
+        share_gradients(wrapped, batches.device, deterministic=config.deterministic),
         optimizer,
         schedule=schedule,
         precision=config.precision,

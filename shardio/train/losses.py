@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from shardio.errors import NonFiniteLossError
-from shardio.train.ranks import sum_over_ranks
+from shardio.train.ranks import gather, sum_over_ranks
 
 MAX_KEYS = 20
 """Keys that a message names."""
@@ -40,18 +40,27 @@ class Losses:
         """Return the mean loss of a sample over all ranks, and the number of their samples; forget them.
 
         Raises:
-            NonFiniteLossError: If one of this rank's is not finite. The message names its step and its samples.
+            NonFiniteLossError: If one is not finite. The message names its step and its samples.
         """
         noted, self._noted = self._noted, []
         values = torch.stack([one.loss.float() for one in noted]).cpu().double() if noted else torch.zeros(0)
-        for one, value in zip(noted, values.tolist(), strict=True):
-            if not math.isfinite(value):
-                raise NonFiniteLossError(
-                    f"the loss of step {one.step} is {value}, {_name(one.keys)}", step=one.step, keys=one.keys
-                )
         sizes = torch.tensor([one.num_samples for one in noted], dtype=torch.float64)
-        loss, num_samples = sum_over_ranks(torch.stack([(values * sizes).sum(), sizes.sum()])).tolist()
-        return loss / max(num_samples, 1), int(num_samples)
+        total, num_samples = sum_over_ranks(torch.stack([(values * sizes).sum(), sizes.sum()])).tolist()
+        if not math.isfinite(total):
+            raise _name_the_first(noted, values.tolist())
+        return total / max(num_samples, 1), int(num_samples)
+
+
+def _name_the_first(noted: Sequence[_Noted], values: Sequence[float]) -> NonFiniteLossError:
+    """Return the error for the first loss of all ranks that is not finite: through it, others' become so, too."""
+    own = next(
+        ((one.step, value, one.keys) for one, value in zip(noted, values, strict=True) if not math.isfinite(value)),
+        None,
+    )
+    found = [(first, rank) for rank, first in enumerate(gather(own)) if first is not None]
+    (step, value, keys), rank = min(found, key=lambda one: one[0][0])
+    where = f" on rank {rank}" if len(found) > 1 or rank else ""
+    return NonFiniteLossError(f"the loss of step {step}{where} is {value}, {_name(keys)}", step=step, keys=keys)
 
 
 def _find_keys(batch: Any) -> Sequence[str] | None:

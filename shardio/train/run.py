@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from shardio.train.seeds import load_random_states, random_states, seed_everythi
 from shardio.train.step import TrainStep
 from shardio.world import World
 
-FOR_LOADING, FOR_STEPS = 0, 1
+FOR_LOADING, FOR_STEPS = 1, 2
 """What random numbers are for. Loaders draw some when they start workers, and how many must change no step."""
 
 
@@ -68,7 +69,7 @@ class Run:
     @property
     def num_steps(self) -> int:
         """How many steps there have been, taken and skipped."""
-        return self.step.num_steps + self.step.num_skipped
+        return self.step.num_steps
 
     def begin(self) -> None:
         """Go on from the directory's last checkpoint, if there is one, or else begin."""
@@ -138,7 +139,7 @@ class Run:
             epoch=len(self.results),
             loss=loss,
             lr=self.step.lr,
-            scale=self.step.scaler.get_scale(),
+            scale=self.step.scale,
             num_skipped=self.step.num_skipped,
             images_per_s=num_images / elapsed_s,
             step_s=elapsed_s / self._interval.num_steps,
@@ -155,6 +156,10 @@ class Run:
     def end_epoch(self, validation: Score | None) -> None:
         """Sum up the epoch, of which ``validation`` is the score on other samples; save."""
         score = self._score.over_ranks()
+        if not score.num_images:
+            raise ValueError(f"epoch {len(self.results)} had no batches: a loader must give them anew in each epoch")
+        judged_by = (validation or score).loss
+        before = [one.judged_by for one in self.results if (one.val_loss is None) == (validation is None)]
         result = EpochResult(
             epoch=len(self.results),
             step=self.num_steps,
@@ -165,14 +170,15 @@ class Run:
             num_images=score.num_images,
             **self._times,
             lr=self.step.lr,
-            is_best=(validation or score).loss < min((one.judged_by for one in self.results), default=float("inf")),
+            is_best=math.isfinite(judged_by) and not any(loss <= judged_by for loss in before),
         )
         self.results.append(result)
         self._score, self._times, self._random = Score(self.step.device), dict.fromkeys(self._times, 0.0), None
         self.schedule.end_epoch(result.judged_by)
         for callback in self.callbacks:
             callback.on_epoch(result)
-        self._save([LAST, BEST] if result.is_best else [LAST], is_within_epoch=False)
+        # LAST comes last: a run that is killed between both does the epoch's end again.
+        self._save([BEST, LAST] if result.is_best else [LAST], is_within_epoch=False)
 
     def _is_to_go_on(self, last: Path) -> bool:
         """Say whether there is a checkpoint to go on from; take those away that are not wanted."""
@@ -199,6 +205,7 @@ class Run:
     def _save(self, names: list[str], *, is_within_epoch: bool) -> None:
         if self._directory is None:
             return
+        self._check_weights()
         of_ranks = gather(
             {
                 "random": random_states(self.step.device),
@@ -221,20 +228,29 @@ class Run:
         for name in names:
             save_checkpoint(self._directory / name, state)
 
+    def _check_weights(self) -> None:
+        """Raise an error if weights are not finite: losses may be so, and their gradients not."""
+        norms = torch.stack(torch._foreach_norm([weight.detach() for weight in self.step.parameters]))
+        if not norms.isfinite().all():
+            raise NonFiniteLossError(
+                f"after step {self.num_steps} weights are NaN or infinite, since a gradient was; {self._way_back()}",
+                step=self.num_steps,
+            )
+
     def _load(self, state: dict[str, Any], path: Path) -> None:
         """Go on from a checkpoint, which is freed with the caller's last reference to it."""
         self._check_settings(state["config"], path)
         try:
             self.model.load_state_dict(state["model"])
-        except RuntimeError as error:
+            self.step.load_state_dict(state["step"])
+        except (RuntimeError, ValueError) as error:  # ValueError: other weights are frozen.
             raise StateError(f"{path} is of another model: name another directory, or begin anew: {error}") from error
-        self.step.load_state_dict(state["step"])
         self.results = [EpochResult(**result) for result in state["results"]]
         self._times, self._saved_step = state["times"], self.num_steps
         of_ranks = state["ranks"]
         is_same_world = len(of_ranks) == self.world.world_size
         own = of_ranks[self.world.rank if is_same_world else 0]
-        if not is_same_world and any(rank["loader"] != own["loader"] for rank in of_ranks):
+        if not is_same_world and any(repr(rank["loader"]) != repr(own["loader"]) for rank in of_ranks):
             raise StateError(
                 f"{path} is of {len(of_ranks)} ranks, and {self.world.world_size} are to go on: "
                 f"{type(self.batches.loader).__name__} cannot, since each rank had a state of its own; "

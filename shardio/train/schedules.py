@@ -7,6 +7,7 @@ no plan: it is torch's ``ReduceLROnPlateau``, which goes by the losses.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -142,17 +143,19 @@ class Schedule:
         """Return what :meth:`load_state_dict` goes on from."""
         return {
             "steps_per_epoch": self.plan.steps_per_epoch,
+            "period": self.plan.period,
             "torch": (self._by_step or self._by_epoch).state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state, at the same part of the way: epochs have fewer steps on more ranks."""
-        saved = dict(state["torch"])
+        saved, share = dict(state["torch"]), self.plan.steps_per_epoch / state["steps_per_epoch"]
+        # That of then, if more epochs were asked for since: a rate that was cut is not to rise again.
+        self.plan = dataclasses.replace(self.plan, period=max(round(state["period"] * share), 1))
         if self._by_epoch is not None:
             self._by_epoch.load_state_dict(saved)
             return
-        if state["steps_per_epoch"] != self.plan.steps_per_epoch:
-            saved["last_epoch"] = round(saved["last_epoch"] * self.plan.steps_per_epoch / state["steps_per_epoch"])
+        saved["last_epoch"] = round(saved["last_epoch"] * share)
         self._by_step.load_state_dict(saved)
         for group, highest in zip(self._optimizer.param_groups, saved["base_lrs"], strict=True):
             group["lr"] = highest * self._factor(saved["last_epoch"], self.plan)

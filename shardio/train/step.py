@@ -47,16 +47,18 @@ class TrainStep:
         optimizer: Of its parameters.
         schedule: Learning rates, stepped after each step that was taken.
         precision: ``bf16`` and ``fp16`` compute under autocast, ``fp16`` with a GradScaler.
-        accumulate: How many microbatches a full step has.
+        accumulate: How many microbatches a full step has. Its gradients do not depend on this, which only keeps
+            those of a group that is not full in a range for fp16: where a step ends, ``ends_step`` says.
         loss_fn: From outputs and labels to the mean loss of a sample.
         clip_norm: The largest norm of all gradients together.
         clip_value: The largest magnitude of each gradient.
         hooks: Add to the loss.
 
     Attributes:
-        num_steps: Steps that were taken.
+        num_taken: Steps that were taken.
         lr: The learning rate of the last step.
         num_skipped: Steps that the GradScaler left out, because a gradient was not finite.
+        scale: By what the loss is multiplied for fp16; 1 otherwise.
         grad_norm: The norm of the gradients of the last step before they were clipped, with ``clip_norm``.
     """
 
@@ -79,7 +81,8 @@ class TrainStep:
         self.parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.device = self.parameters[0].device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.num_steps = self.num_skipped = 0
+        self.scale = self.scaler.get_scale()
+        self.num_taken = self.num_skipped = 0
         self.lr = float(optimizer.param_groups[0]["lr"])
         self.grad_norm: torch.Tensor | None = None
         self._first_size = self._num_samples = 0
@@ -94,6 +97,8 @@ class TrainStep:
         """
         self._first_size = self._first_size or len(labels)
         self._num_samples += len(labels)
+        if ends_step:
+            self._weigh_by_samples()
         with self._ranks_together(ends_step):
             with autocast(self.device, self.precision):
                 outputs = self.model(inputs)
@@ -101,11 +106,16 @@ class TrainStep:
             total = loss
             for hook in self.hooks:
                 total = hook(total, self)
-            # Its share of a full step, of microbatches like the first; a short one is put right in the end.
-            self.scaler.scale(total * (len(labels) / (self._first_size * self.accumulate))).backward()
+            num_in_step = self._num_samples if ends_step else self._first_size * self.accumulate
+            self.scaler.scale(total * (len(labels) / num_in_step)).backward()
         if ends_step:
             self._take_step()
         return outputs.detach(), loss.detach()
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps there have been, taken and skipped."""
+        return self.num_taken + self.num_skipped
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the model that a later step depends on. There is no state within a group."""
@@ -113,7 +123,7 @@ class TrainStep:
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "num_steps": self.num_steps,
+            "num_taken": self.num_taken,
             "num_skipped": self.num_skipped,
             "lr": self.lr,
         }
@@ -125,11 +135,12 @@ class TrainStep:
             self.schedule.load_state_dict(state["schedule"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-        self.num_steps, self.num_skipped, self.lr = state["num_steps"], state["num_skipped"], state["lr"]
+            self.scale = self.scaler.get_scale()
+        self.num_taken, self.num_skipped, self.lr = state["num_taken"], state["num_skipped"], state["lr"]
 
     def _take_step(self) -> None:
+        self._first_size = self._num_samples = 0
         self.scaler.unscale_(self.optimizer)
-        self._weigh_by_samples()
         if self.clip_norm is not None:
             self.grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         if self.clip_value is not None:
@@ -138,20 +149,23 @@ class TrainStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scaler.get_scale() < scale:  # Which is how a GradScaler says that it left the step out.
+        self.scale = self.scaler.get_scale()
+        if self.scale < scale:  # Which is how a GradScaler says that it left the step out.
             self.num_skipped += 1
             return
-        self.num_steps += 1
+        self.num_taken += 1
         if self.schedule is not None:
             self.schedule.step()
 
     def _weigh_by_samples(self) -> None:
-        """Let the gradients be those of the samples' mean loss, where the group was not a full one."""
-        num_planned, num_samples = self._first_size * self.accumulate, self._num_samples
-        self._first_size = self._num_samples = 0
-        if num_samples != num_planned:
-            gradients = [weight.grad for weight in self.parameters if weight.grad is not None]
-            torch._foreach_mul_(gradients, num_planned / num_samples)
+        """Have microbatches of a group weigh by all its samples, before ranks exchange gradients.
+
+        Until its last one comes, they do so by the samples of a full step, of microbatches like the first.
+        """
+        num_planned = self._first_size * self.accumulate
+        gradients = [weight.grad for weight in self.parameters if weight.grad is not None]
+        if self._num_samples != num_planned and gradients:
+            torch._foreach_mul_(gradients, num_planned / self._num_samples)
 
     def _ranks_together(self, ends_step: bool) -> AbstractContextManager[Any]:
         """Let ranks exchange their gradients once a step, with its last microbatch."""

@@ -20,9 +20,10 @@ from torch import nn
 
 import shardio
 from shardio import ShardDataset, ShardMapDataset
-from shardio.train import Callback, TrainConfig, train
+from shardio.train import Callback, TrainConfig, evaluate, train
 from shardio.transforms import CenterCrop, RandomResizedCrop
 from shardio.world import find_world
+from tests.train.toys import Poison, make_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,9 @@ class Settings:
         kill: (rank, step) at which a rank kills itself, as a machine would that goes away.
         fail: (rank, step) at which a rank raises an error.
         remainder: Of the training loader.
+        nan: (rank, step) at which a rank's loss becomes NaN.
+        sizes: The sizes of each rank's batches, of noise; by default batches of the dataset.
+        repeat: How many times to train, in one process.
         is_plain: Whether the model looks at each sample alone.
     """
 
@@ -49,6 +53,9 @@ class Settings:
     kill: tuple[int, int] | None = None
     fail: tuple[int, int] | None = None
     remainder: Any = "pad"
+    nan: tuple[int, int] | None = None
+    sizes: list[list[int]] | None = None
+    repeat: int = 1
     is_plain: bool = False
 
 
@@ -64,10 +71,25 @@ class Keys(Callback):
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         self.num_steps, self.epoch = num_steps, num_epochs
 
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        if self.settings.nan is None or self.settings.nan[0] != self.rank:
+            return model
+        return nn.Sequential(Poison(self.settings.nan[1]), model)
+
     def on_batch(self, batch: Any) -> None:
         self.num_steps += 1  # Each microbatch is a step here.
         with self.path.open("a") as file:
-            file.write(json.dumps({"epoch": self.epoch, "step": self.num_steps, "keys": list(batch[2])}) + "\n")
+            file.write(
+                json.dumps(
+                    {
+                        "rank": self.rank,
+                        "epoch": self.epoch,
+                        "step": self.num_steps,
+                        "keys": list(batch[2]) if len(batch) > 2 else [],
+                    }
+                )
+                + "\n"
+            )
         if self.settings.kill is not None and list(self.settings.kill) == [self.rank, self.num_steps]:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.settings.fail is not None and list(self.settings.fail) == [self.rank, self.num_steps]:
@@ -100,7 +122,20 @@ def main() -> None:
     val_loader = shardio.DataLoader(val_set, 3, sampler=val_sampler)
     options = {"precision": "fp32", "device": "cpu", "log_every": 1, "directory": settings.directory}
     config = TrainConfig(**{**options, **settings.config})
-    train(make_model(is_plain=settings.is_plain), loader, config, val_loader=val_loader, callbacks=[Keys(settings)])
+    own: Any = loader if settings.sizes is None else make_batches(settings.sizes[find_world().rank], side=16)
+    for _ in range(settings.repeat):
+        model = make_model(is_plain=settings.is_plain)
+        train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
+    score = evaluate(model, val_loader, config)
+    figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": float(sum_of(model))}
+    (Path(settings.directory) / f"end-{find_world().rank}.json").write_text(json.dumps(figures))
+
+
+def sum_of(model: nn.Module) -> torch.Tensor:
+    """Return a number that tells models apart."""
+    return torch.stack(
+        [(weight * torch.arange(1, weight.numel() + 1).view_as(weight)).sum() for weight in model.parameters()]
+    ).sum()
 
 
 if __name__ == "__main__":

@@ -298,3 +298,29 @@ def test_training_stops_when_nothing_improves_for_so_many_epochs(patience: int) 
     assert len(losses) == 1 + patience
     assert losses == sorted(losses)
     assert [result.is_best for result in results] == [True] + [False] * patience
+
+
+def test_nothing_to_train_on_or_to_measure_is_an_error() -> None:
+    """Such as a generator, which is used up after an epoch."""
+    with pytest.raises(ValueError, match="epoch 1 had no batches: a loader must give them anew in each epoch"):
+        train(make_linear(), iter(make_batches([4, 4])), _config(epochs=2, steps_per_epoch=2))
+    with pytest.raises(ValueError, match="there is nothing to evaluate"):
+        evaluate(make_linear(), [], _config())
+    images, labels = make_batches([3])[0]
+    with pytest.raises(ValueError, match="there is nothing to evaluate"):
+        evaluate(make_linear(), [(images, labels, torch.zeros(3, dtype=torch.bool))], _config())
+
+
+def test_an_epoch_whose_validation_is_nan_is_not_the_best_and_later_ones_may_be() -> None:
+    class NanAtFirst(nn.Module):
+        num_epochs = 0
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            if not self.training:
+                self.num_epochs += 1
+            return images * float("nan") if not self.training and self.num_epochs == 1 else images
+
+    batches = make_separable_batches(5)
+    config = _config(epochs=3, optimizer="sgd", schedule="constant")
+    results = train(nn.Sequential(NanAtFirst(), make_linear()), batches, config, val_loader=[join(batches)])
+    assert [result.is_best for result in results] == [False, True, True]

@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,11 +15,11 @@ from torch import nn
 import shardio
 from shardio import ShardMapDataset
 from shardio.errors import FormatError, NonFiniteLossError, StateError
-from shardio.train import Callback, TrainConfig, load_checkpoint, train
+from shardio.train import Callback, TrainConfig, TrainStep, load_checkpoint, train
 from shardio.train import checkpoint as checkpoint_module
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.train.runs import read_figures
-from tests.train.toys import make_batches, make_linear, weights_of
+from tests.train.toys import Poison, make_batches, make_linear, weights_of
 
 SAMPLES, BATCH_SIZE, EPOCHS = 21, 4, 3
 STEPS_PER_EPOCH = 3
@@ -167,8 +168,8 @@ def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(packed: Path,
         _model(), _loader(packed), _config(tmp_path, epochs=6, lr=0.1), val_loader=make_batches([20], side=16)
     )
     best = min(results, key=lambda result: result.judged_by)
-    assert load_checkpoint(tmp_path / "best.pt")["step"]["num_steps"] == best.step
-    assert load_checkpoint(tmp_path / "last.pt")["step"]["num_steps"] == 6 * STEPS_PER_EPOCH
+    assert load_checkpoint(tmp_path / "best.pt")["step"]["num_taken"] == best.step
+    assert load_checkpoint(tmp_path / "last.pt")["step"]["num_taken"] == 6 * STEPS_PER_EPOCH
     assert max(result.epoch for result in results if result.is_best) == best.epoch
 
 
@@ -263,18 +264,6 @@ def test_the_weights_of_a_checkpoint_are_the_models_own(packed: Path, tmp_path: 
     _assert_equal(model, other)
 
 
-class _Poison(nn.Module):
-    """Turns its inputs to NaN from one forward pass on."""
-
-    def __init__(self, first: int) -> None:
-        super().__init__()
-        self.first, self.num_passes = first, 0
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.num_passes += 1
-        return images * float("nan") if self.num_passes > self.first else images
-
-
 @pytest.mark.parametrize("log_every", [1, 2, 10])
 def test_a_loss_that_is_nan_stops_with_its_step_its_keys_and_the_way_back(
     packed: Path, tmp_path: Path, log_every: int
@@ -286,7 +275,7 @@ def test_a_loss_that_is_nan_stops_with_its_step_its_keys_and_the_way_back(
         def on_batch(self, batch: Any) -> None:
             keys.append(list(batch[2]))
 
-    model = nn.Sequential(_Poison(8), *_model())
+    model = nn.Sequential(Poison(9), *_model())
     with pytest.raises(
         NonFiniteLossError, match=r"the loss of step 5 is nan, of a batch of the samples class-"
     ) as caught:
@@ -295,7 +284,7 @@ def test_a_loss_that_is_nan_stops_with_its_step_its_keys_and_the_way_back(
     assert caught.value.keys == keys[8]
     assert f"the last checkpoint before it is {tmp_path}/last.pt, of step 4" in str(caught.value)
     state = load_checkpoint(tmp_path / "last.pt")
-    assert state["step"]["num_steps"] == 4
+    assert state["step"]["num_taken"] == 4
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
@@ -307,3 +296,65 @@ def test_a_loss_that_is_infinite_stops_without_a_directory_too() -> None:
     ) as caught:
         train(make_linear(), batches, config)
     assert caught.value.keys is None
+
+
+class _BadGradient(Callback):
+    """Spoils the gradients of a step, and not its loss."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
+        return loss * float("nan") if step.num_steps == self.step else loss
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_weights_that_are_nan_are_never_saved(packed: Path, tmp_path: Path, step: int) -> None:
+    """After step 4, before which there is a checkpoint of step 2; and after the last one of an epoch."""
+    config = _config(tmp_path, checkpoint_every=2, log_every=1)
+    message = f"after step {step + 1} weights are NaN or infinite, since a gradient was; the last checkpoint"
+    with pytest.raises(NonFiniteLossError, match=message):
+        train(_model(), _loader(packed), config, callbacks=[_BadGradient(step)])
+    for name in ("last.pt", "best.pt"):
+        state = load_checkpoint(tmp_path / name)
+        assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+def test_killed_between_both_checkpoints_the_best_one_is_still_written(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def save(path: Path, state: dict[str, Any]) -> None:
+        if path.name == "last.pt":
+            raise StopError
+        checkpoint_module.save_checkpoint(path, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.train.run.save_checkpoint", save)
+        with pytest.raises(StopError):
+            train(_model(), _loader(packed), _config(tmp_path))
+    results = train(_model(), _loader(packed), _config(tmp_path))
+    assert load_checkpoint(tmp_path / "best.pt")["results"][-1]["loss"] == min(result.loss for result in results)
+
+
+def test_settings_of_numpys_types_are_read_again(packed: Path, tmp_path: Path) -> None:
+    rate = np.logspace(-4, -2, 3)[1]
+    train(_model(), _loader(packed), _config(tmp_path, lr=rate, mean=tuple(np.zeros(3)), epochs=1))
+    assert len(train(_model(), _loader(packed), _config(tmp_path, lr=rate, mean=tuple(np.zeros(3)), epochs=2))) == 2
+
+
+def test_more_epochs_do_not_raise_a_rate_that_was_cut(packed: Path, tmp_path: Path) -> None:
+    """The period, by default a third of the epochs, is that of the run's beginning."""
+    train(_model(), _loader(packed), _config(tmp_path, schedule="step"))
+    results = train(_model(), _loader(packed), _config(tmp_path, schedule="step", epochs=6))
+    rates = [result.lr for result in results]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.02 * 0.1**5)
+
+
+def test_validation_that_begins_later_is_compared_with_validation_alone(packed: Path, tmp_path: Path) -> None:
+    train(_model(), _loader(packed), _config(tmp_path))
+    hard = [(images, (labels + 1) % 3) for images, labels in make_batches([12], side=16)]
+    results = train(
+        _model(), _loader(packed), _config(tmp_path, epochs=4), val_loader=[*hard, *make_batches([9], side=16)]
+    )
+    assert results[-1].is_best

@@ -80,11 +80,11 @@ def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_sca
     step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
     before = weights_of(model)
     step(*batch)
-    assert (step.num_steps, step.num_skipped) == (0, 1)
+    assert (step.num_taken, step.num_skipped) == (0, 1)
     assert step.scaler.get_scale() == 2.0**39
     assert all(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
     assert schedule.last_epoch == 0
-    while not step.num_steps:
+    while not step.num_taken:
         step(*batch)
     assert step.num_skipped > 1
     assert schedule.last_epoch == 1

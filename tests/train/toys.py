@@ -55,6 +55,18 @@ def make_network(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Seque
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 16), nn.Tanh(), nn.Linear(16, num_classes))
 
 
+class Poison(nn.Module):
+    """Turns its inputs to NaN from one forward pass on, the first of which is pass 1."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.num_passes = first, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.num_passes += 1
+        return images * float("nan") if self.num_passes >= self.first else images
+
+
 def weights_of(model: nn.Module) -> list[torch.Tensor]:
     """Return copies of a model's parameters and buffers."""
     return [tensor.detach().clone() for tensor in model.state_dict().values()]
