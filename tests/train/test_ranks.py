@@ -57,14 +57,36 @@ def _weights(directory: Path) -> dict[str, torch.Tensor]:
     return weights
 
 
-def test_a_rank_that_is_killed_and_resumed_gives_the_undisturbed_losses(packed: Path, tmp_path: Path) -> None:
-    """Three ranks, one of them killed in the second epoch, between two checkpoints: the same to the last bit.
+def _assert_validated_exactly(directory: Path, packed: Path) -> None:
+    """Compare a run's last validation with that of a single process, by shardio and by torch alone.
 
-    Of two the sum of gradients would not depend on who adds first.
+    Counts are equal exactly, the mean loss within 1e-6, although ranks repeat samples to have equally many.
+    """
+    result = load_checkpoint(directory / "last.pt")["results"][-1]
+    model = make_model()
+    model.load_state_dict(_weights(directory))
+    dataset = ShardMapDataset(packed, transform=CenterCrop(16))
+    config = TrainConfig(precision="fp32", device="cpu")
+    score = evaluate(model, shardio.DataLoader(dataset, 4), config)
+    assert score.num_images == SAMPLES
+    assert result["val_accuracy"] == score.accuracy
+    assert result["val_loss"] == pytest.approx(score.loss, abs=1e-6)
+    images, labels = next(iter(shardio.DataLoader(dataset, SAMPLES)))
+    mean, std = (torch.tensor(figures).reshape(3, 1, 1) for figures in (config.mean, config.std))
+    with torch.no_grad():
+        outputs = model.eval()((images / 255 - mean) / std)
+    assert score.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), abs=1e-6)
+
+
+def test_ranks_validate_exactly_and_go_on_after_a_kill_to_the_last_bit(packed: Path, tmp_path: Path) -> None:
+    """Three ranks, one of them killed in the second epoch, between two checkpoints.
+
+    Of two the sum of gradients would not depend on who adds first; three do not share 21 samples in equal batches.
     """
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = _launch(3, _settings(packed, whole))
     assert done.returncode == 0, done.stderr
+    _assert_validated_exactly(whole, packed)
     done = _launch(3, _settings(packed, killed, kill=(1, 7)))
     assert done.returncode != 0
     state = load_checkpoint(killed / "last.pt")
@@ -77,7 +99,7 @@ def test_a_rank_that_is_killed_and_resumed_gives_the_undisturbed_losses(packed: 
     assert all(torch.equal(one[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_resumed_on_another_number_of_ranks_each_sample_is_still_seen_once(
     packed: Path, tmp_path: Path, before: int, after: int
 ) -> None:
@@ -111,27 +133,6 @@ def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(packed: Pat
         torch.testing.assert_close(weight, other[name], rtol=0, atol=1e-6)
     start = make_model(is_plain=True).state_dict()
     assert any((start[name] - weight).abs().max() > 1e-3 for name, weight in one.items())
-
-
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_evaluation_is_that_of_a_single_process(packed: Path, tmp_path: Path, num_ranks: int) -> None:
-    """Counts are equal exactly, the mean loss within 1e-6, although ranks repeat samples to have equally many."""
-    done = _launch(num_ranks, _settings(packed, tmp_path, config={"epochs": 1}))
-    assert done.returncode == 0, done.stderr
-    (result,) = load_checkpoint(tmp_path / "last.pt")["results"]
-    model = make_model()
-    model.load_state_dict(_weights(tmp_path))
-    dataset = ShardMapDataset(packed, transform=CenterCrop(16))
-    config = TrainConfig(precision="fp32", device="cpu")
-    score = evaluate(model, shardio.DataLoader(dataset, 4), config)
-    assert score.num_images == SAMPLES
-    assert result["val_accuracy"] == score.accuracy
-    assert result["val_loss"] == pytest.approx(score.loss, abs=1e-6)
-    images, labels = next(iter(shardio.DataLoader(dataset, SAMPLES)))
-    mean, std = (torch.tensor(figures).reshape(3, 1, 1) for figures in (config.mean, config.std))
-    with torch.no_grad():
-        outputs = model.eval()((images / 255 - mean) / std)
-    assert score.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), abs=1e-6)
 
 
 def test_a_rank_that_fails_takes_the_job_down_with_its_own_error(packed: Path, tmp_path: Path) -> None:
