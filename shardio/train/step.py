@@ -163,9 +163,10 @@ class TrainStep:
         Until its last one comes, they do so by the samples of a full step, of microbatches like the first.
         """
         num_planned = self._first_size * self.accumulate
-        gradients = [weight.grad for weight in self.parameters if weight.grad is not None]
-        if self._num_samples != num_planned and gradients:
-            torch._foreach_mul_(gradients, num_planned / self._num_samples)
+        if self._num_samples != num_planned:
+            for weight in self.parameters:
+                if weight.grad is not None:
+                    weight.grad.mul_(num_planned / self._num_samples)
 
     def _ranks_together(self, ends_step: bool) -> AbstractContextManager[Any]:
         """Let ranks exchange their gradients once a step, with its last microbatch."""

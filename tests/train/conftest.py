@@ -13,3 +13,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing: where there are many runs, pictures take longer than they do."""
+    monkeypatch.setattr("shardio.train.report.write_report", lambda directory, config: None)

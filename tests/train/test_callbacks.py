@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from shardio.train import Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, small_resnet, train
-from tests.train.runs import read_figures
-from tests.train.test_resume import StopAfter, StopError
+from tests.train.runs import StopAfter, StopError, read_figures
 from tests.train.toys import PLAIN, make_batches, make_network, weights_of
 
 

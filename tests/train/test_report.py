@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import base64
-import io
-import itertools
 import json
 import os
 import subprocess
@@ -13,28 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageColor
 
-from shardio.train import Callback, EpochResult, StepRecord, TrainConfig, train
-from shardio.train.report import COLUMNS, LOOKS, RatePlot, Report, make_curves, plot_rates, read_figures, write_report
-from tests.train.toys import PLAIN, make_linear, make_separable_batches
-
-STEPS_PER_EPOCH = 5
-
-
-class Listener(Callback):
-    """Keeps the records; of a run that is to die, ends it behind a step."""
-
-    def __init__(self, dies_after: int | None = None) -> None:
-        self.records: list[StepRecord] = []
-        self.dies_after = dies_after
-
-    def on_log(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-    def on_batch(self, batch: Any) -> None:
-        if self.dies_after is not None and len(self.records) == self.dies_after:
-            raise KeyboardInterrupt
+from shardio.train.report import COLUMNS, Report, make_curves, plot_rates, read_figures, write_report
+from tests.train.reported import (
+    STEPS_PER_EPOCH,
+    Listener,
+    hide_matplotlib,
+    make_report_config,
+    size_and_curves,
+    train_reported,
+    train_until_killed,
+)
 
 
 class Page(HTMLParser):
@@ -74,48 +61,10 @@ class Page(HTMLParser):
             self.texts[self._open[-1]][-1] += data
 
 
-def _config(directory: Path | None, **options: Any) -> TrainConfig:
-    settings = {"epochs": 3, "precision": "fp32", "device": "cpu", "lr": 0.05, "log_every": 1, **PLAIN, **options}
-    return TrainConfig(directory=directory, **settings)
-
-
-def _train(config: TrainConfig, *callbacks: Callback, has_validation: bool = True) -> list[EpochResult]:
-    validation = make_separable_batches(2, seed=1) if has_validation else None
-    batches = make_separable_batches(STEPS_PER_EPOCH)
-    return train(make_linear(), batches, config, val_loader=validation, callbacks=callbacks)
-
-
-def _killed(config: TrainConfig, after: int, *callbacks: Callback) -> list[StepRecord]:
-    """Return what was logged by a run that dies within the step behind so many."""
-    listener = Listener(dies_after=after)
-    with pytest.raises(KeyboardInterrupt):
-        _train(config, listener, *callbacks)
-    assert len(listener.records) == after
-    return listener.records
-
-
-def _size_and_curves(png: bytes) -> tuple[tuple[int, int], set[str]]:
-    """Return a picture's size and the looks of whose colour there are more than a few points."""
-    with Image.open(io.BytesIO(png)) as picture:
-        assert picture.format == "PNG"
-        pixels = np.asarray(picture.convert("RGB"))
-    found = {
-        name
-        for name, look in LOOKS.items()
-        if (pixels == np.array(ImageColor.getrgb(look["color"]), dtype=np.uint8)).all(axis=2).sum() >= 10
-    }
-    height, width = pixels.shape[:2]
-    return (width, height), found
-
-
-def _without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-
-
 @pytest.mark.parametrize("has_validation", [True, False])
 def test_the_curves_are_what_the_run_told_its_callbacks(tmp_path: Path, has_validation: bool) -> None:
     listener = Listener()
-    results = _train(_config(tmp_path), listener, has_validation=has_validation)
+    results = train_reported(make_report_config(tmp_path), listener, has_validation=has_validation)
     records = listener.records
     steps, ends = list(range(1, 3 * STEPS_PER_EPOCH + 1)), [5, 10, 15]
     curves = make_curves(*read_figures(tmp_path))
@@ -145,11 +94,11 @@ def test_the_curves_are_what_the_run_told_its_callbacks(tmp_path: Path, has_vali
 
 @pytest.mark.parametrize("has_validation", [True, False])
 def test_the_page_has_all_epochs_and_the_same_picture_as_the_file(tmp_path: Path, has_validation: bool) -> None:
-    config = _config(tmp_path)
-    results = _train(config, Report(tmp_path, config), has_validation=has_validation)
+    config = make_report_config(tmp_path)
+    results = train_reported(config, Report(tmp_path, config), has_validation=has_validation)
     page, png = Page(tmp_path / "report.html"), (tmp_path / "report.png").read_bytes()
     assert page.pictures == [png]
-    assert _size_and_curves(png) == (
+    assert size_and_curves(png) == (
         (1430, 880),
         {"steps", "epochs"} | ({"validation"} if has_validation else set()),
     )
@@ -183,7 +132,7 @@ def _percent(cell: str) -> float:
 
 def test_the_best_epoch_is_the_last_that_was_better_than_all_before(tmp_path: Path) -> None:
     """Each epoch that was the best so far is so marked in the log; the page marks one."""
-    _train(_config(tmp_path, epochs=4))
+    train_reported(make_report_config(tmp_path, epochs=4))
     log = tmp_path / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for line in lines:
@@ -196,8 +145,8 @@ def test_the_best_epoch_is_the_last_that_was_better_than_all_before(tmp_path: Pa
 
 def test_all_that_was_given_by_others_is_escaped(tmp_path: Path) -> None:
     directory = tmp_path / "<script>alert('$x_{')<b> & \"q\" 图"
-    config = _config(directory, epochs=1)
-    _train(config)
+    config = make_report_config(directory, epochs=1)
+    train_reported(config)
     assert write_report(directory, config) is not None
     page = Page(directory / "report.html")
     assert page.texts["h1"] == page.texts["title"] == [f"Training run {directory.name}"]
@@ -207,7 +156,7 @@ def test_all_that_was_given_by_others_is_escaped(tmp_path: Path) -> None:
 
 
 def test_the_same_log_gives_the_same_report_and_nothing_besides(tmp_path: Path) -> None:
-    _train(_config(tmp_path))
+    train_reported(make_report_config(tmp_path))
     before = {path.name for path in tmp_path.iterdir()}
     seen = set()
     for _ in range(2):
@@ -219,7 +168,7 @@ def test_the_same_log_gives_the_same_report_and_nothing_besides(tmp_path: Path) 
 
 @pytest.mark.parametrize("after", [1, 3, 5, 12])
 def test_of_a_killed_run_it_shows_what_was_logged(tmp_path: Path, after: int) -> None:
-    records = _killed(_config(tmp_path), after, Report(tmp_path))
+    records = train_until_killed(make_report_config(tmp_path), after, Report(tmp_path))
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"kind": "steps", "st')
     assert not (tmp_path / "report.html").exists()
@@ -228,7 +177,7 @@ def test_of_a_killed_run_it_shows_what_was_logged(tmp_path: Path, after: int) ->
     page = Page(tmp_path / "report.html")
     assert len(page.rows) == (1 + num_epochs if num_epochs else 0)
     assert page.texts["p"][0] == f"{num_epochs} whole epochs, {after} steps."
-    assert "steps" in _size_and_curves(page.pictures[0])[1]
+    assert "steps" in size_and_curves(page.pictures[0])[1]
     assert make_curves(*read_figures(tmp_path))["loss"]["steps"] == [(one.step, one.loss) for one in records]
 
 
@@ -246,7 +195,7 @@ def test_without_lines_it_says_so_and_without_a_log_it_writes_nothing(tmp_path: 
 
 def test_losses_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
     """Of validation, they do not stop a run."""
-    _train(_config(tmp_path))
+    train_reported(make_report_config(tmp_path))
     log = tmp_path / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     epochs = [line for line in lines if line["kind"] == "epoch"]
@@ -256,29 +205,29 @@ def test_losses_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
     write_report(tmp_path)
     page = Page(tmp_path / "report.html")
     assert [row[3] for row in page.rows[1:]] == ["nan", "inf", "0.5000"]
-    assert "validation" in _size_and_curves(page.pictures[0])[1]
+    assert "validation" in size_and_curves(page.pictures[0])[1]
 
 
 def test_a_run_gone_on_with_is_reported_whole_and_one_begun_anew_alone(tmp_path: Path) -> None:
-    config = _config(tmp_path, epochs=2)
-    _train(config, Report(tmp_path, config))
-    longer = _config(tmp_path, epochs=3)
-    _train(longer, Report(tmp_path, longer))
+    config = make_report_config(tmp_path, epochs=2)
+    train_reported(config, Report(tmp_path, config))
+    longer = make_report_config(tmp_path, epochs=3)
+    train_reported(longer, Report(tmp_path, longer))
     assert [row[0] for row in Page(tmp_path / "report.html").rows[1:]] == ["0", "1", "2"]
     # Nothing is left to do: the report is the same.
-    _train(longer, Report(tmp_path, longer))
+    train_reported(longer, Report(tmp_path, longer))
     assert len(Page(tmp_path / "report.html").rows) == 4
-    _killed(_config(tmp_path, resume=False), 1, Report(tmp_path))
+    train_until_killed(make_report_config(tmp_path, resume=False), 1, Report(tmp_path))
     assert not list(tmp_path.glob("report.*"))
 
 
 def test_without_matplotlib_the_page_has_the_table_and_says_what_draws_the_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _train(_config(tmp_path))
+    train_reported(make_report_config(tmp_path))
     write_report(tmp_path)
     rows = Page(tmp_path / "report.html").rows
-    _without_matplotlib(monkeypatch)
+    hide_matplotlib(monkeypatch)
     write_report(tmp_path)
     page = Page(tmp_path / "report.html")
     assert page.rows == rows
@@ -288,7 +237,7 @@ def test_without_matplotlib_the_page_has_the_table_and_says_what_draws_the_curve
 
 
 def test_reports_are_drawn_without_pyplot_and_matplotlib_loads_only_to_draw(tmp_path: Path) -> None:
-    _train(_config(tmp_path))
+    train_reported(make_report_config(tmp_path))
     code = (
         "import sys; from pathlib import Path; from shardio.train.report import write_report; "
         "assert 'matplotlib' not in sys.modules; write_report(Path(sys.argv[1])); "
@@ -304,7 +253,7 @@ def test_a_picture_that_fails_leaves_nothing_half_written(tmp_path: Path, monkey
         file.write(b"\x89PNG")
         raise OSError("no space left")
 
-    _train(_config(tmp_path, epochs=1))
+    train_reported(make_report_config(tmp_path, epochs=1))
     before = {path.name for path in tmp_path.iterdir()}
     monkeypatch.setattr(Figure, "savefig", fail)
     with pytest.raises(OSError, match="no space left"):
@@ -312,71 +261,3 @@ def test_a_picture_that_fails_leaves_nothing_half_written(tmp_path: Path, monkey
     with pytest.raises(OSError, match="no space left"):
         plot_rates(tmp_path / "lr.png", [(0, 1.0)], [])
     assert {path.name for path in tmp_path.iterdir()} == before - {"report.png"}  # It would belong to another page.
-
-
-@pytest.mark.parametrize("schedule", ["onecycle", "cosine", "cyclic", "step", "constant"])
-def test_rates_are_taken_as_planned(tmp_path: Path, schedule: str) -> None:
-    config = _config(None, schedule=schedule)
-    plot = RatePlot(tmp_path / "pictures" / "lr.png", config, STEPS_PER_EPOCH)
-    _train(config, plot)
-    assert plot.planned is not None
-    assert [step for step, _ in plot.taken] == list(range(15))
-    np.testing.assert_allclose(plot.taken, plot.planned, rtol=1e-12)
-    assert _size_and_curves(plot.path.read_bytes()) == ((1100, 550), {"planned", "taken"})
-
-
-def test_plateau_has_no_plan_and_its_taken_rates_are_drawn(tmp_path: Path) -> None:
-    config = _config(None, schedule="plateau")
-    plot = RatePlot(tmp_path / "lr.png", config, STEPS_PER_EPOCH)
-    _train(config, plot)
-    assert plot.planned is None
-    assert len(plot.taken) == 15
-    assert _size_and_curves(plot.path.read_bytes())[1] == {"taken"}
-
-
-@pytest.mark.parametrize("killed_after", [5, 7, 12])
-def test_a_run_gone_on_with_draws_also_the_rates_before_and_none_twice(tmp_path: Path, killed_after: int) -> None:
-    """It goes on from the last whole epoch; the log still has what came after."""
-    config = _config(tmp_path)
-    _killed(config, killed_after)
-    plot = RatePlot(tmp_path / "lr.png", config, STEPS_PER_EPOCH)
-    listener = Listener()
-    _train(config, plot, listener)
-    assert listener.records[0].step == killed_after // STEPS_PER_EPOCH * STEPS_PER_EPOCH + 1
-    assert plot.planned is not None
-    np.testing.assert_allclose(plot.taken, plot.planned, rtol=1e-12)
-    # Another run in its place begins without them.
-    anew = _config(tmp_path, resume=False, epochs=1)
-    plot = RatePlot(tmp_path / "lr.png", anew, STEPS_PER_EPOCH)
-    _train(anew, plot)
-    assert [step for step, _ in plot.taken] == list(range(5))
-
-
-def test_rank_0_alone_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank, expected in ((1, []), (0, ["lr.png"])):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        plot = RatePlot(tmp_path / "lr.png", _config(None), STEPS_PER_EPOCH)
-        plot.on_start(0, 0)
-        plot.on_end([])
-        assert [path.name for path in tmp_path.iterdir()] == expected
-
-
-def test_pictures_show_the_curves_that_there_are(tmp_path: Path) -> None:
-    lines: dict[str, list[tuple[int, float]]] = {"planned": [(0, 1.0), (9, 0.0)], "taken": [(3, 0.5), (4, 0.6)]}
-    for has_plan, has_taken in itertools.product([True, False], repeat=2):
-        path = tmp_path / "lr.png"
-        plot_rates(path, lines["planned"] if has_plan else None, lines["taken"] if has_taken else [])
-        names = ({"planned"} if has_plan else set()) | ({"taken"} if has_taken else set())
-        assert _size_and_curves(path.read_bytes()) == ((1100, 550), names)
-
-
-def test_without_matplotlib_rates_are_refused_before_the_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _without_matplotlib(monkeypatch)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        RatePlot(tmp_path / "lr.png", _config(None), STEPS_PER_EPOCH)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        plot_rates(tmp_path / "lr.png", None, [(0, 1.0)])
-    assert not list(tmp_path.iterdir())
