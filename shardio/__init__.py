@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
     from shardio.device import DevicePrefetcher
     from shardio.errors import (
+        BusyError,
         CoverageError,
         FormatError,
         HostError,
+        IdentityError,
         NonFiniteLossError,
         PackError,
         SampleError,
@@ -30,12 +32,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BusyError": "shardio.errors",
     "CoverageError": "shardio.errors",
     "DataLoader": "shardio.loader",
     "DevicePrefetcher": "shardio.device",
     "EpochSampler": "shardio.datasets",
     "FormatError": "shardio.errors",
     "HostError": "shardio.errors",
+    "IdentityError": "shardio.errors",
     "ImageFolder": "shardio.datasets",
     "Manifest": "shardio.shards",
     "NonFiniteLossError": "shardio.errors",
@@ -51,12 +55,14 @@ _HOMES = {
 _SUBMODULES = ("check", "train", "transforms")
 
 __all__ = [
+    "BusyError",
     "CoverageError",
     "DataLoader",
     "DevicePrefetcher",
     "EpochSampler",
     "FormatError",
     "HostError",
+    "IdentityError",
     "ImageFolder",
     "Manifest",
     "NonFiniteLossError",

@@ -9,8 +9,10 @@
     ├── SampleError         one sample cannot be read or decoded: repair or remove that sample
     ├── HostError           loading processes die again and again: look at memory, or at the samples named
     ├── StateError          a saved state belongs to another dataset or order: use the run's own
+    ├── BusyError           another run writes into the directory: wait for it, or name another directory
     ├── NonFiniteLossError  the loss is NaN or infinite: go back to a checkpoint, with a lower learning rate
-    └── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests)
+    ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests)
+    └── IdentityError       samples cannot be told apart: say where their keys lie (also a TypeError)
 
 Arguments out of range raise ValueError, objects of the wrong kind TypeError, as in the standard library.
 """
@@ -64,6 +66,10 @@ class StateError(ShardioError):
     """A saved state does not belong to this dataset or order."""
 
 
+class BusyError(ShardioError):
+    """Another training run writes into the directory."""
+
+
 class NonFiniteLossError(ShardioError):
     """The loss is NaN or infinite.
 
@@ -80,3 +86,7 @@ class NonFiniteLossError(ShardioError):
 
 class CoverageError(ShardioError, AssertionError):
     """A loader delivered some samples more than once, or not at all."""
+
+
+class IdentityError(ShardioError, TypeError):
+    """Samples cannot be told apart by what a batch holds: keys are needed, or the given ones are none."""

@@ -9,6 +9,8 @@ import multiprocessing
 import os
 from dataclasses import dataclass
 
+from shardio.integers import check_integer
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
@@ -18,6 +20,8 @@ class World:
     world_size: int
 
     def __post_init__(self) -> None:
+        for name in ("rank", "world_size"):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name)))
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank must be at least 0 and below world_size, got {self.rank} of {self.world_size}")
 
@@ -88,6 +92,11 @@ def _read_variable(name: str) -> int:
 def find_local_rank() -> int | None:
     """Return which of the training processes of its machine this is, as torchrun says; None without it."""
     return _read_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None
+
+
+def find_local_world_size() -> int:
+    """Return how many training processes its machine has, as torchrun says; 1 without it."""
+    return max(1, _read_variable("LOCAL_WORLD_SIZE")) if "LOCAL_WORLD_SIZE" in os.environ else 1
 
 
 def find_worker() -> Worker:

@@ -6,6 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.order import Cursor, EpochOrder, OrderSettings
 from shardio.world import World
 
 
@@ -16,6 +20,9 @@ class HasRemainder(Protocol):
     remainder: str
     num_all_samples: int
     batch_size: int | None
+    digest: str
+    shard_sizes: NDArray[np.int64]
+    settings: OrderSettings
 
     def world(self) -> World:
         """Return the rank and the world size."""
@@ -28,12 +35,18 @@ class Allowance:
     Attributes:
         num_samples: The samples of the dataset.
         num_repeats: How many deliveries too many there are, over all ranks. Repeats that are marked do not count.
-        num_missing: How many samples are left out.
+        num_missing: How many samples are left out, or came before the run was resumed.
+        num_marked: How many repeats are marked, over all ranks.
+        samples: The numbers of the samples that are repeated or left out, in order; None where they are not known.
+        digest: Which dataset the numbers are of.
     """
 
     num_samples: int
     num_repeats: int = 0
     num_missing: int = 0
+    num_marked: int = 0
+    samples: tuple[int, ...] | None = None
+    digest: str = ""
 
 
 def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
@@ -46,16 +59,45 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
     return None
 
 
-def find_allowance(loader: Iterable[Any]) -> Allowance | None:
-    """Return what a whole epoch of a loader delivers by its policy; None where the order is not shardio's."""
+def find_cursor(loader: Iterable[Any]) -> Cursor | None:
+    """Return where a loader of shardio's kind is, by its state; None where it does not say."""
+    found = find_remainder(loader)
+    # Other loaders' states are not asked for: torchdata's starts its workers to tell.
+    holder: Any = loader if hasattr(loader, "runs_torchs_workers") else None if found is None else found[0]
+    if found is None or not callable(getattr(holder, "state_dict", None)):
+        return None
+    state = holder.state_dict()
+    return Cursor(epoch=state["epoch"], position=state["position"])
+
+
+def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
+    """Return what an epoch of a loader delivers by its policy; None where the order is not shardio's.
+
+    Args:
+        loader: The loader, which has delivered the epoch's first batch, if there is one.
+        before: Where it was before that.
+    """
     found = find_remainder(loader)
     if found is None:
         return None
     holder, policy = found
     number, world_size = holder.num_all_samples, holder.world().world_size
     batch_size = holder.batch_size or getattr(loader, "batch_size", None) or 1
+    now = find_cursor(loader)
+    start = before.position if before is not None and now is not None and before.epoch == now.epoch else 0
+    start = 0 if start == number and now != before else start
+    num_padded = -(number - start) % world_size
+    num_dropped = (number - start) % (world_size * batch_size) if policy == "drop" else 0
+    positions = np.arange(number, number + num_padded) if policy == "pad" else np.arange(number - num_dropped, number)
+    samples: tuple[int, ...] | None = None
+    if now is not None and start == 0:
+        order = EpochOrder(holder.shard_sizes, holder.settings, now.epoch)
+        samples = tuple(sorted(order.samples_at(positions).tolist())) if len(positions) else ()
     return Allowance(
         num_samples=number,
-        num_repeats=-number % world_size if policy == "pad" else 0,
-        num_missing=number % (world_size * batch_size) if policy == "drop" else 0,
+        num_repeats=num_padded if policy == "pad" else 0,
+        num_missing=num_dropped + start,
+        num_marked=num_padded if policy == "mask" else 0,
+        samples=samples,
+        digest=holder.digest,
     )

@@ -1,27 +1,36 @@
-"""Verdicts: from what a report counted to what has likely gone wrong."""
+"""Causes: from what a report counted to what has likely gone wrong."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
 
 if TYPE_CHECKING:
-    from shardio.check.coverage import Coverage, SourceTotals
-    from shardio.check.report import CoverageReport, Expected
+    from shardio.check.coverage import SourceTotals
+    from shardio.check.report import CoverageReport
 
 
 def find_causes(report: CoverageReport) -> list[str]:
     """Return the likely causes of what is wrong, most telling first; nothing if nothing is wrong."""
     if report.is_right:
         return []
+    if found := _other_kind(report):
+        return found
     if report.num_repeats > report.expected.num_repeats:
-        return [*_same_workers(report), *_same_ranks(report)] or _padding(report)
+        found = [*_same_workers(report), *_same_ranks(report)] or _worker_overlap(report) or _padding(report)
+        return found or [*_same_batches(report), *_overlaps(report), *_equal_keys(report)]
+    if report.num_unexpected:
+        return _multiples(report)
     return _losses(report) if report.num_missing > report.expected.num_missing else []
+
+
+def _other_kind(report: CoverageReport) -> list[str]:
+    """Return a cause where what is unexpected reads like what is missing: 1 and "1"."""
+    if not report.num_unexpected or not set(report.unexpected) & set(report.missing):
+        return []
+    return ["the keys that arrive read like the expected ones and are of another type, as 1 and '1' are: convert them"]
 
 
 def _same_workers(report: CoverageReport) -> list[str]:
@@ -75,6 +84,60 @@ def _padding(report: CoverageReport) -> list[str]:
     ]
 
 
+def _same_batches(report: CoverageReport) -> list[str]:
+    """Return a cause where all repeats that are shown lie in the same two batches of a rank."""
+    places = {tuple(deliveries) for deliveries in report.repeated.values()}
+    batches = {tuple((delivery.rank, delivery.batch) for delivery in place) for place in places}
+    if len(batches) != 1 or len(report.repeated) < 2:
+        return []
+    (pairs,) = batches
+    if len(pairs) != 2 or pairs[0] == pairs[1]:
+        return []
+    (rank, first), (other, second) = pairs
+    where = f"batch {first} of rank {rank} and batch {second} of rank {other}"
+    return [f"{where} hold the same samples: a batch is delivered again"]
+
+
+def _worker_overlap(report: CoverageReport) -> list[str]:
+    """Return a cause where each repeat comes from another worker of the same rank."""
+    if report.num_worker_repeats < report.num_repeats:
+        return []
+    return [f"the shares of workers overlap by {report.num_repeats:,}: an error where one worker's share ends"]
+
+
+def _overlaps(report: CoverageReport) -> list[str]:
+    """Return a cause by who shares the repeated samples: ranks, or nobody."""
+    if report.num_rank_repeats == report.num_repeats:
+        if report.num_missing:
+            return [
+                "ranks share samples and leave out others, and none repeats its own: they are in different epochs or "
+                "shuffle by different seeds (call set_epoch with the same number on every rank, and give all one seed)"
+            ]
+        return [f"the shares of ranks overlap by {report.num_repeats:,}: an error where one rank's share ends"]
+    if report.num_own_repeats == report.num_repeats >= 3 and report.num_missing and not report.num_unexpected:
+        return ["samples come again while others never come: drawn with replacement, or a wrong number is looked up"]
+    return []
+
+
+def _equal_keys(report: CoverageReport) -> list[str]:
+    """Return a cause where the number of deliveries is right and the number of different keys is not."""
+    expected = report.expected
+    if expected.ids is not None or report.num_deliveries != expected.number:
+        return []
+    return ["or keys that are not unique: the same name in several classes or shards"]
+
+
+def _multiples(report: CoverageReport) -> list[str]:
+    """Return a cause where only the number is known, and too many arrive."""
+    number = report.expected.number
+    if report.expected.ids is not None or not number:
+        return []
+    times, rest = divmod(report.num_deliveries, number)
+    if rest or times < 2:
+        return [f"{report.num_deliveries:,} samples arrive where {number:,} are expected"]
+    return [f"{report.num_deliveries:,} samples arrive, {times} times the expected {number:,}: all come {times} times"]
+
+
 def _losses(report: CoverageReport) -> list[str]:
     missing, number = report.num_missing - report.expected.num_missing, report.expected.number or 0
     places = report.missing_places
@@ -98,17 +161,6 @@ def _batches_could_be_lost(report: CoverageReport, missing: int) -> bool:
     batch = max((totals.largest_batch for totals in sources), default=0)
     all_full = all(totals.num_samples % batch == 0 for totals in sources)
     return missing <= batch or (all_full and missing <= (batch - 1) * len(sources))
-
-
-def find_frozen_orders(epochs: Sequence[Coverage], expected: Expected) -> list[str]:
-    """Return a verdict for each epoch whose order is that of the epoch before, and not the dataset's own."""
-    natural = None if expected.ids is None else xxhash.xxh3_64_hexdigest(expected.ids.tobytes())
-    orders = [{rank: coverage.order_digest(rank) for rank in coverage.ranks} for coverage in epochs]
-    return [
-        f"epochs {epoch} and {epoch + 1} have the same order: set_epoch is not called"
-        for epoch, (one, other) in enumerate(pairwise(orders))
-        if one and one == other and natural not in one.values()
-    ]
 
 
 def _join(ranks: list[int]) -> str:

@@ -11,6 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.check.allowance import Allowance
+from shardio.check.claims import RankEpoch
 from shardio.check.identity import Ids, key_ids
 
 BLOCK = 1 << 20
@@ -82,7 +83,13 @@ class Coverage:
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], SourceTotals] = {}
         self.names: dict[int, Hashable] = {}
-        self.allowance: Allowance | None = None  # Where the loader has a remainder policy of shardio's.
+        self.allowances: dict[int, Allowance] = {}  # By rank, where the loader has a remainder policy of shardio's.
+        self.rank_epochs: dict[int, RankEpoch] = {}  # By rank, where more is known than the deliveries.
+
+    @property
+    def allowance(self) -> Allowance | None:
+        """What the loader's remainder policy asks for; None where that is not known."""
+        return next(iter(self.allowances.values()), None)
 
     @property
     def num_deliveries(self) -> int:
@@ -97,6 +104,10 @@ class Coverage:
     def ranks(self) -> list[int]:
         """The ranks that delivered anything."""
         return sorted(self._orders)
+
+    def num_delivered_by(self, rank: int) -> int:
+        """Return how many samples a rank delivered, repeats included."""
+        return sum(totals.num_samples for (other, _), totals in self.totals.items() if other == rank)
 
     def add(self, keys: Iterable[Hashable], delivery: Delivery) -> None:
         """Count the samples of one batch by their keys."""
@@ -124,19 +135,23 @@ class Coverage:
             block.used += count
             ids = ids[count:]
 
-    def arrays(self) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the identities, batches and workers of all deliveries in the order of their arrival."""
+    def arrays(self, rank: int | None = None) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
+        """Return the identities, batches and workers of all deliveries, or of one rank's, as they arrived."""
+        ranks = np.array([own for own, _ in self._source_ids], dtype=np.int64)
         workers = np.array([worker for _, worker in self._source_ids], dtype=np.int64)
         blocks = self._blocks or [_Block()]
-        sources = np.concatenate([block.sources[: block.used] for block in blocks])
+        sources = np.concatenate([block.sources[: block.used] for block in blocks]).astype(np.int64)
+        chosen = slice(None) if rank is None else ranks[sources] == rank
         return (
-            np.concatenate([block.ids[: block.used] for block in blocks]),
-            np.concatenate([block.batches[: block.used] for block in blocks]).astype(np.int64),
-            workers[sources.astype(np.int64)],
+            np.concatenate([block.ids[: block.used] for block in blocks])[chosen],
+            np.concatenate([block.batches[: block.used] for block in blocks])[chosen].astype(np.int64),
+            workers[sources][chosen],
         )
 
     def add_arrays(self, rank: int, ids: Ids, batches: NDArray[np.int64], workers: NDArray[np.int64]) -> None:
         """Add deliveries of a rank as :meth:`arrays` returned them."""
+        if not len(ids):
+            return
         starts = np.flatnonzero(np.diff(batches.astype(np.int64), prepend=-1))
         for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ids)], strict=True):
             worker = int(workers[start])

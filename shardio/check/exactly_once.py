@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from shardio.check.causes import find_frozen_orders
+from shardio.check.claims import HasWorkers, collates_columns, is_batching, is_map_style, numbers_of, splits
 from shardio.check.coverage import Coverage
+from shardio.check.frozen import find_frozen_orders
 from shardio.check.identity import Ids, Key, content_ids, key_ids, keys_in
-from shardio.check.recording import HasWorkers, record
-from shardio.check.report import Expected, make_report
-from shardio.errors import CoverageError
+from shardio.check.recording import record
+from shardio.check.report import Expected
+from shardio.check.verdict import is_by_content, is_surely_wrong, judge, judge_epoch
+from shardio.errors import CoverageError, IdentityError
 
 
 def assert_exactly_once(
@@ -37,74 +39,87 @@ def assert_exactly_once(
     Args:
         loader: Any iterable of batches, once for each epoch; or a tuple of them, one a rank.
         expected: The keys that an epoch should hold, in the dataset's order, or their number. Without it, a
-            DataLoader's dataset is read once without workers to learn what it holds; of other loaders only
-            repeats are judged.
+            DataLoader's dataset is read once without workers to learn what it holds; of other loaders repeats are
+            judged, and the number of samples where the loader says it.
         key: Where a batch has its keys: a function of the batch, a field's name, a place in the tuple. Without
-            it, a batch of strings or integers is its own keys, and other samples are known by their content.
-        epochs: How many epochs.
+            it, a batch of strings or integers is its own keys, and other samples are known by their content, where that
+            is seen to be the same each time.
+        epochs: How many epochs. Where samples are known by content, one more may be read to compare with.
         set_epoch: Called before each epoch with its number, as the training script would.
 
     Raises:
         CoverageError: An AssertionError that names the samples that were repeated, lost or unexpected, the
             ranks and workers that delivered them, and the likely cause.
-        TypeError: If samples cannot be told apart by their content, and a key is needed.
+        IdentityError: A TypeError: samples cannot be told apart by their content (random augmentation, equal data), and
+            a key is needed.
     """
     loaders = loader if isinstance(loader, tuple) else (loader,)
-    wanted = _make_expected(loaders, expected, key)
-    found = []
-    for epoch in range(epochs):
+    wanted, is_stable = _make_expected(loaders, expected, key)
+    has_names = expected is not None and not isinstance(expected, int)
+    found: list[Coverage] = []
+
+    def read_epoch() -> Coverage:
         if set_epoch is not None:
-            set_epoch(epoch)
+            set_epoch(len(found))
         coverage = Coverage()
-        have_keys = [record(one, coverage, rank=rank, key=key) for rank, one in enumerate(loaders)]
-        if not all(have_keys) and expected is not None and not isinstance(expected, int):
-            raise TypeError("the batches carry no keys that could be compared with the expected ones: give key=")
-        report = make_report(coverage, wanted)
-        if not all(have_keys) and wanted.ids is None and report.num_repeats:
-            raise TypeError(
-                f"{report.num_repeats} samples have the content of another, which may be repeats or equal data: "
-                "give key=, by which samples are told apart"
-            )
-        report.raise_if_wrong()
+        for rank, one in enumerate(loaders):
+            record(one, coverage, rank=rank, key=key, world_size=len(loaders))
         found.append(coverage)
-    if causes := find_frozen_orders(found, wanted):
+        return coverage
+
+    for _ in range(epochs):
+        coverage = read_epoch()
+        if is_by_content(coverage) and has_names:
+            raise IdentityError("the batches carry no keys that could be compared with the expected ones: give key=")
+        report = judge_epoch(coverage, wanted, allow=False)
+        if not is_by_content(coverage) or is_surely_wrong(report):
+            report.raise_if_wrong()
+        if not is_stable:
+            raise IdentityError(
+                "the samples' contents differ from one pass to the next (random augmentation?), so they cannot be "
+                "known by them: give key="
+            )
+    if epochs == 1 and needs_second_look(found, wanted):
+        read_epoch()
+    for report in judge(found, wanted, num_judged=epochs, allow=False):
+        report.raise_if_wrong()
+    if causes := find_frozen_orders(found[:epochs], wanted):
         raise CoverageError("\n".join(causes))
+
+
+def needs_second_look(epochs: list[Coverage], expected: Expected) -> bool:
+    """Return whether another epoch must show that contents stay the same, for want of anything else that does."""
+    ranks = [epoch for coverage in epochs for epoch in coverage.rank_epochs.values() if not epoch.by_keys]
+    return bool(ranks) and expected.ids is None and any(not one.is_stable and not one.instability for one in ranks)
 
 
 def _make_expected(
     loaders: tuple[Iterable[Any], ...], expected: Collection[Hashable] | int | None, key: Key
-) -> Expected:
+) -> tuple[Expected, bool]:
+    """Return what each epoch should deliver, and whether the samples' contents were not seen to change."""
     if isinstance(expected, int):
-        return Expected(ids=None, number=expected)
+        return Expected(ids=None, number=expected), True
     if expected is not None:
-        return Expected.of_keys(expected)
+        return Expected.of_keys(expected), True
     first = loaders[0]
-    # Of several ranks only a map-style dataset is the same on all: an iterable one may split itself.
-    if not isinstance(first, HasWorkers) or (len(loaders) > 1 and not _is_map_style(first.dataset)):
-        return Expected(ids=None, number=None)
+    # Of several ranks the dataset is known to be the same on all only where a sampler splits it.
+    if not isinstance(first, HasWorkers) or (len(loaders) > 1 and not splits(first)):
+        return Expected(ids=None, number=None), True
     ids, names = _read_alone(first, key)
     if not names and not np.array_equal(ids, _read_alone(first, key)[0]):
-        raise TypeError(
-            "the samples' contents differ from one pass to the next (random augmentation?), so they cannot be known by "
-            "them: give key="
-        )
-    return Expected(ids=ids, number=len(ids), names=names)
+        return Expected(ids=None, number=len(ids)), False
+    return Expected(ids=ids, number=len(ids), names=names), True
 
 
 def _read_alone(loader: HasWorkers, key: Key) -> tuple[Ids, dict[int, Hashable]]:
     """Read a loader's dataset in this process, without its workers and its sampler; return identities and names."""
     dataset = loader.dataset
-    samples = (dataset[i] for i in range(len(dataset))) if _is_map_style(dataset) else iter(dataset)
+    numbers = (numbers_of(loader) or range(len(dataset))) if is_map_style(loader) else None
+    samples = iter(dataset) if numbers is None else (dataset[number] for number in numbers)
     ids, names = [np.empty(0, np.uint64)], dict[int, Hashable]()
     for sample in samples:
-        batch = loader.collate_fn([sample])
+        batch = loader.collate_fn([sample] if is_batching(loader) else sample)
         keys = keys_in(batch, key)
-        ids.append(content_ids(batch) if keys is None else key_ids(keys))
+        ids.append(content_ids(batch, is_collated=collates_columns(loader)) if keys is None else key_ids(keys))
         names.update(zip(ids[-1].tolist(), keys or (), strict=False))
     return np.concatenate(ids), names
-
-
-def _is_map_style(dataset: Any) -> bool:
-    import torch.utils.data
-
-    return not isinstance(dataset, torch.utils.data.IterableDataset)

@@ -4,65 +4,88 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from shardio.check.coverage import Coverage
-from shardio.check.recorder import merge_recordings, write_recording
+from shardio.check.exactly_once import needs_second_look
+from shardio.check.launching import RankCommand, run_ranks
+from shardio.check.merging import merge_recordings
+from shardio.check.recorder import Recording, write_recording
 from shardio.check.recording import record
-from shardio.errors import ShardioError
+from shardio.check.report import Expected
 from shardio.functions import load_function
 
 
 def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) -> list[Coverage]:
     """Build a loader in ``world_size`` processes, iterate over it, and return the coverage of each epoch.
 
+    Where samples are known by content alone, one epoch more may follow, to compare contents with.
+
     Args:
         target: ``path/to/script.py:function``; the function is called without arguments and returns a loader.
         world_size: How many processes, with torchrun's environment variables.
-        epochs: How many epochs; the loader, its sampler or its dataset is told which, if it has ``set_epoch``.
+        epochs: How many epochs; each number goes to ``set_epoch`` of the loader, its sampler or its dataset.
         key: Where a batch has its keys: a field's name, or its place as a number.
 
     Raises:
-        ShardioError: If a process fails; the message ends with what it said.
+        ShardioError: If a process fails; the message names the first and ends with what it wrote.
     """
-    with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory, socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-        free.close()
-        processes = []
+    with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        commands = []
         for rank in range(world_size):
             ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-            environment = {**os.environ, **{name: str(value) for name, value in ranks.items()}}
-            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            command = [sys.executable, "-m", "shardio.check.rank", target, directory, str(epochs), key or ""]
-            processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-        messages = [process.communicate()[1] for process in processes]
-        for rank, (process, message) in enumerate(zip(processes, messages, strict=True)):
-            if process.returncode:
-                raise ShardioError(f"rank {rank} of {target} failed:\n{message.strip()}")
-        return merge_recordings(sorted(Path(directory).glob("*.cov")))
+            name = _file_name(rank)
+            commands.append(
+                RankCommand(
+                    command=[sys.executable, "-m", "shardio.check.rank", target, directory, str(epochs), key or ""],
+                    environment={
+                        **{variable: str(value) for variable, value in ranks.items()},
+                        "MASTER_ADDR": "127.0.0.1",
+                        "MASTER_PORT": port,
+                    },
+                    errors=Path(directory) / f"{name}.err",
+                    failed=Path(directory) / f"{name}.failed",
+                )
+            )
+        run_ranks(commands, target)
+        return merge_recordings(sorted(Path(directory).glob("*.cov")), world_size=world_size)
 
 
 def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
     """Be one of the processes: build the loader, iterate over it, write the recording."""
     loader = load_function(target)()
-    rank = int(os.environ["RANK"])
-    found = []
-    for epoch in range(epochs):
-        _set_epoch(loader, epoch)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    recording = Recording(rank=rank, world_size=world_size)
+    while len(recording.epochs) < epochs or (
+        len(recording.epochs) == epochs == 1 and needs_second_look(recording.epochs, Expected(ids=None, number=None))
+    ):
+        _set_epoch(loader, len(recording.epochs))
         coverage = Coverage()
-        record(loader, coverage, rank=rank, key=int(key) if key and key.lstrip("-").isdigit() else key or None)
-        found.append(coverage)
-    write_recording(Path(directory) / f"rank-{rank:05d}.cov", rank, found)
+        place = int(key) if key and key.lstrip("-").isdigit() else key or None
+        record(loader, coverage, rank=rank, key=place, world_size=world_size)
+        recording.epochs.append(coverage)
+    write_recording(Path(directory) / f"{_file_name(rank)}.cov", recording)
+
+
+def note_failure(directory: str, time_ns: int) -> None:
+    """Write down when this process failed: the launcher names the rank that did so first."""
+    (Path(directory) / f"{_file_name(int(os.environ['RANK']))}.failed").write_text(str(time_ns))
+
+
+def _file_name(rank: int) -> str:
+    return f"rank-{rank:05d}"
 
 
 def _set_epoch(loader: Any, epoch: int) -> None:
-    """Tell a loader its epoch, or its sampler or dataset where these are told, as training scripts do."""
-    for holder in (loader, getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+    """Give a loader the epoch's number, or its samplers or dataset where these take it, as training scripts do."""
+    for name in ("", "batch_sampler", "sampler", "dataset"):
+        holder = getattr(loader, name, None) if name else loader
         if callable(set_epoch := getattr(holder, "set_epoch", None)):
             set_epoch(epoch)
             return

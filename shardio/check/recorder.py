@@ -2,34 +2,56 @@
 
 A recording is a safetensors file with, for each epoch ``e``, the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker), and one metadata key, ``recording``, with a JSON object:
-its format, the rank, the number of epochs, the keys' names where they are few, and for each epoch what the loader's
-remainder policy asks for, where that was found out.
+its format, the rank and the number of ranks, when and by which process it was written, the keys' names where they are
+few, and for each epoch what is known beside the deliveries, and what the loader's remainder policy asks for.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import safetensors
 import safetensors.numpy
 
-from shardio.check.allowance import Allowance
-from shardio.check.coverage import Coverage, Delivery
-from shardio.check.identity import Key, content_ids, keys_in
-from shardio.errors import FormatError
+from shardio.check.coverage import Coverage
+from shardio.check.identity import Key
+from shardio.check.recording import observe
 from shardio.world import find_world
 
-RECORDING_FORMAT = 1
+RECORDING_FORMAT = 2
 COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
 """What a recording says of each delivery: 14 bytes."""
 
 MAX_SAVED_NAMES = 20_000
 """Keys that a recording names; in a larger one, strings are known by their hash."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """What one rank received.
+
+    Attributes:
+        rank: Which of the ranks it is.
+        world_size: How many there are; None where that is not known.
+        epochs: What it received in each epoch.
+        process: The machine and the process that recorded it.
+        started: When the recording began, in seconds since the epoch.
+        written: When it was last written.
+    """
+
+    rank: int
+    world_size: int | None
+    epochs: list[Coverage] = field(default_factory=list)
+    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    started: float = field(default_factory=time.time)
+    written: float = field(default_factory=time.time)
 
 
 class CoverageRecorder:
@@ -42,50 +64,67 @@ class CoverageRecorder:
     ``shardio check --merge run/*.cov`` judges the recordings of all ranks.
 
     Args:
-        directory: Where the file ``rank-00000.cov`` goes; made if it is not there.
+        directory: Where the file ``rank-00000.cov`` goes; made if it is not there. A former run's file is replaced at
+            once.
         key: Where a batch has its keys, as for :func:`shardio.check.assert_exactly_once`.
         rank: This process; by default torch.distributed's or torchrun's rank.
+        world_size: How many processes there are, likewise.
     """
 
-    def __init__(self, directory: str | Path, *, key: Key = None, rank: int | None = None) -> None:
-        self.rank = find_world().rank if rank is None else rank
-        self.path = Path(directory) / f"rank-{self.rank:05d}.cov"
-        self.epochs: list[Coverage] = []
+    def __init__(
+        self, directory: str | Path, *, key: Key = None, rank: int | None = None, world_size: int | None = None
+    ) -> None:
+        world = find_world()
+        if rank is None:
+            rank, world_size = world.rank, world.world_size if world_size is None else world_size
+        self.recording = Recording(rank=rank, world_size=world_size)
+        self.path = Path(directory) / f"rank-{rank:05d}.cov"
         self._key = key
+        self.close()
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.recording.rank
+
+    @property
+    def epochs(self) -> list[Coverage]:
+        """What was received in each epoch."""
+        return self.recording.epochs
 
     def watch(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Pass on the batches of one epoch and note their samples."""
+        """Pass on the batches of one epoch and note their samples.
+
+        Raises:
+            IdentityError: If a key is none, or it cannot be seen where samples lie in a batch.
+        """
         coverage = Coverage()
         self.epochs.append(coverage)
+        world_size = self.recording.world_size or self.rank + 1
         try:
-            for number, batch in enumerate(loader):
-                keys = keys_in(batch, self._key)
-                delivery = Delivery(rank=self.rank, worker=None, batch=number)
-                if keys is None:
-                    coverage.add_ids(content_ids(batch), delivery)
-                else:
-                    coverage.add(keys, delivery)
-                yield batch
+            yield from observe(loader, coverage, rank=self.rank, key=self._key, world_size=world_size)
         finally:
+            if self.rank in coverage.rank_epochs:
+                coverage.rank_epochs[self.rank].may_be_fewer = True  # A resumed epoch has the rest of one.
             self.close()
 
     def gather(self) -> list[Coverage]:
-        """Return the coverage of each epoch over all ranks, by torch.distributed; each rank must call it."""
+        """Return the coverage of each epoch over all ranks, by torch.distributed; each rank must call it.
+
+        Raises:
+            FormatError: If ranks recorded different numbers of epochs.
+        """
         import torch.distributed
 
-        mine = [coverage.arrays() for coverage in self.epochs], [coverage.names for coverage in self.epochs]
+        from shardio.check.merging import load_recording, merge
+
         parts: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, mine)
-        merged = [Coverage() for _ in range(max(len(epochs) for epochs, _ in parts))]
-        for rank, (epochs, names) in enumerate(parts):
-            for coverage, arrays, names_of_epoch in zip(merged, epochs, names, strict=False):
-                coverage.add_arrays(rank, *arrays)
-                coverage.names.update(names_of_epoch)
-        return merged
+        torch.distributed.all_gather_object(parts, dump_recording(self.recording))
+        return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def close(self) -> None:
         """Write what was noted so far."""
-        write_recording(self.path, self.rank, self.epochs)
+        write_recording(self.path, self.recording)
 
     def __enter__(self) -> CoverageRecorder:
         return self
@@ -96,46 +135,38 @@ class CoverageRecorder:
         self.close()
 
 
-def write_recording(path: Path, rank: int, epochs: Sequence[Coverage]) -> None:
-    """Write the coverage of a rank's epochs; the file is there whole or as it was."""
-    tensors, names = {}, {}
-    for epoch, coverage in enumerate(epochs):
+def dump_recording(recording: Recording) -> bytes:
+    """Return a recording as the content of its file."""
+    tensors, names, epochs = {}, {}, []
+    recording.written = time.time()
+    for number, coverage in enumerate(recording.epochs):
         for (name, dtype), column in zip(COLUMNS.items(), coverage.arrays(), strict=True):
-            tensors[f"{name}.{epoch}"] = column.astype(dtype)
+            tensors[f"{name}.{number}"] = column.astype(dtype)
         names.update(coverage.names)
+        known, allowance = coverage.rank_epochs.get(recording.rank), coverage.allowance
+        epochs.append(
+            {
+                "known": None if known is None else asdict(known),
+                "allowance": None if allowance is None else asdict(allowance),
+            }
+        )
     shown = {f"{identity:016x}": str(name) for identity, name in names.items()} if len(names) <= MAX_SAVED_NAMES else {}
-    allowances = [None if coverage.allowance is None else asdict(coverage.allowance) for coverage in epochs]
-    header = {"format": RECORDING_FORMAT, "rank": rank, "epochs": len(epochs), "names": shown, "allowances": allowances}
+    header = {
+        "format": RECORDING_FORMAT,
+        "rank": recording.rank,
+        "world_size": recording.world_size,
+        "process": recording.process,
+        "started": recording.started,
+        "written": recording.written,
+        "epochs": epochs,
+        "names": shown,
+    }
+    return safetensors.numpy.save(tensors, {"recording": json.dumps(header)})
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Write what a rank received; the file is there whole or as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
-    partial.write_bytes(safetensors.numpy.save(tensors, {"recording": json.dumps(header)}))
+    partial.write_bytes(dump_recording(recording))
     partial.replace(path)
-
-
-def merge_recordings(paths: Iterable[Path]) -> list[Coverage]:
-    """Return the coverage of each epoch over the recordings of all ranks.
-
-    Raises:
-        FormatError: If a file is not a recording, or two are of the same rank.
-    """
-    merged: list[Coverage] = []
-    seen: dict[int, Path] = {}
-    for path in paths:
-        try:
-            with safetensors.safe_open(path, "numpy") as file:
-                header = json.loads(file.metadata()["recording"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
-        except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise FormatError(f"{path} is not a recording of CoverageRecorder: {error}") from error
-        rank = header["rank"]
-        if rank in seen:
-            raise FormatError(f"{path} and {seen[rank]} are both recordings of rank {rank}: merge those of one run")
-        seen[rank] = path
-        merged += [Coverage() for _ in range(header["epochs"] - len(merged))]
-        allowances = header.get("allowances", [None] * header["epochs"])  # Recordings had none at first.
-        for epoch in range(header["epochs"]):
-            merged[epoch].add_arrays(rank, *(tensors[f"{name}.{epoch}"] for name in COLUMNS))
-            merged[epoch].names.update({int(identity, 16): name for identity, name in header["names"].items()})
-            if (allowance := allowances[epoch]) is not None:
-                merged[epoch].allowance = Allowance(**allowance)
-    return merged

@@ -6,24 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.check.allowance import find_allowance, find_remainder
+from shardio.check.allowance import find_allowance, find_cursor, find_remainder
+from shardio.check.claims import HasWorkers, collates_columns, find_claims, is_batching, source_of
 from shardio.check.coverage import Coverage, Delivery
 from shardio.check.identity import Key, content_ids, keys_in
+from shardio.check.stability import probe_contents
+from shardio.errors import IdentityError
 from shardio.world import find_worker
-
-
-@runtime_checkable
-class HasWorkers(Protocol):
-    """What makes a loader one of torch's kind."""
-
-    collate_fn: Callable[[Any], Any]
-    num_workers: int
-    dataset: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +36,15 @@ class _Tagged:
 class _TaggingCollate:
     """A collate function that also notes in which worker it runs."""
 
-    collate: Callable[[Any], Any]
+    untagged: Callable[[Any], Any]
 
     def __call__(self, samples: Any) -> _Tagged:
-        return _Tagged(find_worker().worker_id, self.collate(samples))
+        return _Tagged(find_worker().worker_id, self.untagged(samples))
 
 
-def record(loader: Iterable[Any], coverage: Coverage, *, rank: int = 0, key: Key = None) -> bool:
+def record(
+    loader: Iterable[Any], coverage: Coverage, *, rank: int = 0, key: Key = None, world_size: int | None = None
+) -> bool:
     """Iterate over one epoch of a loader and add what it delivers to ``coverage``.
 
     Args:
@@ -57,44 +53,101 @@ def record(loader: Iterable[Any], coverage: Coverage, *, rank: int = 0, key: Key
         rank: The rank that the loader is.
         key: Where a batch has its keys, see :func:`shardio.check.assert_exactly_once`. Repeats that
             ``remainder="mask"`` marks are left out, unless ``key`` is a function, which sees the marks itself.
+        world_size: How many ranks there are; by default one more than ``rank``.
 
     Returns:
         Whether samples were known by keys; otherwise by their content.
+
+    Raises:
+        IdentityError: If a key is none, or it cannot be seen where samples lie in a batch.
     """
-    by_keys = True
-    coverage.allowance = find_allowance(loader)
-    found = find_remainder(loader)
-    has_marks = found is not None and found[1] == "mask" and not callable(key)
     with _tagged(loader):
-        for number, batch in enumerate(loader):
-            worker, content = (batch.worker, batch.batch) if isinstance(batch, _Tagged) else (None, batch)
-            delivery = Delivery(rank=rank, worker=worker, batch=number)
-            keys = keys_in(content, key)
-            valid = _find_marks(content) if has_marks else None
-            if keys is None:
-                by_keys = False
-                ids = content_ids(content)
-                coverage.add_ids(ids if valid is None else ids[valid], delivery)
-            else:
-                coverage.add(keys if valid is None else compress(keys, valid), delivery)
-    return by_keys
+        for _ in observe(loader, coverage, rank=rank, key=key, world_size=world_size or rank + 1):
+            pass
+    return coverage.rank_epochs[rank].by_keys
 
 
-def _find_marks(batch: Any) -> NDArray[np.bool_] | None:
+def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, world_size: int) -> Iterator[Any]:
+    """Pass on the batches of one epoch, and add what they deliver to ``coverage``."""
+    epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
+    epoch.is_whole = False
+    source = source_of(loader)
+    before = find_cursor(source)
+    has_marks = marks_repeats(source, key)
+    epoch.num_marked = 0 if has_marks else None
+    for number, tagged in enumerate(loader):
+        worker, batch = (tagged.worker, tagged.batch) if isinstance(tagged, _Tagged) else (None, tagged)
+        epoch.num_batches += 1
+        if number == 0:
+            _note_allowance(source, coverage, rank, before)
+        delivery = Delivery(rank=rank, worker=worker, batch=number)
+        valid = find_marks(batch) if has_marks else None
+        if valid is not None:
+            epoch.num_marked = (epoch.num_marked or 0) + int((~valid).sum())
+        if (keys := keys_in(batch, key)) is not None:
+            _refuse_tuple(source, batch, key)
+            coverage.add(keys if valid is None else compress(keys, valid), delivery)
+        else:
+            if epoch.by_keys:
+                epoch = coverage.rank_epochs[rank] = probe_contents(source, epoch)
+                epoch.by_keys = False
+            ids = content_ids(batch, is_collated=collates_columns(source))
+            _check_rows(source, number, len(ids))
+            coverage.add_ids(ids if valid is None else ids[valid], delivery)
+        yield batch
+    epoch.is_whole = True
+    if not epoch.num_batches:
+        _note_allowance(source, coverage, rank, before)
+
+
+def marks_repeats(loader: Iterable[Any], key: Key) -> bool:
+    """Return whether a loader's batches mark repeats, and ``key`` does not see to the marks itself."""
+    found = find_remainder(loader)
+    return found is not None and found[1] == "mask" and not callable(key)
+
+
+def find_marks(batch: Any) -> NDArray[np.bool_] | None:
     """Return which samples of a batch count, bool [n], where it says so: by the key "valid", or last in a tuple."""
     marks = batch.get("valid") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
     return np.asarray(marks) if "bool" in str(getattr(marks, "dtype", "")) else None
 
 
+def _note_allowance(loader: Iterable[Any], coverage: Coverage, rank: int, before: Any) -> None:
+    if (allowance := find_allowance(loader, before)) is not None:
+        coverage.allowances[rank] = allowance
+
+
+def _refuse_tuple(loader: Iterable[Any], batch: Any, key: Key) -> None:
+    """Refuse a tuple of a loader that does not collate: (index, label) is one sample, and no two keys."""
+    if key is None and isinstance(batch, tuple) and isinstance(loader, HasWorkers) and not is_batching(loader):
+        raise IdentityError(
+            "the loader does not collate (batch_size=None) and yields tuples, of which it cannot be seen what is the "
+            "key: "
+            "give key="
+        )
+
+
+def _check_rows(loader: Iterable[Any], number: int, num_rows: int) -> None:
+    """Refuse contents where a batch has not as many rows as samples."""
+    batch_size = getattr(loader, "batch_size", None)
+    if isinstance(batch_size, int) and num_rows > batch_size and not collates_columns(loader):
+        raise IdentityError(
+            f"batch {number} has {num_rows} rows where the loader's batch_size is {batch_size}, so it cannot be seen "
+            "where one sample ends: give key="
+        )
+
+
 @contextmanager
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
     """Let a DataLoader's workers tag their batches, as long as the block lasts."""
-    # Persistent workers keep the collate function that they were started with, also when it is put back here. And
-    # a loader of shardio's that goes without torch's workers would run them to call another collate function.
+    # Persistent workers keep the collate function that they were started with, also when it is put back here. A
+    # loader of shardio's that goes without torch's workers would run them to call another collate function. And a
+    # framework's loader does more with its batches than pass them on.
     if (
         not isinstance(loader, HasWorkers)
         or getattr(loader, "persistent_workers", False)
         or not getattr(loader, "runs_torchs_workers", True)
+        or type(loader).__module__.startswith("accelerate.")
     ):
         yield
         return

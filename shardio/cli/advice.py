@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,11 +64,6 @@ def advise(stats: LoaderStats, stored: Stored, num_cores: int) -> str:
     remedy = ", or ".join(filter(None, remedies)) or "there are as many workers as cores"
     who = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
     return f"{who} on {count(num_cores, 'core')}: {what} is the bottleneck: {remedy}"
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _faster_storage(stored: Stored) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardio.cli.advice import STAGES, Stored, advise, count_cores, share_out
+from shardio.cli.advice import STAGES, Stored, advise, share_out
 from shardio.cli.console import count, wrong_values_are_wrong_usage
 from shardio.cli.loading import (
     BatchSize,
@@ -22,6 +22,7 @@ from shardio.cli.loading import (
     has_class_folders,
     make_loader_options,
 )
+from shardio.processors import count_processors
 
 if TYPE_CHECKING:
     from shardio.loader import DataLoader, LoaderStats
@@ -125,10 +126,10 @@ def _make_loader(
         folder = shardio.ImageFolder(source, transform=transform)
         loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
         return loader, Stored(in_shards=False, has_images=True)
-    names = "image" if fields is None else tuple(fields.split(","))
-    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, transform=transform)
-    jpeg = dataset.table.manifest.pack.get("jpeg")
-    stored = Stored(in_shards=True, has_images="image" in dataset.decoder.names, jpeg=jpeg)
+    names = ("image",) if fields is None else tuple(fields.split(","))
+    has_images = "image" in names
+    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, transform=transform if has_images else None)
+    stored = Stored(in_shards=True, has_images=has_images, jpeg=dataset.table.manifest.pack.get("jpeg"))
     return shardio.DataLoader(dataset, **options), stored
 
 
@@ -156,5 +157,5 @@ def _describe(epoch: int, meter: Meter, stats: LoaderStats | None, stored: Store
     for stage, seconds in times.items():
         a_sample = 1e6 * seconds / max(stats.num_samples, 1)
         lines.append(f"  {STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {a_sample:>12.1f}")
-    lines.append(f"  {advise(stats, stored, count_cores())}")
+    lines.append(f"  {advise(stats, stored, count_processors())}")
     return "\n".join(lines)

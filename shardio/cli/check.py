@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from shardio.order import Remainder
 
 if TYPE_CHECKING:
     from shardio.check import Coverage, Expected
+    from shardio.datasets import ShardDataset
 
 
 def check(
@@ -47,7 +49,7 @@ def check(
 
     Exit code 1 unless every sample of every epoch came exactly once, or as the remainder policy says.
     """
-    from shardio.check import find_frozen_orders, make_report, merge_recordings
+    from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks
 
     if merge:
@@ -61,12 +63,14 @@ def check(
         found, wanted = _record_dataset(
             sources[0], world_size, num_workers, batch_size, epochs, remainder, shuffle=shuffle, seed=seed
         )
-    reports = [make_report(coverage, wanted.allow(coverage.allowance)) for coverage in found]
+    # A script's loader is read once more than asked for where contents must be compared.
+    num_judged = len(found) if merge else epochs
+    reports = judge(found, wanted, num_judged=num_judged)
     for epoch, report in enumerate(reports):
         typer.echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
         for rank, worker, number in report.sources:
             typer.echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
-    frozen = [] if not shuffle else find_frozen_orders(found, wanted)
+    frozen = [] if not shuffle else find_frozen_orders(found[:num_judged], wanted)
     for cause in frozen:
         typer.echo(f"WRONG: {cause}")
     if frozen or not reports or not all(report.is_right for report in reports):
@@ -80,7 +84,14 @@ def _expect(expected: str | None) -> Expected:
 
     if expected is None or expected.isdigit():
         return Expected(ids=None, number=None if expected is None else int(expected))
-    return Expected.of_keys(ShardDataset(expected, fields="key", rank=0, world_size=1))
+    return _expect_all(ShardDataset(expected, fields="key", rank=0, world_size=1))
+
+
+def _expect_all(dataset: ShardDataset) -> Expected:
+    """Expect the keys of a dataset that yields them in its own order."""
+    from shardio.check import Expected
+
+    return replace(Expected.of_keys(dataset), digest=dataset.digest)
 
 
 def _record_dataset(
@@ -95,7 +106,7 @@ def _record_dataset(
     seed: int,
 ) -> tuple[list[Coverage], Expected]:
     """Iterate over a dataset as all ranks would."""
-    from shardio.check import Coverage, Expected, record
+    from shardio.check import Coverage, record
     from shardio.datasets import ShardDataset
     from shardio.loader import DataLoader
 
@@ -111,7 +122,7 @@ def _record_dataset(
         coverage = Coverage()
         for rank, loader in enumerate(loaders):
             loader.set_epoch(epoch)
-            record(loader, coverage, rank=rank, key=0 if remainder == "mask" else None)
+            record(loader, coverage, rank=rank, key=0 if remainder == "mask" else None, world_size=world_size)
         found.append(coverage)
     # In manifest order, without ranks, workers or shuffling.
-    return found, Expected.of_keys(ShardDataset(source, fields="key", rank=0, world_size=1))
+    return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1))

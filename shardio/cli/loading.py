@@ -51,4 +51,9 @@ def has_class_folders(source: Path) -> bool:
 
     if not source.is_dir() or (source / MANIFEST_NAME).exists() or any(source.glob("*.tar")):
         return False
-    return any(entry.is_dir() for entry in source.iterdir())
+    return bool(find_class_folders(source))
+
+
+def find_class_folders(source: Path) -> list[Path]:
+    """Return the folders in a directory that are not hidden."""
+    return [entry for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith(".")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 
 import typer
@@ -35,6 +37,7 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 def main() -> None:
     """Run the command line; say what went wrong in one line, without a traceback."""
+    _print_any_name()
     try:
         app()
     except (ShardioError, OSError) as error:
@@ -45,3 +48,13 @@ def main() -> None:
     except MemoryError as error:
         typer.echo(f"error: not enough memory: {error}: smaller images or batches need less", err=True)
         sys.exit(1)
+
+
+def _print_any_name() -> None:
+    """Let standard output and error take every name: as its bytes in UTF-8, which also stands in for ASCII."""
+    for stream in sys.stdout, sys.stderr:
+        if isinstance(stream, io.TextIOWrapper):
+            if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
+                stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+            else:
+                stream.reconfigure(errors="backslashreplace")

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
+from shardio.classes import check_classes
 from shardio.cli.console import PackReporter, count, format_bytes, wrong_values_are_wrong_usage
+from shardio.cli.loading import find_class_folders, has_class_folders
 from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.packing import (
     DEFAULT_QUALITY,
@@ -19,12 +21,16 @@ from shardio.packing import (
     TILED,
     JpegMode,
     JpegTally,
+    Layout,
+    OnChanged,
     PackProgress,
     PackResult,
     PackSettings,
     Problem,
     pack_directory,
 )
+from shardio.shards import open_table
+from shardio.storage import read_as_utf8
 
 SHOWN = 10
 """How many files of each kind the summary names."""
@@ -89,6 +95,24 @@ def pack(
     num_workers: Annotated[
         int | None, typer.Option(min=1, help="Shards written at a time; never changes what is written.")
     ] = None,
+    layout: Annotated[
+        Layout,
+        typer.Option(
+            help="How the files lie: class folders or a flat directory, which auto tells apart; or pairs such as "
+            "images/a.jpg and masks/a.png, or a.jpg and a.mask.png, which become one sample."
+        ),
+    ] = "auto",
+    classes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE|DATASET",
+            help="Number labels by these classes: a text file of a name a line, a packed directory, or class folders.",
+        ),
+    ] = None,
+    on_changed: Annotated[
+        OnChanged,
+        typer.Option(help="What becomes of a sample whose files change meanwhile: an error, or it is left out."),
+    ] = "raise",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -103,6 +127,7 @@ def pack(
             quality=quality,
             max_pixels=max_pixels,
         )
+        names = None if classes is None else _read_classes(classes)
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
     try:
@@ -111,6 +136,9 @@ def pack(
                 images,
                 out,
                 settings,
+                layout=layout,
+                classes=names,
+                on_changed=on_changed,
                 rename_dots=rename_dots,
                 strict=strict,
                 num_workers=num_workers,
@@ -125,6 +153,15 @@ def pack(
     elif not quiet:
         _print(result, summary)
         _warn_of_large_samples(result, max_shard_size)
+
+
+def _read_classes(source: Path) -> tuple[str, ...]:
+    """Return the class names that a text file lists, or a dataset has."""
+    if source.is_file() and source.suffix != ".json":
+        return check_classes(source.read_text(encoding="utf-8").splitlines())
+    if has_class_folders(source):
+        return check_classes(sorted(read_as_utf8(path.name) for path in find_class_folders(source)))
+    return check_classes(open_table(source).manifest)
 
 
 def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
@@ -146,6 +183,7 @@ def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
             "damaged": [_as_row(problem) for problem in jpegs.damaged],
         },
         "mislabelled": [_as_row(problem) for problem in scan.mislabelled],
+        "changed": [_as_row(problem) for problem in result.changed],
         "left_out": [_as_row(problem) for problem in scan.unreadable],
         "ignored": [str(path) for path in scan.ignored],
     }
@@ -168,6 +206,7 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
         _print_jpegs(result.jpegs, "encoded again and tiled" if mode == "reencode" else "tiled")
     scan = result.scan
     _print_files("packed, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
+    _print_files("changed meanwhile, of samples left out", [f"{p.path} {p.what}" for p in result.changed])
     _print_files("left out", [f"{p.path} {p.what}" for p in scan.unreadable])
     _print_files("ignored, belonging to no image", [str(path) for path in scan.ignored])
 

@@ -137,14 +137,27 @@ def train(
         str | None,
         typer.Option(help="Such as cuda or cpu; by default the best there is.", rich_help_panel=RUNNING),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Threads in which torch computes on the CPU.  [default: processors less workers, at least 1]",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.", rich_help_panel=RUNNING)] = False,
 ) -> None:
     """Train a classifier, and say how fast and how well.
 
     By several ranks: torchrun --nproc-per-node 2 -m shardio.train SOURCE …
     """
+    import torch
+
     from shardio.cli import training
 
+    if threads is not None:
+        torch.set_num_threads(threads)
+    num_threads = torch.get_num_threads()
     if plot is not None:
         require_matplotlib()
     if val is not None and val_share is not None:
@@ -154,7 +167,9 @@ def train(
         raise typer.BadParameter(f"must be at least 0 and below 1, got {share}", param_hint="--val-share")
     from shardio.train import Callback, Compile, GradientPenalty, RatePlot, TrainConfig, count_steps, seed_everything
     from shardio.train import train as train_model
-    from shardio.train.ranks import failures_told
+    from shardio.train.ranks import failures_told, pick_device
+    from shardio.train.threads import set_threads
+    from shardio.world import find_world
 
     with wrong_values_are_wrong_usage():
         config = TrainConfig(
@@ -188,6 +203,10 @@ def train(
             network = training.make_network(
                 model, data.num_classes, image_size, pretrained=pretrained, is_scripted=script
             )
+        if threads is None:
+            done = set_threads(num_workers, pick_device(config.device), num_threads)
+            if done is not None and find_world().rank == 0:
+                typer.echo(done, err=True)
         callbacks: list[Callback] = [] if plot is None else [RatePlot(plot, config, count_steps(loader, config))]
         if compile_model:
             callbacks.append(Compile())

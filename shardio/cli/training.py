@@ -62,12 +62,10 @@ def open_data(
     central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
     training = _open_source(source, augmented, max_pixels)
     if val_source is not None:
-        validation = _open_source(val_source, central, max_pixels)
-        if validation.classes != training.classes:
-            raise FormatError(
-                f"{val_source} has the classes {_name(validation.classes)}, and {source} has "
-                f"{_name(training.classes)}: validate on the same classes"
-            )
+        try:
+            validation = _open_source(val_source, central, max_pixels, classes=training)
+        except ValueError as error:
+            raise FormatError(f"{error}. Validate on the classes of {source}") from error
         return Data(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
     if not val_share:
         return Data(training=training, validation=None, num_classes=len(training.classes), seed=seed)
@@ -128,13 +126,10 @@ class EpochBar(PrintEpochs):
             self._bar.update(self._bar.task_ids[0], completed=0, description=f"epoch {epoch}")
 
 
-def _open_source(source: Path, transform: Compose, max_pixels: int) -> MapDataset:
+def _open_source(source: Path, transform: Compose, max_pixels: int, classes: MapDataset | None = None) -> MapDataset:
     if has_class_folders(source):
-        return ImageFolder(source, transform=transform, max_pixels=max_pixels)
+        return ImageFolder(source, transform=transform, max_pixels=max_pixels, classes=classes)
     if not open_table(source).manifest.classes:
         raise FormatError(f"{source} has no classes: pack it from class folders (IMAGES/class/name.jpg)")
-    return ShardMapDataset(source, fields=("image", "label", "key"), transform=transform, max_pixels=max_pixels)
-
-
-def _name(classes: list[str] | tuple[str, ...]) -> str:
-    return ", ".join(classes[:5]) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
+    fields = ("image", "label", "key")
+    return ShardMapDataset(source, fields=fields, transform=transform, max_pixels=max_pixels, classes=classes)

@@ -31,12 +31,22 @@ MAX_NAMED = 8
 Describe = Callable[[int], tuple[str, str]]
 """Returns a sample's key and where it lies, from its number."""
 
+Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
+"""Reads n samples, from their numbers and keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """Stands in a list of samples where one was left out."""
 
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Stands in a list of samples where one cannot be made, so that those beside it can."""
+
+    error: Exception
 
 
 def check_on_error(on_error: str) -> OnError:
@@ -167,13 +177,14 @@ class BadSamples:
 
 def read_with(
     bad_samples: BadSamples | None,
-    read: Callable[[NDArray[np.int64], Words], Sequence[Any]],
+    read: Read,
     numbers: NDArray[np.int64],
     keys: Words,
     lots: Words,
     *,
     epoch: int | None,
     describe: Describe | None,
+    keeps_broken: bool = False,
 ) -> list[Any]:
     """Read samples; decide on those that cannot be.
 
@@ -185,12 +196,16 @@ def read_with(
         lots: uint64 [n], by which others are drawn for those that cannot be read.
         epoch: The epoch, where it is known.
         describe: Names samples, where that is possible.
+        keeps_broken: Whether errors are returned as Broken in their samples' places, and not raised.
 
     Returns:
         n samples, or Skipped where one was left out.
+
+    Raises:
+        Exception: If a sample cannot be read, and nothing else is to happen then.
     """
-    if bad_samples is None:
-        return list(read(numbers, keys))
+    if keeps_broken:
+        read = _apart(read)
     kept, numbers, num_tries = np.arange(len(numbers)), numbers.copy(), Counter[int]()
     samples: list[Any] = [None] * len(numbers)
     while True:
@@ -200,7 +215,16 @@ def read_with(
         except SampleError as error:
             place = int(kept[error.place])
             number, tries = int(numbers[place]), num_tries[place]
-            other = bad_samples.decide(error, number, lots[place], tries, epoch=epoch, describe=describe)
+            try:
+                if bad_samples is None:
+                    raise
+                other = bad_samples.decide(error, number, lots[place], tries, epoch=epoch, describe=describe)
+            except SampleError as final:
+                if not keeps_broken:
+                    raise
+                samples[place] = Broken(final)
+                kept = np.delete(kept, error.place)
+                continue
             bad_samples.count_one()
             num_tries[place] += 1
             if other is None:
@@ -211,3 +235,24 @@ def read_with(
     for place, value in zip(kept.tolist(), values, strict=True):
         samples[place] = value
     return samples
+
+
+def _apart(read: Read) -> Read:
+    """Return the same function, but Broken stands where a sample fails and the error does not say which it is."""
+
+    def read_apart(numbers: NDArray[np.int64], keys: Words) -> list[Any]:
+        try:
+            return list(read(numbers, keys))
+        except SampleError:
+            raise
+        except Exception as error:
+            if len(numbers) == 1:
+                return [Broken(error)]
+        middle = len(numbers) // 2
+        first = read_apart(numbers[:middle], keys[:middle])
+        try:
+            return [*first, *read_apart(numbers[middle:], keys[middle:])]
+        except SampleError as error:
+            raise error.moved_to(middle + error.place) from error
+
+    return read_apart

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from functools import partial
 from typing import Any
 
 import numpy as np
 import xxhash
 from torch.utils.data import DistributedSampler, Subset
 
+from shardio.datasets.iteration import Iteration
 from shardio.datasets.ordered import Ordered
+from shardio.handover import hand_over
 from shardio.order import (
     Cursor,
     EpochCounter,
     Progress,
     Remainder,
+    Split,
     choose_settings,
     dump_state,
     read_state,
@@ -62,7 +66,6 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         Ordered.__init__(self, remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
         self.dataset = dataset  # type: ignore[assignment]  # torch's type wants a Dataset; a length is enough
         self.shuffle = shuffle
-        self.seed = seed
         self.num_all_samples = len(dataset)
         if self.num_all_samples == 0:
             raise ValueError("the dataset is empty")
@@ -72,6 +75,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         if sizes is None and shuffle:
             lanes, window = 1 if lanes is None else lanes, len(dataset) if window is None else window
         self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
+        self.seed = self.settings.seed
         self.counter = EpochCounter()
 
     @property
@@ -104,7 +108,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         Raises:
             TypeError: If ``epoch`` is no integer.
             ValueError: If it is negative.
+            RuntimeError: If a caller splits the samples over ranks again.
         """
+        self.check_split_once()
         self.counter.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,21 +130,33 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         return self.own_split(Cursor(epoch=0)).num_own_samples
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers of this rank's samples. Without ``set_epoch`` an epoch is repeated, as in torch."""
+        """Iterate over the numbers of this rank's samples. Without ``set_epoch`` an epoch is repeated, as in torch.
+
+        Raises:
+            ValueError: If ``remainder`` is ``mask``.
+            RuntimeError: If a caller splits the samples over ranks again.
+        """
         if self.remainder == "mask":
             raise ValueError("remainder='mask' needs shardio.DataLoader, which adds the field 'valid' to the batches")
-        cursor = self.counter.start(self.num_all_samples, repeats=True)
-        progress = Progress(cursor=cursor, split=self.own_split(cursor))
-        self.counter.progress = progress
-        return self._give_out(progress)
+        return Iteration(self, self.counter.start(self.num_all_samples, repeats=True), self._start)
 
-    def _give_out(self, progress: Progress) -> Iterator[int]:
-        for _, samples in self.batches(progress.cursor, progress.split):
+    def _start(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[int]:
+        num_batches, start = divmod(num_left_out, split.batch_size)  # Only the last batch may have fewer.
+        self.counter.progress = progress = Progress(cursor=cursor, split=split, num_batches=num_batches)
+        return self._give_out(progress, start)
+
+    def _give_out(self, progress: Progress, start: int) -> Iterator[int]:
+        first_batch = progress.num_batches
+        for number, (_, samples) in enumerate(self.batches(progress.cursor, progress.split, first_batch), first_batch):
+            if start == len(samples):
+                continue
             *first, last = samples.tolist()
-            yield from first
-            progress.num_batches += 1  # Before the last sample is given out, so that the state is right right after it.
+            yield from first[start:]
+            start = 0
+            # Before the last sample is given out, so that the state is right right after it.
+            hand_over([partial(setattr, progress, "num_batches", number + 1)])
             yield last
-        progress.is_finished = True
+        hand_over([partial(setattr, progress, "is_finished", True)])
 
 
 def _digest(dataset: Any) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shardio.classes import Classes, check_classes, number_classes
 from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.reading import FileReader, LabelledFile
 from shardio.shards import IMAGE_FIELDS
-from shardio.storage import walk_files
+from shardio.storage import absolute_path, make_path, read_as_utf8, walk_files
 
 
 class ImageFolder(MapDataset):
@@ -29,14 +29,17 @@ class ImageFolder(MapDataset):
         decode: ``array`` gives the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
         orientation: ``apply`` honours the EXIF orientation.
         max_pixels: An image of more pixels is an error: small files can hold huge ones.
+        classes: Class names, or another dataset that has them, by which labels are numbered; by default the names of
+            the class folders, sorted. There may be classes without a folder.
 
     Attributes:
-        classes: The class names, sorted.
+        classes: The class names, by label.
         class_to_idx: The label of each class name.
-        samples: (path, label) of each image, in torchvision's order.
+        samples: (absolute path, label) of each image, in torchvision's order.
 
     Raises:
         FileNotFoundError: If there is no such directory, it has no class folders, or one of them has no image.
+        ValueError: If there is a class folder that is not in ``classes``.
         TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
     """
 
@@ -48,6 +51,7 @@ class ImageFolder(MapDataset):
         decode: Decode = "array",
         orientation: Orientation = "ignore",
         max_pixels: int = DEFAULT_MAX_PIXELS,
+        classes: Classes | None = None,
     ) -> None:
         decoder = FieldDecoder(
             fields=("image", "label"),
@@ -56,10 +60,11 @@ class ImageFolder(MapDataset):
             orientation=orientation,
             max_pixels=max_pixels,
         )
-        super().__init__(decoder, FileReader(str(root)))
-        self.root = Path(root)
-        self.classes = _find_classes(self.root)
-        self.samples = _find_samples(self.root, self.classes)
+        self.root = absolute_path(make_path(root))
+        super().__init__(decoder, FileReader(str(self.root)))
+        folders = _find_classes(self.root)
+        self.classes = list(folders if classes is None else check_classes(classes))
+        self.samples = _find_samples(folders, number_classes(list(folders), self.classes, str(root)))
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -73,7 +78,8 @@ class ImageFolder(MapDataset):
     @cached_property
     def digest(self) -> str:
         """The dataset's identity: xxh3-128 over the images' paths below the root, in order."""
-        paths = "\n".join(os.path.relpath(path, self.root) for path, _ in self.samples)
+        root = str(self.root / "x")[:-1]
+        paths = "\n".join(path.removeprefix(root) for path, _ in self.samples)
         return xxhash.xxh3_128_hexdigest(paths.encode(errors="surrogateescape"))
 
     def locate(self, numbers: NDArray[np.int64]) -> list[LabelledFile]:
@@ -83,22 +89,23 @@ class ImageFolder(MapDataset):
         return len(self.samples)
 
 
-def _find_classes(root: Path) -> list[str]:
+def _find_classes(root: Path) -> dict[str, Path]:
+    """Return the class folders by their names, sorted."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no directory {root}")
-    classes = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not classes:
+    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if not folders:
         raise FileNotFoundError(f"{root} has no class folders: images are expected in {root}/<class>/")
-    return classes
+    return {read_as_utf8(folder.name): folder for folder in sorted(folders)}
 
 
-def _find_samples(root: Path, classes: list[str]) -> list[tuple[str, int]]:
+def _find_samples(folders: Mapping[str, Path], labels: Mapping[str, int]) -> list[tuple[str, int]]:
     samples = []
-    for label, name in enumerate(classes):
-        images = [path for path in walk_files(root / name) if path.suffix[1:].lower() in IMAGE_FIELDS]
+    for name, folder in folders.items():
+        images = [path for path in walk_files(folder) if path.suffix[1:].lower() in IMAGE_FIELDS]
         if not images:
-            raise FileNotFoundError(f"the class folder {root / name} holds no image ({', '.join(IMAGE_FIELDS)})")
+            raise FileNotFoundError(f"the class folder {folder} holds no image ({', '.join(IMAGE_FIELDS)})")
         # torchvision's order: by directory, then by name.
         images.sort(key=lambda path: (str(path.parent), path.name))
-        samples += [(str(path), label) for path in images]
+        samples += [(str(path), labels[name]) for path in images]
     return samples

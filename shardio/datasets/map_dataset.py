@@ -11,14 +11,17 @@ from torch.utils.data import Dataset
 
 from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
+from shardio.datasets.transformed import Transformed
 from shardio.datasets.values import make_samples
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
+from shardio.integers import check_integer
 from shardio.order import Words, check_epoch
 from shardio.reading import FileReader, SampleReader
+from shardio.torch_modes import own_tensors
 
 
-class MapDataset(Dataset[Any]):
+class MapDataset(Transformed, Dataset[Any]):
     """Samples by number.
 
     Attributes:
@@ -28,7 +31,7 @@ class MapDataset(Dataset[Any]):
     """
 
     def __init__(self, decoder: FieldDecoder, reader: SampleReader | FileReader) -> None:
-        self.decoder = decoder
+        super().__init__(decoder)
         self.reader = reader
         self.map_epoch = MapEpoch()
 
@@ -38,10 +41,10 @@ class MapDataset(Dataset[Any]):
         With an EpochSampler in shardio.DataLoader they are that without it.
 
         Raises:
-            TypeError: If ``epoch`` is no integer.
-            ValueError: If it is negative.
+            TypeError: If one of them is not an integer.
+            ValueError: If one is negative.
         """
-        self.map_epoch.set(check_epoch(epoch), seed)
+        self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
 
     def locate(self, numbers: NDArray[np.int64]) -> Any:
         """Return what the reader reads samples by: their numbers, unless a subclass knows better."""
@@ -69,12 +72,14 @@ class MapDataset(Dataset[Any]):
         Raises:
             SampleError: If one cannot be read or decoded.
         """
+        self.check_transform()
         values = list[Any]()
         for start in range(0, len(numbers), self.decoder.chunk_size):
             chunk = slice(start, start + self.decoder.chunk_size)
             try:
-                stored = self.reader.read(self.locate(numbers[chunk]), self.decoder.stored_fields)
-                values += make_samples(self.decoder, self.decoder.decode_columns(stored, keys[chunk]))
+                with own_tensors():
+                    stored = self.reader.read(self.locate(numbers[chunk]), self.decoder.stored_fields)
+                    values += make_samples(self.decoder, self.decoder.decode_columns(stored, keys[chunk]))
             except SampleError as error:
                 raise error.moved_to(start + error.place) from error
         return values

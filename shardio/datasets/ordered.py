@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.datasets.split_once import refuse_second_split
+from shardio.integers import check_optional_integer
 from shardio.order import Cursor, EpochOrder, OrderSettings, Remainder, Split, check_remainder, iterate_steps
 from shardio.world import CarriedWorld, World, find_world
 
@@ -21,6 +23,7 @@ class Ordered:
         shard_sizes: int64 [shards], the samples of each shard.
         remainder: What happens to the samples that do not fill a step.
         batch_size: The batch size that the user told, if any.
+        has_loader: Whether a loader of shardio's was made over it.
     """
 
     settings: OrderSettings
@@ -31,20 +34,33 @@ class Ordered:
     def __init__(
         self, *, remainder: Remainder, batch_size: int | None, rank: int | None, world_size: int | None
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         self.remainder = check_remainder(remainder)
-        self.batch_size = batch_size
+        self.batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
         self._world = None if rank is None and world_size is None else find_world(rank, world_size)
         self._carried_world: CarriedWorld | None = None
+        self.has_loader = False
 
     def world(self) -> World:
         """Return the rank and world size as they are now, unless the user gave them."""
         return self._world or find_world(carried=self._carried_world)
 
-    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
-        """Return this rank's share of an epoch from ``cursor`` on."""
+    def check_split_once(self) -> World:
+        """Return the world, after checking that no caller splits the samples over ranks again.
+
+        Raises:
+            RuntimeError: If one does.
+        """
         world = self.world()
+        refuse_second_split(self, world, has_loader=self.has_loader)
+        return world
+
+    def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
+        """Return this rank's share of an epoch from ``cursor`` on.
+
+        Raises:
+            RuntimeError: If a caller splits the samples over ranks again.
+        """
+        world = self.check_split_once()
         return Split(
             num_samples=self.num_all_samples,
             start=cursor.position,
@@ -55,16 +71,20 @@ class Ordered:
             remainder=remainder,
         )
 
-    def batches(self, cursor: Cursor, split: Split) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def batches(
+        self, cursor: Cursor, split: Split, first: int = 0
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield this rank's batches of an epoch, each as its positions and its samples' numbers, int64 [n]."""
-        for positions, samples in self.steps(cursor, split):
+        for positions, samples in self.steps(cursor, split, first):
             stops = np.cumsum([len(batch) for batch in positions])
             yield from zip(positions, np.split(samples, stops[:-1]), strict=True)
 
-    def steps(self, cursor: Cursor, split: Split) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
+    def steps(
+        self, cursor: Cursor, split: Split, first: int = 0
+    ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
         """Yield the same, some batches at a time: the positions of each, and the samples of all of them end to end."""
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
-        return iterate_steps(order, split, range(split.num_batches))
+        return iterate_steps(order, split, range(first, split.num_batches))
 
     def own_split(self, cursor: Cursor) -> Split:
         """Return the same by what the user told alone, as in torch's own DataLoader."""

@@ -10,21 +10,26 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from shardio.datasets.bad_samples import BadSamples, Skipped, read_with
+from shardio.classes import Classes
+from shardio.datasets.bad_samples import BadSamples, Broken, Skipped, read_with
+from shardio.datasets.iteration import Iteration
+from shardio.datasets.labels import follow_classes
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.shared_cell import SharedCell
+from shardio.datasets.transformed import Transformed
 from shardio.datasets.valid import mark_valid
 from shardio.datasets.values import make_samples
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, check_epoch, choose_settings, iterate_steps
-from shardio.reading import SampleReader
+from shardio.reading import SampleReader, Verify
 from shardio.shards import Source, open_table
+from shardio.torch_modes import own_tensors
 from shardio.world import CarriedWorld, World, find_worker
 
 
-class ShardDataset(Ordered, IterableDataset[Any]):
+class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     """Iterate over the samples of packed shards.
 
     Each sample of an epoch comes exactly once over all ranks and workers (or as ``remainder`` says), for any
@@ -55,11 +60,15 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         lanes: Stretches of the epoch between which positions alternate, with ``shuffle``.
         window: Neighbouring samples that are shuffled together, with ``shuffle``.
         trusted: Whether pickled fields may be unpickled, which runs code that they name.
+        classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
+        verify: ``first`` compares each sample's tar header and content with the index where a process first reads
+            it; ``off`` compares nothing.
 
     Raises:
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
-        ValueError: If an argument is out of range, or no sample has a field that is asked for.
+        ValueError: If an argument is out of range, no sample has a field that is asked for, or the dataset has
+            classes that are not in ``classes``, or none.
         TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
     """
 
@@ -81,9 +90,11 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         lanes: int | None = None,
         window: int | None = None,
         trusted: bool = False,
+        classes: Classes | None = None,
+        verify: Verify = "first",
     ) -> None:
         super().__init__(remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
-        self.decoder = FieldDecoder(
+        decoder = FieldDecoder(
             fields=fields,
             transform=transform,
             decode=decode,
@@ -92,19 +103,23 @@ class ShardDataset(Ordered, IterableDataset[Any]):
             trusted=trusted,
         )
         self.table = open_table(source)
-        self.decoder.check_fields(self.table.manifest.fields, str(source))
+        decoder.check_fields(self.table.manifest.fields, str(source))
+        self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
+        Transformed.__init__(self, decoder)
         self.shard_sizes = self.table.manifest.shard_sizes
         self.num_all_samples = int(self.shard_sizes.sum())
         self.digest = self.table.manifest.digest
         self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
-        self.reader = SampleReader(self.table)
+        self.verify = verify
+        self.reader = SampleReader(self.table, verify)
         self._cell = SharedCell(0, 0)  # epoch, position where it begins
         self._bad_samples: BadSamples | None = None
+        self._keeps_broken = False
 
     @property
     def classes(self) -> list[str]:
         """The class names, by label."""
-        return list(self.table.manifest.classes)
+        return list(self._classes)
 
     @property
     def epoch(self) -> int:
@@ -122,7 +137,9 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         Raises:
             TypeError: If ``epoch`` is no integer.
             ValueError: If it is negative.
+            RuntimeError: If a caller splits the samples over ranks again.
         """
+        self.check_split_once()
         self._cell.set(check_epoch(epoch), 0)
 
     def locate(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -138,11 +155,16 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         return self.own_split(Cursor(epoch=0)).num_own_samples
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over this worker's samples of this rank's share of the epoch."""
-        # The epoch is read and arguments are checked now, not when the first sample is asked for.
-        epoch, position = self._cell.values
+        """Iterate over this worker's samples of this rank's share of the epoch.
+
+        Raises:
+            RuntimeError: If a caller splits the samples over ranks again.
+        """
+        epoch, position = self._cell.values  # Now, not when the first sample is asked for.
         cursor = Cursor(epoch=epoch, position=position)
-        return self._samples(cursor, self.own_split(cursor))
+        if self._keeps_broken:
+            return self._samples(cursor, self.own_split(cursor), num_left_out=0)
+        return Iteration(self, cursor, self._samples)
 
     def start_at(self, cursor: Cursor) -> None:
         """Let the next iteration begin at ``cursor``, in this process and in workers that already run."""
@@ -151,6 +173,8 @@ class ShardDataset(Ordered, IterableDataset[Any]):
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
         """Return a copy for one loader: with the batch size and world of ``split``, and an epoch of its own.
 
+        It yields Broken for samples that cannot be made.
+
         Args:
             split: The loader's.
             bad_samples: Decides on samples that cannot be read: some then come as Skipped.
@@ -158,18 +182,21 @@ class ShardDataset(Ordered, IterableDataset[Any]):
         dataset = copy.copy(self)
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
-        dataset.reader = SampleReader(self.table)
+        dataset.reader = SampleReader(self.table, self.verify)
         dataset._cell = SharedCell(0, 0)
-        dataset._bad_samples = bad_samples
+        dataset._bad_samples, dataset._keeps_broken = bad_samples, True
         return dataset
 
-    def _samples(self, cursor: Cursor, split: Split) -> Iterator[Any]:
+    def _samples(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
         worker = find_worker()
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
-        steps = range(worker.worker_id, split.num_batches, worker.num_workers)
+        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer.
+        steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
         try:
             for positions, samples in iterate_steps(order, split, steps):
-                valid = (np.concatenate(positions) < self.num_all_samples).tolist()
+                samples = samples[num_in_step:]
+                valid = (np.concatenate(positions)[num_in_step:] < self.num_all_samples).tolist()
+                num_in_step = 0
                 for start in range(0, len(samples), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
                     keys = augment_keys(self.settings.seed, cursor.epoch, samples[chunk])
@@ -181,17 +208,21 @@ class ShardDataset(Ordered, IterableDataset[Any]):
                         keys,
                         epoch=cursor.epoch,
                         describe=self.describe,
+                        keeps_broken=True,
                     )
                     for value, is_valid in zip(values, valid[chunk], strict=True):
-                        is_marked = self.remainder == "mask" and not isinstance(value, Skipped)
+                        is_marked = self.remainder == "mask" and not isinstance(value, Skipped | Broken)
                         yield mark_valid(value, is_valid) if is_marked else value
         finally:
             self.reader.close()
 
     def _read(self, samples: NDArray[np.int64], keys: Words) -> list[Any]:
-        stored = self.reader.read(samples, self.decoder.stored_fields)
-        return make_samples(self.decoder, self.decoder.decode_columns(stored, keys))
+        self.check_transform()
+        with own_tensors():
+            stored = self.reader.read(samples, self.decoder.stored_fields)
+            return make_samples(self.decoder, self.decoder.decode_columns(stored, keys))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled copy may go to a worker process, where torch.distributed is not initialised.
+        # A pickled copy may go to a worker process, which sees neither torch.distributed nor this process's callers.
+        self.check_split_once()
         return {**self.__dict__, "_carried_world": CarriedWorld.find()}

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shardio.classes import Classes
+from shardio.datasets.labels import follow_classes
 from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
-from shardio.reading import SampleReader
+from shardio.reading import SampleReader, Verify
 from shardio.shards import Source, open_table
 
 
@@ -25,11 +27,14 @@ class ShardMapDataset(MapDataset):
         decode: Likewise.
         orientation: Likewise.
         trusted: Likewise.
+        classes: Likewise.
+        verify: Likewise.
 
     Raises:
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
-        ValueError: If its samples do not have a field that is asked for.
+        ValueError: If its samples do not have a field that is asked for, or it has classes that are not in
+            ``classes``, or none.
         TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
     """
 
@@ -43,6 +48,8 @@ class ShardMapDataset(MapDataset):
         orientation: Orientation = "ignore",
         max_pixels: int = DEFAULT_MAX_PIXELS,
         trusted: bool = False,
+        classes: Classes | None = None,
+        verify: Verify = "first",
     ) -> None:
         decoder = FieldDecoder(
             fields=fields,
@@ -54,14 +61,15 @@ class ShardMapDataset(MapDataset):
         )
         self.table = open_table(source)
         decoder.check_fields(self.table.manifest.fields, str(source))
+        self._classes, decoder = follow_classes(self.table.manifest.classes, classes, decoder, str(source))
         self.shard_sizes = self.table.manifest.shard_sizes
         self.digest = self.table.manifest.digest
-        super().__init__(decoder, SampleReader(self.table))
+        super().__init__(decoder, SampleReader(self.table, verify))
 
     @property
     def classes(self) -> list[str]:
         """The class names, by label."""
-        return list(self.table.manifest.classes)
+        return list(self._classes)
 
     def __len__(self) -> int:
         return int(self.shard_sizes.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from shardio.datasets.shared_numbers import SharedNumbers
 
 
 class SharedCell:
@@ -15,17 +15,17 @@ class SharedCell:
     """
 
     def __init__(self, *values: int) -> None:
-        self._values = torch.tensor(values, dtype=torch.int64).share_memory_()
+        self._numbers = SharedNumbers(values)
         self.num_sets = 0
 
     @property
     def values(self) -> tuple[int, ...]:
         """The integers as they were last set, by whichever process."""
-        return tuple(self._values.tolist())
+        return tuple(self._numbers.array.tolist())
 
     def set(self, *values: int) -> None:
         """Set the integers for all processes that share the cell."""
-        self._values.copy_(torch.tensor(values, dtype=torch.int64))
+        self._numbers.array[:] = values
         self.num_sets += 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedCell:
@@ -40,17 +40,17 @@ class SharedCount:
     """
 
     def __init__(self, num_workers: int) -> None:
-        self._counts = torch.zeros(max(num_workers, 1), dtype=torch.int64).share_memory_()
+        self._numbers = SharedNumbers([0] * max(num_workers, 1))
 
     @property
     def total(self) -> int:
         """What all workers have counted together."""
-        return int(self._counts.sum())
+        return int(self._numbers.array.sum())
 
     def add_one(self, worker_id: int) -> None:
         """Count one more."""
-        self._counts[worker_id % len(self._counts)] += 1
+        self._numbers.array[worker_id % len(self._numbers.array)] += 1
 
     def clear(self) -> None:
         """Begin again at 0."""
-        self._counts.zero_()
+        self._numbers.array[:] = 0

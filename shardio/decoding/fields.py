@@ -24,6 +24,7 @@ from shardio.images import (
     decode_pil,
     open_image,
 )
+from shardio.integers import check_integer
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
@@ -76,6 +77,7 @@ class FieldDecoder:
         orientation: Whether the EXIF orientation turns the image.
         max_pixels: An image of more pixels is an error.
         trusted: Whether fields may be unpickled.
+        labels: The label to give for each that is stored, or None to give those that are stored.
     """
 
     fields: Fields
@@ -84,6 +86,7 @@ class FieldDecoder:
     orientation: Orientation = "ignore"
     max_pixels: int = DEFAULT_MAX_PIXELS
     trusted: bool = False
+    labels: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -91,10 +94,14 @@ class FieldDecoder:
         if self.decode not in ("array", "pil"):
             raise ValueError(f"decode must be 'array' or 'pil', got {self.decode!r}")
         check_orientation(self.orientation)
-        if self.max_pixels < 1:
-            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
+        object.__setattr__(self, "max_pixels", check_integer("max_pixels", self.max_pixels, at_least=1))
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
+        if self.transform is not None and "image" not in self.names:
+            raise ValueError(
+                f"transform= is applied to the field 'image', and fields={self.fields!r} does not name it: add 'image' "
+                "to fields, or leave transform out"
+            )
         if self.decode == "pil":
             refuse_pillow(self.transform)
 
@@ -203,6 +210,8 @@ class FieldDecoder:
         decoder = (self.trusted and TRUSTED_DECODERS.get(field)) or DECODERS.get(field)
         if decoder is None:
             return list(column)
+        if field == LABEL_FIELD and self.labels is not None:
+            decoder = self._decode_renumbered
         values = list[Any]()
         try:
             values.extend(map(decoder, column))  # type: ignore[arg-type]  # there is no None in it
@@ -212,6 +221,13 @@ class FieldDecoder:
             message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
             raise SampleError(message, place=place, key=key, where=where) from error
         return values
+
+    def _decode_renumbered(self, content: bytes) -> int:
+        assert self.labels is not None, "the caller looked"
+        label = _decode_label(content)
+        if not 0 <= label < len(self.labels):
+            raise ValueError(f"label {label} is outside of the dataset's {len(self.labels)} classes")
+        return self.labels[label]
 
     def _open_image(self, samples: StoredSamples, place: int, contents: Sequence[bytes | None]) -> Any:
         """Return a picture that is not decoded yet, or a Pillow image, of the first content that is not empty."""

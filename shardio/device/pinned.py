@@ -21,7 +21,7 @@ class PinnedPool:
     """
 
     def __init__(self, pin: Any = None) -> None:
-        self._pin = pin or (lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True))
+        self._pin = pin or (lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=True))
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
 
     def take(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from shardio.device.batches import map_tensors
+from shardio.device.iteration import Iteration
 from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import Normalize, Preparation
 from shardio.device.streams import CudaStream, SideStream
-from shardio.device.window import Window
+from shardio.device.window import Here, Window
+from shardio.integers import check_integer
+from shardio.torch_modes import own_tensors
 
 
 class DevicePrefetcher:
@@ -27,7 +29,8 @@ class DevicePrefetcher:
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
     It can be iterated over again, epoch by epoch. What an iteration that is left early holds is let go of when its
-    iterator is, and at the end of a ``with`` block.
+    iterator is, and at the end of a ``with`` block. The state of the prefetcher, and that of a loader of shardio's, is
+    as of the last batch that was handed out.
 
     Args:
         loader: Any iterable of batches: tensors and numpy arrays, nested in tuples, lists, mappings and dataclasses,
@@ -56,8 +59,6 @@ class DevicePrefetcher:
         channels_last: bool = True,
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}")
         self.loader = loader
         self.device = torch.device(device) if device is not None else _pick_device()
         if self.device.type == "cuda" and not torch.cuda.is_available():
@@ -65,25 +66,28 @@ class DevicePrefetcher:
                 f"device={str(device)!r} was asked for, and torch sees no CUDA device: name 'cpu', or leave it out "
                 "for the best there is"
             )
-        self.depth = depth
+        self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
-        self._prepare_images = Preparation(self.device, normalize, dtype, channels_last=channels_last)
+        with own_tensors():
+            self._prepare_images = Preparation(self.device, normalize, dtype, channels_last=channels_last)
         self._side: SideStream | None = None
         self._pool = PinnedPool()
         if self.device.type == "cuda":
             self._side = CudaStream(self.device)
             if callable(watch := getattr(loader, "watch_memory", None)):
                 watch(register)
-        self._state: dict[str, Any] | None = None
-        self._running: weakref.ref[Generator[Any]] | None = None
+        self._running: Callable[[], Iteration | None] = _nothing
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError, as it should
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the loader's next epoch."""
-        self._state = None
-        running = self._pass_on() if self._side is None else self._prefetch(self._side)
+        if self._side is None:
+            running = Iteration(self.loader, Here(self._prepare_here), depth=1, has_state=False)
+        else:
+            window = Window(self._side, self._pool, self._copy, self._prepare)
+            running = Iteration(self.loader, window, self.depth, has_state=self.has_state)
         self._running = weakref.ref(running)  # Not more: who leaves it early lets go of it.
         return running
 
@@ -104,7 +108,10 @@ class DevicePrefetcher:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state as of the last batch that was handed out."""
-        return self._state if self._state is not None else self.loader.state_dict()  # type: ignore[attr-defined]
+        running = self._running()
+        if running is not None and running.state is not None:
+            return running.state
+        return self.loader.state_dict()  # type: ignore[attr-defined, no-any-return]  # it may have none
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state into the loader."""
@@ -113,9 +120,9 @@ class DevicePrefetcher:
 
     def close(self) -> None:
         """End the iteration that is going on, if one is, and let go of what is under way."""
-        self._state = None
-        if self._running is not None and (running := self._running()) is not None:
+        if (running := self._running()) is not None:
             running.close()
+        self._running = _nothing
 
     def __enter__(self) -> DevicePrefetcher:
         return self
@@ -124,42 +131,8 @@ class DevicePrefetcher:
         self.close()
         self._pool.clear()
 
-    def _pass_on(self) -> Generator[Any]:
-        for batch in self.loader:
-            yield self._prepare(map_tensors(batch, self._to_device, self._to_device))
-
-    def _prefetch(self, side: SideStream) -> Generator[Any]:
-        end: Exception | None = None
-        window = Window(side, self._pool, self._copy, self._prepare)
-        with closing(window), closing(self._batches()) as batches:
-            while True:
-                while end is None and window.num_under_way < self.depth:
-                    end = self._send_next(batches, window)
-                if not window.num_under_way:
-                    break
-                yield self._received(window)
-                window.follow(self.depth)
-            self._state = None  # The loader is through, and says so itself.
-        if end is not None and not isinstance(end, StopIteration):
-            raise end
-
-    def _send_next(self, batches: Iterator[tuple[Any, dict[str, Any] | None]], window: Window) -> Exception | None:
-        """Send a batch; or return by what the loader ended, since what came before it is handed out before it."""
-        try:
-            window.send(*next(batches))
-        except Exception as error:  # StopIteration, or anything.
-            return error
-        return None
-
-    def _batches(self) -> Generator[tuple[Any, dict[str, Any] | None]]:
-        """Yield the loader's batches, each with its state after it."""
-        has_state = self.has_state
-        for batch in self.loader:
-            yield batch, self.loader.state_dict() if has_state else None  # type: ignore[attr-defined]  # as seen
-
-    def _received(self, window: Window) -> Any:
-        batch, self._state = window.receive()
-        return batch
+    def _prepare_here(self, batch: Any) -> Any:
+        return self._prepare(map_tensors(batch, self._to_device, self._to_device))
 
     def _to_device(self, value: Any) -> Any:
         return value.to(self.device)
@@ -173,6 +146,10 @@ class DevicePrefetcher:
     def _prepare(self, batch: Any) -> Any:
         prepared = map_tensors(batch, self._prepare_images)
         return prepared if self.transform is None else self.transform(prepared)
+
+
+def _nothing() -> None:
+    """Stand for the reference to an iteration before there is one."""
 
 
 def _has_state(loader: Any) -> bool:

@@ -15,7 +15,7 @@ from shardio.device.streams import Crossing, Mark, SideStream
 
 class _Sent(NamedTuple):
     crossing: Crossing
-    state: dict[str, Any] | None
+    note: Any
 
 
 class _Source(NamedTuple):
@@ -50,8 +50,8 @@ class Window:
         """How many batches were sent and not received."""
         return len(self._sent)
 
-    def send(self, batch: Any, state: dict[str, Any] | None) -> None:
-        """Send a batch, and the loader's state with it."""
+    def send(self, batch: Any, note: Any) -> None:
+        """Send a batch, and a note that is received with it."""
         self._release()
         buffers: list[torch.Tensor] = []
 
@@ -65,12 +65,12 @@ class Window:
         pinned = map_tensors(batch, pin)
         crossing = self._side.send(lambda: self._copy(pinned), self._prepare)
         self._sources.append(_Source(crossing, pinned, buffers))
-        self._sent.append(_Sent(crossing, state))
+        self._sent.append(_Sent(crossing, note))
 
-    def receive(self) -> tuple[Any, dict[str, Any] | None]:
-        """Return the next batch, on the device, and the state that was sent with it."""
-        crossing, state = self._sent.popleft()
-        return crossing.receive(), state
+    def receive(self) -> tuple[Any, Any]:
+        """Return the next batch, on the device, and the note that was sent with it."""
+        crossing, note = self._sent.popleft()
+        return crossing.receive(), note
 
     def follow(self, distance: int) -> None:
         """Wait while the consumer has given the device more than the work of ``distance`` batches.
@@ -94,3 +94,35 @@ class Window:
         while self._sources and self._sources[0].crossing.is_copied():
             for buffer in self._sources.popleft().buffers:
                 self._pool.put_back(buffer)
+
+
+class Here:
+    """The same where there is no stream: a batch is prepared when it is sent.
+
+    Args:
+        prepare: Copies a batch to the device, and makes of it what is received.
+    """
+
+    def __init__(self, prepare: Callable[[Any], Any]) -> None:
+        self._prepare = prepare
+        self._sent: deque[tuple[Any, Any]] = deque()
+
+    @property
+    def num_under_way(self) -> int:
+        """How many batches were sent and not received."""
+        return len(self._sent)
+
+    def send(self, batch: Any, note: Any) -> None:
+        """Prepare a batch."""
+        self._sent.append((self._prepare(batch), note))
+
+    def receive(self) -> tuple[Any, Any]:
+        """Return the next batch, and the note that was sent with it."""
+        return self._sent.popleft()
+
+    def follow(self, distance: int) -> None:
+        """There is nothing to wait for."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._sent.clear()

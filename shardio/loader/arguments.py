@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from typing import Any
 
+from shardio.classes import warn_of_other_classes
 from shardio.datasets import ShardDataset
 from shardio.datasets.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.datasets.ordered import Ordered
+from shardio.integers import check_integer
 from shardio.loader.collate import yields_images
 from shardio.loader.layouts import Unsaid
+
+
+def check_dataset(dataset: Any, *, shuffle: bool | None) -> None:
+    """Raise ValueError if the loader is to shuffle what shuffles by itself; warn of parts that disagree on classes."""
+    if isinstance(dataset, ShardDataset) and shuffle:
+        raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
+    warn_of_other_classes(dataset, stacklevel=4)
 
 
 def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
@@ -22,13 +30,7 @@ def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
     """
     if prefetch_factor is None or isinstance(prefetch_factor, Unsaid):
         return prefetch_factor
-    try:
-        number = operator.index(prefetch_factor)
-    except TypeError:
-        raise TypeError(f"prefetch_factor must be an integer, got {prefetch_factor!r}") from None
-    if number < 1:
-        raise ValueError(f"prefetch_factor must be at least 1, got {number}: without it as many as are good are made")
-    return number
+    return check_integer("prefetch_factor", prefetch_factor, at_least=1)
 
 
 def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batches: bool, obstacle: str | None) -> None:

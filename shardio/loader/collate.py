@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_info
 
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
-from shardio.datasets.bad_samples import Skipped, all_skipped
+from shardio.datasets.bad_samples import Broken, Skipped, all_skipped
+from shardio.loader.maker import describe_failure
+from shardio.loader.messages import Failed
 
 
 def yields_images(dataset: Any) -> bool:
@@ -42,15 +44,36 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CollateKept:
-    """Collate the samples that were not left out."""
+    """Collate the samples that were not left out. What cannot be made comes as Failed.
 
-    collate: Callable[[list[Any]], Any]
+    An error that torch's loader saw would say neither which batch it was nor, from a worker process, its attributes.
 
-    def __call__(self, samples: Sequence[Any]) -> Any:
-        kept = [sample for sample in samples if not isinstance(sample, Skipped)]
-        if not kept:
-            raise all_skipped([sample.key for sample in samples])
-        return self.collate(kept)
+    Attributes:
+        collate: The user's function, or the default.
+        is_batched: Whether that gets a list of samples, and not a single one.
+    """
+
+    collate: Callable[[Any], Any]
+    is_batched: bool
+
+    def __call__(self, samples: Any) -> Any:
+        try:
+            return self.collate(_keep(samples) if self.is_batched else _keep([samples])[0])
+        except Exception as error:
+            if get_worker_info() is None:
+                return Failed(serial=0, error=error, traceback=None)
+            return describe_failure(0, error)
+
+
+def _keep(samples: Sequence[Any]) -> list[Any]:
+    """Return the samples that were not left out; raise the error of the first that is broken."""
+    for sample in samples:
+        if isinstance(sample, Broken):
+            raise sample.error
+    kept = [sample for sample in samples if not isinstance(sample, Skipped)]
+    if not kept:
+        raise all_skipped([sample.key for sample in samples])
+    return kept
 
 
 def collate_column(values: Sequence[Any]) -> Any:

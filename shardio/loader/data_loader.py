@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch.utils.data
@@ -11,21 +12,25 @@ import torch.utils.data
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import OnError, check_on_error
 from shardio.datasets.subsets import look_inside
-from shardio.device.batches import map_tensors
-from shardio.loader.arguments import check_order, check_policy, check_prefetch_factor, make_bad_samples
+from shardio.datasets.transformed import TOO_LATE
+from shardio.integers import check_integer, check_optional_integer
+from shardio.loader.accelerated import Preparable
+from shardio.loader.arguments import check_dataset, check_order, check_policy, check_prefetch_factor, make_bad_samples
 from shardio.loader.batches import ordered_batches, sampled_batches
 from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
-from shardio.loader.delivery import SUPERSEDED, Delivery
+from shardio.loader.delivery import SUPERSEDED
+from shardio.loader.epoch_batches import Batches, EpochBatches
 from shardio.loader.fast_path import FastPath, why_not_fast
-from shardio.loader.feeds import SamplerFeed, ShardFeed, make_feed
+from shardio.loader.feeds import SamplerFeed, ShardFeed, WorkersBatches, make_feed
 from shardio.loader.layouts import Unsaid
 from shardio.loader.slots import OnMemory
 from shardio.loader.stats import LoaderStats
-from shardio.loader.workers import WorkerInit
+from shardio.loader.workers import WorkerInit, explain_obstacles
 from shardio.order import Cursor, Progress, Remainder, Split, check_epoch, dump_state, read_state
+from shardio.torch_modes import own_tensors
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(Preparable, torch.utils.data.DataLoader[Any]):
     """Torch's DataLoader with the same arguments, and more where it is given shardio's order.
 
     With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, every ``iter``
@@ -81,10 +86,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         on_error: OnError = "raise",
         quarantine: str | os.PathLike[str] = "quarantine.jsonl",
     ) -> None:
-        if isinstance(dataset, ShardDataset) and shuffle:
-            raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
+        check_dataset(dataset, shuffle=shuffle)
         if collate_fn is None and batch_size is not None and yields_images(dataset):
             collate_fn = collate_channels_last
+        batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
+        num_workers = check_integer("num_workers", num_workers, at_least=0)
         prefetch_factor = check_prefetch_factor(prefetch_factor)
         self.on_error = check_on_error(on_error)
         self.quarantine = quarantine
@@ -171,11 +177,16 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Return the number of batches of this rank in a full epoch."""
         return super().__len__() if self._feed is None else self._split(self._feed, Cursor(epoch=0)).num_batches
 
+    @explain_obstacles
     def __iter__(self) -> Any:
         """Start the next epoch; iterate over its batches."""
+        with own_tensors():
+            return self._start()
+
+    def _start(self) -> Any:
         feed, fast_path = self._feed, self._choose_fast_path()
         if feed is None:
-            return super().__iter__() if fast_path is None else self._start_sampler(fast_path)
+            return self._start_torchs() if fast_path is None else self._start_sampler(fast_path)
         # First what may fail: an epoch that could not be started is not counted.
         crew = None if fast_path is None else fast_path.ready_crew()
         counter = feed.get_counter()
@@ -183,11 +194,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         progress = Progress(cursor=cursor, split=self._split(feed, cursor))
         if fast_path is not None and crew is not None:
             plans = ordered_batches(fast_path.inner, feed.source, cursor, progress.split)
-            batches = self._pin(fast_path.start(crew, plans, cursor.epoch))
+            batches: Batches = fast_path.start(crew, plans, cursor.epoch, pins=self._pins)
         else:
             batches = feed.start(cursor, progress.split, self._torch_options())
         counter.progress = self._started = progress
-        return self._deliver(batches, progress)
+        dataset = type(self.dataset).__name__
+        check = partial(self._check_current, progress, self._decoder)
+        return self._follow(EpochBatches(batches, progress, check, dataset), progress)
 
     def stats(self) -> LoaderStats:
         """Return what happened, and where the time went, since the loader was last iterated.
@@ -210,45 +223,38 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """Whether torch's workers make the batches, and not shardio's background processes or this one."""
         return self._why_not_fast() is not None
 
+    def _start_torchs(self) -> Iterator[Any]:
+        batches = super().__iter__()
+        return WorkersBatches(batches) if yields_images(self.dataset) else batches
+
     def _start_sampler(self, fast_path: FastPath) -> Iterator[Any]:
         if self._base_seed is None or not self.persistent_workers:
             # As torch's own iterators begin: with a draw for the workers' seeds, once for workers that stay.
-            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self.generator).item())
             self._base_seed = seed, 0
         seed, epoch = self._base_seed
         self._base_seed = seed, epoch + 1
         sampler: Any = self.batch_sampler
         inner = fast_path.inner
         plans, known = sampled_batches(inner, sampler, seed, epoch), inner.dataset.map_epoch.known
-        return self._pin(fast_path.start(fast_path.ready_crew(), plans, None if known is None else known[1]))
+        known_epoch = None if known is None else known[1]
+        return fast_path.start(fast_path.ready_crew(), plans, known_epoch, pins=self._pins)
 
-    def _pin(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Move batches to torch's pinned memory, if the user wants that and there is a device."""
-        if not (self.pin_memory and torch.cuda.is_available()):
-            return batches
-        return (map_tensors(batch, torch.Tensor.pin_memory) for batch in batches)
+    @property
+    def _pins(self) -> bool:
+        """Whether batches go to torch's pinned memory: the user wants that, and there is a device."""
+        return self.pin_memory and torch.cuda.is_available()
 
-    def _deliver(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        try:
-            while True:
-                if self.persistent_workers and progress is not self._started:
-                    raise RuntimeError(SUPERSEDED)
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    break
-                progress.num_batches += 1
-                yield batch
-        finally:
-            if isinstance(batches, Delivery):
-                batches.close()
-        progress.is_finished = True
-        if progress.num_batches != progress.split.num_batches:
-            raise RuntimeError(
-                f"the epoch had {progress.num_batches} batches instead of {progress.split.num_batches}: "
-                f"{type(self.dataset).__name__} yields other samples than its order has, so that no state could "
-                "be right. Filter in collate_fn, or use torch's own DataLoader"
-            )
+    @property
+    def _decoder(self) -> Any:
+        """What makes values of samples, where the dataset is shardio's: another one has another transform."""
+        return getattr(look_inside(self.dataset).dataset, "decoder", None)
+
+    def _check_current(self, progress: Progress, decoder: Any) -> None:
+        if decoder is not self._decoder:
+            raise RuntimeError(TOO_LATE)
+        if self.persistent_workers and progress is not self._started:
+            raise RuntimeError(SUPERSEDED)
 
     def _split(self, feed: ShardFeed | SamplerFeed, cursor: Cursor) -> Split:
         remainder: Remainder = "drop" if self.drop_last else feed.source.remainder
@@ -259,7 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         return {
             "batch_size": self.batch_size,
             "num_workers": self.num_workers,
-            "collate_fn": self.collate_fn if self.on_error != "skip" else CollateKept(self.collate_fn),
+            "collate_fn": CollateKept(self.collate_fn, is_batched=self.batch_size is not None),
             "pin_memory": self.pin_memory,
             "timeout": self.timeout,
             "worker_init_fn": WorkerInit(self.worker_init_fn),
@@ -276,7 +282,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             return None
         prefetch = None if isinstance(self.prefetch_factor, Unsaid) else self.prefetch_factor
         inner = look_inside(self.dataset)
-        settings = (inner, self.num_workers, prefetch, self.timeout, self.persistent_workers)
+        settings = (inner, inner.dataset.decoder, self.num_workers, prefetch, self.timeout, self.persistent_workers)
         if self._fast_path is None or self._fast_settings != settings:
             self._fast_settings = settings
             self._fast_path = FastPath(

@@ -10,20 +10,24 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from shardio.datasets.bad_samples import BadSamples, Describe, all_skipped
 from shardio.decoding import FieldDecoder
+from shardio.device.batches import map_tensors
 from shardio.errors import SampleError
 from shardio.loader.agenda import Agenda
 from shardio.loader.assembly import assemble
 from shardio.loader.batches import BatchPlan
 from shardio.loader.crews import Crew
 from shardio.loader.deaths import MAX_DEATHS, Death, blame, cannot_start, warn_of
+from shardio.loader.ending import before_the_end
 from shardio.loader.layouts import Sizes, lay_out
 from shardio.loader.messages import Failed, Made, Outcome, Unreadable
 from shardio.loader.pending import Batch, Part, sort_slots
 from shardio.loader.stats import Tally
+from shardio.torch_modes import own_tensors
 
 SUPERSEDED = (
     "this iterator ended when the loader was iterated again: with persistent_workers=True there is one at a time. Use "
@@ -40,12 +44,14 @@ class Source:
         locate: Returns what a reader reads samples by, from their numbers.
         describe: Returns a sample's key and where it lies, from its number.
         epoch: The epoch, where it is known.
+        check: Raises if the dataset has another transform by now.
     """
 
     decoder: FieldDecoder
     locate: Callable[[NDArray[np.int64]], Any]
     describe: Describe
     epoch: int | None
+    check: Callable[[], None]
 
 
 class Delivery:
@@ -61,6 +67,10 @@ class Delivery:
         timeout_s: How long to wait for a batch at the most; 0 for ever.
         tally: Counts.
         closes_crew: Whether the crew ends with the delivery.
+        pins: Whether batches go to torch's pinned memory.
+
+    Attributes:
+        num_taken: How many batches were asked for, and came or failed.
     """
 
     def __init__(
@@ -75,10 +85,12 @@ class Delivery:
         tally: Tally,
         *,
         closes_crew: bool,
+        pins: bool,
     ) -> None:
         self._source, self._plans, self._batch_size, self._crew, self._sizes = source, plans, batch_size, crew, sizes
         self._bad_samples, self._timeout_s, self._tally = bad_samples, timeout_s, tally
-        self._closes_crew = closes_crew
+        self._closes_crew, self._pins = closes_crew, pins
+        self.num_taken = 0
         self._is_open = True
         self._superseded = False
         self._batches: deque[Batch] = deque()  # In their order; the first is the next to be taken.
@@ -98,8 +110,10 @@ class Delivery:
             raise RuntimeError("this iterator belongs to the process that this one was forked from: iterate again")
         began = time.perf_counter()
         try:
-            batch = self._take()
-            made = self._assemble(batch)
+            with before_the_end(), own_tensors():
+                self._source.check()
+                batch = self._take()
+                made = self._assemble(batch)
         except StopIteration:
             self.close()
             if self._bad_samples is not None:
@@ -148,6 +162,7 @@ class Delivery:
         batch = self._batches[0]
         self._wait_for(batch)
         self._batches.popleft()
+        self.num_taken += 1
         if batch.error is not None:
             self._crew.give_up(*sort_slots([batch]))
             self._agenda.drop(batch)
@@ -215,8 +230,8 @@ class Delivery:
 
     def _note(self, batch: Batch, part: Part, outcome: Outcome) -> None:
         self._num_failed_starts = 0
-        if isinstance(outcome, Failed | Unreadable) and outcome.traceback:
-            outcome.error.__cause__ = RuntimeError(f"in a worker:\n{outcome.traceback}")
+        if isinstance(outcome, Failed | Unreadable):
+            outcome.explain()
         match outcome:
             case Made():
                 part.columns, part.ways = outcome.columns, outcome.ways
@@ -285,7 +300,8 @@ class Delivery:
         """Return what the user gets, or note why there is nothing to get."""
         if batch.error is None:
             try:
-                return self._join(batch)
+                joined = self._join(batch)
+                return map_tensors(joined, torch.Tensor.pin_memory) if self._pins else joined
             except Exception as error:
                 batch.error = error
         return None

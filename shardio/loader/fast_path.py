@@ -11,6 +11,7 @@ from typing import Any
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.datasets.bad_samples import BadSamples
 from shardio.datasets.subsets import Inner, look_inside
+from shardio.datasets.transformed import TOO_LATE
 from shardio.loader.batches import BatchPlan
 from shardio.loader.crews import CallerCrew, Crew, HostCrew
 from shardio.loader.delivery import Delivery, Source
@@ -101,12 +102,24 @@ class FastPath:
         assert self._crew is not None, "it was just made"
         return self._crew
 
-    def start(self, crew: Crew, plans: Iterator[BatchPlan], epoch: int | None) -> Delivery:
-        """Begin an epoch, the number of which may not be known, with the crew of :meth:`ready_crew`."""
+    def start(self, crew: Crew, plans: Iterator[BatchPlan], epoch: int | None, *, pins: bool) -> Delivery:
+        """Begin an epoch with the crew of :meth:`ready_crew`.
+
+        Args:
+            crew: Makes the batches.
+            plans: Their samples.
+            epoch: The epoch's number, where it is known.
+            pins: Whether batches go to torch's pinned memory.
+        """
         self.tally = Tally(num_workers=self._num_workers, began=self._began)
-        inner = self.inner
+        inner, decoder = self.inner, self.inner.dataset.decoder
+
+        def check() -> None:
+            if inner.dataset.decoder is not decoder:
+                raise RuntimeError(TOO_LATE)
+
         delivery = Delivery(
-            Source(decoder=inner.dataset.decoder, locate=inner.locate, describe=inner.describe, epoch=epoch),
+            Source(decoder=decoder, locate=inner.locate, describe=inner.describe, epoch=epoch, check=check),
             plans,
             self._batch_size,
             crew,
@@ -115,6 +128,7 @@ class FastPath:
             self._timeout_s,
             self.tally,
             closes_crew=not self._is_persistent,
+            pins=pins,
         )
         self._last = weakref.ref(delivery)
         return delivery

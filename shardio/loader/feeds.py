@@ -16,12 +16,15 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio.datasets import EpochSampler, ShardDataset
-from shardio.datasets.bad_samples import BadSamples, Skipped, read_with
+from shardio.datasets.bad_samples import BadSamples, Broken, Skipped, read_with
 from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.subsets import Inner, keys_and_lots, look_inside
 from shardio.datasets.valid import mark_valid
+from shardio.loader.ending import before_the_end
+from shardio.loader.messages import Failed
 from shardio.order import Cursor, EpochCounter, Split, Words
+from shardio.torch_modes import own_tensors
 from shardio.world import World
 
 
@@ -39,6 +42,7 @@ class ShardFeed:
 
     def __init__(self, dataset: ShardDataset, bad_samples: BadSamples | None) -> None:
         self.source = dataset
+        dataset.has_loader = True
         self._bad_samples = bad_samples
         self._counter = EpochCounter()
         self._num_epoch_sets = 0
@@ -56,7 +60,7 @@ class ShardFeed:
             self._counter.set_epoch(self.source.epoch)
         return self._counter
 
-    def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> Iterator[Any]:
+    def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> WorkersBatches:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
         world = World(rank=split.rank, world_size=split.world_size)
         are_new = self._bound is None or not options["persistent_workers"] or world != self._world
@@ -68,7 +72,7 @@ class ShardFeed:
         assert self._bound is not None, "made before the first epoch"
         assert self._workers is not None, "made with it"
         self._bound.start_at(cursor)
-        return _warn_after(iter(self._workers), self._bad_samples, cursor.epoch)
+        return WorkersBatches(iter(self._workers), self._bad_samples, cursor.epoch)
 
 
 class SamplerFeed:
@@ -76,6 +80,7 @@ class SamplerFeed:
 
     def __init__(self, dataset: Any, sampler: EpochSampler, bad_samples: BadSamples | None) -> None:
         self.source = sampler
+        sampler.has_loader = True
         self._dataset = _TicketDataset(dataset, bad_samples)
         self._bad_samples = bad_samples
         self._tickets = _Tickets(sampler)
@@ -85,7 +90,7 @@ class SamplerFeed:
         """Return what decides on the next epoch: the sampler's own counter, so that its ``set_epoch`` counts too."""
         return self.source.counter
 
-    def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> Iterator[Any]:
+    def start(self, cursor: Cursor, split: Split, options: Mapping[str, Any]) -> WorkersBatches:
         """Start an epoch; return its batches. ``options`` are the arguments for torch's loader."""
         is_batched = options["batch_size"] is not None
         self._tickets.begin(cursor, split, is_batched=is_batched)
@@ -96,14 +101,50 @@ class SamplerFeed:
             tickets = {"batch_size": 1, "batch_sampler": self._tickets} if is_batched else {"sampler": self._tickets}
             self._workers = torch.utils.data.DataLoader(self._dataset, **{**options, **tickets})
         assert self._workers is not None, "made before the first epoch"
-        return _warn_after(iter(self._workers), self._bad_samples, cursor.epoch)
+        return WorkersBatches(iter(self._workers), self._bad_samples, cursor.epoch)
 
 
-def _warn_after(batches: Iterator[Any], bad_samples: BadSamples | None, epoch: int) -> Iterator[Any]:
-    """Yield batches; at their end warn of samples that could not be read."""
-    yield from batches
-    if bad_samples is not None:
-        bad_samples.warn_of_counted(epoch)
+class WorkersBatches:
+    """An iterator over the batches of an epoch that torch's loader makes, in its workers or here.
+
+    Args:
+        batches: Torch's iterator.
+        bad_samples: Warns at the end of samples that could not be read.
+        epoch: The epoch, where it is known.
+
+    Attributes:
+        num_taken: How many were asked for, and came or failed.
+    """
+
+    def __init__(self, batches: Iterator[Any], bad_samples: BadSamples | None = None, epoch: int | None = None) -> None:
+        self._batches: Iterator[Any] | None = batches
+        self._bad_samples, self._epoch = bad_samples, epoch
+        self.num_taken = 0
+
+    def __iter__(self) -> WorkersBatches:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch. One that cannot be made raises; the next call goes on behind it."""
+        if self._batches is None:
+            raise StopIteration
+        try:
+            with before_the_end(), own_tensors():
+                batch = next(self._batches)
+        except StopIteration:
+            self.close()
+            if self._bad_samples is not None:
+                self._bad_samples.warn_of_counted(self._epoch)
+            raise
+        self.num_taken += 1
+        if isinstance(batch, Failed):
+            batch.explain()
+            raise batch.error
+        return batch
+
+    def close(self) -> None:
+        """Let go of the workers, unless they stay for the next epoch."""
+        self._batches = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +194,12 @@ class _TicketDataset(torch.utils.data.Dataset[Any]):
         return self.__getitems__([ticket])[0]
 
     def __getitems__(self, tickets: list[_Ticket]) -> list[Any]:
+        try:
+            return self._read(tickets)
+        except Exception as error:
+            return [Broken(error)]  # Torch's loader shall take it for a batch: its iterator would end, or not count it.
+
+    def _read(self, tickets: list[_Ticket]) -> list[Any]:
         numbers = np.array([ticket.number for ticket in tickets])
         seed, epoch = tickets[0].seed, tickets[0].epoch
         inner = _look_inside_ours(self.dataset)

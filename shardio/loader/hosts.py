@@ -21,6 +21,7 @@ from shardio.loader.deaths import Death
 from shardio.loader.memory import Layout
 from shardio.loader.messages import Cancel, Chunk, Forget, NewSlot, Outcome, Ping, Plan, Pong
 from shardio.loader.wire import make_pair, receive, send
+from shardio.processors import count_processors
 
 MAX_LONE_HOSTS = 4
 """Up to so many threads have a process each. Beside each other in one they wait for the GIL, a tenth of the time."""
@@ -47,14 +48,14 @@ _START = "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.loader.h
 class _Host:
     """One host: its process, this end of the socket pair, and the serials of what it has not answered."""
 
-    def __init__(self, plan: Plan, folder: str) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.num_threads = plan.num_threads
         self.waiting: dict[int, None] = {}  # In the order in which they were given to it.
         self.is_ready = False
         self.asked_at: float | None = None
         self.end, theirs = make_pair()
         try:
-            self.process = _start_process(theirs.fileno(), folder)
+            self.process = _start_process(theirs.fileno())
         except BaseException:
             self.end.close()
             raise
@@ -117,13 +118,12 @@ class HostPool:
     def __init__(self, plan: Plan) -> None:
         _watch_forks()
         self._plan = plan
-        self._folder = str(Path.cwd())  # All hosts find files by paths that are relative to the same one.
         self._hosts: list[_Host] = []
         self._dying: dict[_Host, str] = {}  # Those that cannot be talked to, and why they are given up.
         self._finalizer = weakref.finalize(self, _close_all, self._hosts, os.getpid())
         _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))  # Also of pools that failed to start.
-        for num_threads in divide_threads(plan.num_threads, len(os.sched_getaffinity(0))):
-            self._hosts.append(_Host(replace(plan, num_threads=num_threads), self._folder))
+        for num_threads in divide_threads(plan.num_threads, count_processors()):
+            self._hosts.append(_Host(replace(plan, num_threads=num_threads)))
 
     def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
         """Tell all hosts of a new slot."""
@@ -225,7 +225,7 @@ class HostPool:
             self.cancel()  # By which more of them may turn out to be dead.
         for host in deaths:  # After that: new ones may die at once, too.
             plan = replace(self._plan, num_threads=host.num_threads)
-            self._hosts[self._hosts.index(host)] = _Host(plan, self._folder)
+            self._hosts[self._hosts.index(host)] = _Host(plan)
             del self._dying[host]
         if not deaths:
             return []
@@ -247,18 +247,27 @@ def divide_threads(num_threads: int, num_processors: int) -> list[int]:
     return [num_threads // num_hosts + (number < num_threads % num_hosts) for number in range(num_hosts)]
 
 
-def _start_process(descriptor: int, folder: str) -> subprocess.Popen[bytes]:
-    path = [str(entry) or folder for entry in sys.path] + [str(Path(__file__).parents[2])]
+def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
+    path = _absolute_module_path()
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start a thread for each core, for nothing.
     return subprocess.Popen(
         [sys.executable, "-c", _START, repr(path), str(descriptor), str(os.getpid())],
         pass_fds=[descriptor],
         env=environment,
-        cwd=folder,
+        cwd="/",  # Readers hold absolute paths, and this process's directory may be gone.
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the training process, which closes its hosts.
     )
+
+
+def _absolute_module_path() -> list[str]:
+    """Return where this process finds modules; nothing relative to a working directory that is gone."""
+    path = [str(entry) for entry in sys.path] + [str(Path(__file__).parents[2])]
+    try:
+        return list(map(os.path.abspath, path))
+    except FileNotFoundError:
+        return list(filter(os.path.isabs, path))
 
 
 def _close_all(hosts: list[_Host], process_id: int) -> None:

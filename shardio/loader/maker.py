@@ -88,8 +88,8 @@ def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> 
 
 
 def describe_failure(serial: int, error: BaseException) -> Failed:
-    """Return what the training process is told of an error that was just caught."""
-    return Failed(serial=serial, error=_portable(error), traceback=traceback.format_exc())
+    """Return what the training process is told of an error."""
+    return Failed(serial=serial, error=_portable(error), traceback="".join(traceback.format_exception(error)))
 
 
 def _portable(error: BaseException) -> BaseException:

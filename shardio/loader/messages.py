@@ -128,6 +128,10 @@ class Unreadable:
     error: SampleError
     traceback: str = ""
 
+    def explain(self) -> None:
+        """Give the error its traceback as cause."""
+        _explain(self.error, self.traceback)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
@@ -142,6 +146,15 @@ class Failed:
     serial: int
     error: BaseException
     traceback: str | None
+
+    def explain(self) -> None:
+        """Give the error its traceback as cause."""
+        _explain(self.error, self.traceback)
+
+
+def _explain(error: BaseException, traceback: str | None) -> None:
+    if traceback:  # Errors that are sent lose their own.
+        error.__cause__ = RuntimeError(f"in a worker:\n{traceback}")
 
 
 Outcome = Made | Unreadable | Failed

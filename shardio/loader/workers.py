@@ -1,11 +1,24 @@
-"""What happens first in each of torch's worker processes."""
+"""Torch's worker processes: what happens first in each, and why they cannot start."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 from shardio.images import use_one_thread
+
+
+class _Loader(Protocol):
+    num_workers: int
+
+    @property
+    def runs_torchs_workers(self) -> bool: ...
+
+
+_L = TypeVar("_L", bound=_Loader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +31,31 @@ class WorkerInit:
         use_one_thread()
         if self.users is not None:
             self.users(worker_id)
+
+
+def explain_obstacles(start: Callable[[_L], Any]) -> Callable[[_L], Any]:
+    """Name the cause where torch's workers cannot start: without /dev/shm there are no semaphores for their queues."""
+
+    @wraps(start)
+    def started(loader: _L) -> Any:
+        try:
+            return start(loader)
+        except OSError as error:
+            if not (loader.num_workers and loader.runs_torchs_workers) or (obstacle := _find_obstacle()) is None:
+                raise
+            raise OSError(
+                error.errno,
+                f"torch's worker processes cannot start: the system makes no semaphore ({obstacle.strerror}). They "
+                "need a writable /dev/shm: mount one (docker run --shm-size=8g), or use num_workers=0. shardio's own "
+                "worker processes need none; they run where dataset, transforms and collate_fn are shardio's",
+            ) from error
+
+    return started
+
+
+def _find_obstacle() -> OSError | None:
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        return error
+    return None

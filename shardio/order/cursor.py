@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 
+from shardio.integers import check_integer
 from shardio.order.split import Split
 
 
@@ -52,13 +52,7 @@ def check_epoch(epoch: int) -> int:
         TypeError: If it is no integer.
         ValueError: If it is negative.
     """
-    try:
-        number = operator.index(epoch)
-    except TypeError:
-        raise TypeError(f"epoch must be an integer, got {epoch!r}") from None
-    if number < 0:
-        raise ValueError(f"epoch must be at least 0, got {number}")
-    return number
+    return check_integer("epoch", epoch, at_least=0)
 
 
 class EpochCounter:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.integers import check_integer, check_optional_integer
+
 SHARDS_PER_WINDOW = 4
 """Default window, in shards of average size: how many shards' samples are mixed with each other."""
 
@@ -56,13 +58,14 @@ def choose_settings(
         window: The window's length in samples, or None for the default.
 
     Raises:
+        TypeError: If one that is an integer is given as something else.
         ValueError: If a setting is out of range.
     """
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"seed must be at least 0 and below 2**63, got {seed}")
+    seed = check_integer("seed", seed, at_least=0, below=2**63)
+    lanes, window = (
+        check_optional_integer(name, value, at_least=1) for name, value in (("lanes", lanes), ("window", window))
+    )
     for name, value in (("lanes", lanes), ("window", window)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
         if value is not None and not shuffle:
             raise ValueError(f"{name}={value} has no meaning without shuffle=True")
     if not shuffle:

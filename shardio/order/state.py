@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardio.errors import StateError
+from shardio.integers import check_integer
 from shardio.order.cursor import Cursor
 from shardio.order.settings import OrderSettings
 
@@ -40,10 +41,10 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         raise StateError(f"a state is a dict, got {type(state).__name__}")
     if "version" not in state:
         raise StateError(f"this is not a state of shardio's: it has {', '.join(map(str, state)) or 'nothing'}")
-    version = state["version"]
-    if not isinstance(version, int) or not 1 <= version <= STATE_VERSION:
+    version = _read_integer(state, "version")
+    if version is None or not 1 <= version <= STATE_VERSION:
         raise StateError(
-            f"the state has version {version!r}, and this shardio reads versions 1 to {STATE_VERSION}: "
+            f"the state has version {state['version']!r}, and this shardio reads versions 1 to {STATE_VERSION}: "
             "load it with the shardio that wrote it, or a newer one"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
@@ -55,9 +56,17 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     ]
     if differences:
         raise StateError("the state belongs to another run: " + "; ".join(differences))
-    epoch, position = state.get("epoch"), state.get("position")
-    if not isinstance(epoch, int) or epoch < 0:
-        raise StateError(f"the state's epoch must be an integer of at least 0, got {epoch!r}")
-    if not isinstance(position, int) or not 0 <= position <= num_samples:
-        raise StateError(f"the state's position must lie between 0 and {num_samples}, got {position!r}")
+    epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
+    if epoch is None or epoch < 0:
+        raise StateError(f"the state's epoch must be an integer of at least 0, got {state.get('epoch')!r}")
+    if position is None or not 0 <= position <= num_samples:
+        raise StateError(f"the state's position must lie between 0 and {num_samples}, got {state.get('position')!r}")
     return Cursor(epoch=epoch, position=position)
+
+
+def _read_integer(state: dict[str, Any], name: str) -> int | None:
+    """Return one of a state's numbers; some checkpoints make numpy's integers of all. None if it is not an integer."""
+    try:
+        return check_integer(name, state.get(name))  # type: ignore[arg-type]  # it may be anything
+    except TypeError:
+        return None

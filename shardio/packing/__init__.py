@@ -1,9 +1,10 @@
 """From a directory of images to shards."""
 
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
-from shardio.packing.packer import DEFAULT_SHARD_SIZE, PackProgress, PackResult, pack, pack_directory
+from shardio.packing.layouts import Layout
+from shardio.packing.packer import DEFAULT_SHARD_SIZE, OnChanged, PackProgress, PackResult, pack, pack_directory
 from shardio.packing.plan import JpegMode, PackSettings
-from shardio.packing.scan import Problem
+from shardio.packing.sources import Problem
 
 __all__ = [
     "DEFAULT_QUALITY",
@@ -11,6 +12,8 @@ __all__ = [
     "TILED",
     "JpegMode",
     "JpegTally",
+    "Layout",
+    "OnChanged",
     "PackProgress",
     "PackResult",
     "PackSettings",

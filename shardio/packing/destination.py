@@ -57,15 +57,20 @@ def check_destination(src: Path, dst: Path) -> None:
 
 
 @contextmanager
-def locked(dst: Path) -> Iterator[None]:
-    """Make the destination and hold it for this process.
+def locked(src: Path, dst: Path) -> Iterator[None]:
+    """Make the destination, hold it for this process, and check it again: another pack may have finished meanwhile.
 
     Raises:
-        PackError: If it cannot be made, or another process is packing into it.
+        PackError: If it cannot be made, another process is packing into it, or it must not be packed into any more.
     """
     try:
         dst.mkdir(parents=True, exist_ok=True)
         with FileLock(dst / LOCK_NAME, timeout=0):
+            try:
+                check_destination(src, dst)
+            except PackError:
+                (dst / LOCK_NAME).unlink(missing_ok=True)
+                raise
             yield
             (dst / LOCK_NAME).unlink(missing_ok=True)
     except Timeout as error:
@@ -101,6 +106,8 @@ def find_finished(dst: Path, plan: Plan) -> dict[str, Written]:
     for plan_of_shard in plan.shards:
         path = dst / plan_of_shard.name
         with suppress(FileNotFoundError, FormatError), Shard(path, index_path(path)) as shard:
+            if shard.entry.num_samples < len(plan_of_shard.samples):
+                continue  # Files had changed, and their samples were left out: they may be as they were again.
             tally = JpegTally.load(_note_path(path).read_bytes())
             finished[path.name] = Written(entry=shard.entry, fields=shard.index.header.fields, jpegs=tally)
     return finished
@@ -110,6 +117,12 @@ def note_finished(path: Path, tally: JpegTally) -> None:
     """Note what became of the JPEGs of a shard, so that a later run knows."""
     with write_whole(_note_path(path)) as file:
         file.write(tally.dump())
+
+
+def remove_shard(path: Path) -> None:
+    """Remove a shard that holds no sample."""
+    for each in path, index_path(path), _note_path(path):
+        each.unlink(missing_ok=True)
 
 
 def finish(dst: Path, manifest: Manifest) -> None:

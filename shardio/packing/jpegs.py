@@ -14,7 +14,8 @@ from shardio.errors import FormatError, PackError
 from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
 from shardio.images.jpeg import has_tiles
 from shardio.packing.plan import PackSettings
-from shardio.packing.scan import Problem, SourceSample
+from shardio.packing.scan import SourceSample
+from shardio.packing.sources import Problem
 from shardio.sample import Sample
 from shardio.shards import IMAGE_FIELDS
 
@@ -145,5 +146,5 @@ def rewrite_sample(rewrite: Rewrite, source: SourceSample, sample: Sample, tally
     for name, before in sample.fields.items():
         if name in IMAGE_FIELDS and before.startswith(_JPEG_START):
             fields[name], outcome = rewrite(before)
-            tally.count(source.files[name], outcome, len(before), len(fields[name]))
+            tally.count(source.files[name].path, outcome, len(before), len(fields[name]))
     return Sample(key=sample.key, fields=fields, origin=sample.origin)

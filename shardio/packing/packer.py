@@ -9,15 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
+from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.packing import destination
 from shardio.packing.destination import Written
 from shardio.packing.jpegs import JpegTally, Rewrite, choose_rewrite, describe, rewrite_sample, sum_tallies
+from shardio.packing.layouts import Layout, refuse_urls
 from shardio.packing.plan import JpegMode, PackSettings, ShardPlan, make_plan
 from shardio.packing.scan import Scan, SourceSample, scan_directory
+from shardio.packing.sources import FileChangedError, Problem, explain_changes, read_unchanged
+from shardio.processors import count_processors
 from shardio.sample import Sample
 from shardio.shards import LABEL_FIELD, Manifest, write_shard
+from shardio.storage import make_path
+
+OnChanged = Literal["raise", "skip"]
+"""What becomes of samples whose files change while they are packed."""
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """256 MiB."""
@@ -35,12 +44,14 @@ class PackResult:
     Attributes:
         num_kept: The samples of shards that an earlier run had finished.
         jpegs: What became of the JPEGs.
+        changed: Files that changed while they were packed; their samples were left out.
     """
 
     manifest: Manifest
     scan: Scan
     num_kept: int
     jpegs: JpegTally
+    changed: list[Problem]
 
 
 class PackProgress:
@@ -67,6 +78,9 @@ def pack(
     quality: int | None = None,
     max_pixels: int | None = None,
     num_workers: int | None = None,
+    layout: Layout = "auto",
+    classes: Classes | None = None,
+    on_changed: OnChanged = "raise",
 ) -> Manifest:
     """Pack a directory of images into tar shards.
 
@@ -87,18 +101,32 @@ def pack(
             to be rewritten.
         jpeg: ``copy`` leaves JPEGs as they are. ``tile`` rewrites them without any loss, so that crops decode
             quicker; those that cannot be tiled are stored as they are. ``reencode`` decodes each, turns it upright,
-            makes it smaller, and stores it tiled. Both need numba: ``pip install 'shardio[tile]'``.
+            makes it smaller, and stores it tiled. Both need numba: ``pip install numba``.
         max_side: With ``reencode``, pixels of an image's longer side at the most.
         quality: With ``reencode``, 1 to 100; 90 if it is not given.
         max_pixels: With ``reencode``, an image of more pixels is stored as it is; Pillow's limit if it is not given.
         num_workers: How many shards are written at a time; never changes what is written.
+        layout: ``auto`` takes class folders or a flat directory, and refuses what looks otherwise: splits, or images
+            beside masks. ``classes`` makes a class of each folder, whatever it is called. ``flat`` makes none.
+            ``pairs`` makes files of the same name fields of one sample: ``images/a.jpg`` and ``masks/a.png`` become
+            its fields ``jpg`` and ``masks.png``, and so do ``a.jpg`` and ``a.masks.png`` in one folder.
+        classes: Class names, or a dataset or manifest that has them, by which labels are numbered: those of the
+            training data, for validation data; by default the names of the class folders, sorted.
+        on_changed: What becomes of a sample whose files changed, or could not be read any more, while the pack ran.
+            ``raise`` stops with an error that names the files, ``skip`` leaves the sample out.
 
     Returns:
         The manifest of the packed dataset.
 
     Raises:
-        PackError: If the source cannot be packed or the destination is not free.
+        PackError: If the source cannot be packed, it changes meanwhile, or the destination is not free.
+        TypeError: If ``classes`` is not a list of names, nor has one.
+        ValueError: If a setting is out of range.
     """
+    if layout not in get_args(Layout):
+        raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
+    if on_changed not in get_args(OnChanged):
+        raise ValueError(f"on_changed must be one of {', '.join(get_args(OnChanged))}, got {on_changed!r}")
     if num_workers is not None and num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, got {num_workers}")
     settings = PackSettings(
@@ -111,12 +139,22 @@ def pack(
         max_pixels=max_pixels,
     )
     result = pack_directory(
-        Path(src), Path(dst), settings, rename_dots=rename_dots, strict=strict, num_workers=num_workers
+        make_path(src),
+        make_path(dst),
+        settings,
+        layout=layout,
+        classes=None if classes is None else check_classes(classes),
+        on_changed=on_changed,
+        rename_dots=rename_dots,
+        strict=strict,
+        num_workers=num_workers,
     )
     for problem in result.scan.mislabelled:
         logger.warning("%s %s: packed nonetheless", problem.path, problem.what)
     for problem in result.scan.unreadable:
         logger.warning("%s %s: left out", problem.path, problem.what)
+    for problem in result.changed:
+        logger.warning("%s %s: its sample is left out", problem.path, problem.what)
     for problem in result.jpegs.damaged:
         logger.warning("%s %s: packed as it is", problem.path, problem.what)
     return result.manifest
@@ -127,6 +165,9 @@ def pack_directory(
     dst: Path,
     settings: PackSettings,
     *,
+    layout: Layout = "auto",
+    classes: Sequence[str] | None = None,
+    on_changed: OnChanged = "raise",
     rename_dots: bool = False,
     strict: bool = False,
     num_workers: int | None = None,
@@ -135,24 +176,32 @@ def pack_directory(
     """Do what :func:`pack` does; tell ``progress`` on the way, and return also what was found in the source."""
     progress = progress or PackProgress()
     rewrite = choose_rewrite(settings)
+    refuse_urls(src, dst)
     destination.check_destination(src, dst)
-    scan = scan_directory(src, rename_dots=rename_dots)
+    scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes)
     problems = [*scan.unreadable, *scan.mislabelled]
     if strict and problems:
         raise PackError(
             f"{problems[0].path} {problems[0].what} ({len(problems)} such files in all; nothing was packed)"
         )
     plan = make_plan(scan, settings)
-    with destination.locked(dst):
+    with destination.locked(src, dst):
         destination.begin(dst, plan)
         finished = destination.find_finished(dst, plan)
         progress.planned(len(scan.samples), plan.num_bytes)
-        written = _ShardWriter(dst, finished, rewrite, strict, progress).write_all(plan.shards, num_workers)
+        writer = _ShardWriter(dst, finished, rewrite, strict, on_changed, progress)
+        try:
+            written = writer.write_all(plan.shards, num_workers)
+        except FileChangedError as change:
+            files = (file for sample in scan.samples for file in sample.files.values())
+            raise explain_changes(change, files, dst) from change
+        if not written:
+            raise PackError(f"all samples of {src} changed while they were packed: pack when nothing writes to it")
         jpegs = sum_tallies([shard.jpegs for shard in written])
         manifest = _make_manifest(written, scan, settings, jpegs)
         destination.finish(dst, manifest)
     num_kept = sum(shard.entry.num_samples for shard in written if shard.entry.name in finished)
-    return PackResult(manifest=manifest, scan=scan, num_kept=num_kept, jpegs=jpegs)
+    return PackResult(manifest=manifest, scan=scan, num_kept=num_kept, jpegs=jpegs, changed=writer.changed)
 
 
 def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings, jpegs: JpegTally) -> Manifest:
@@ -173,25 +222,32 @@ class _ShardWriter:
     """Writes the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
 
     def __init__(
-        self, dst: Path, finished: Mapping[str, Written], rewrite: Rewrite, strict: bool, progress: PackProgress
+        self,
+        dst: Path,
+        finished: Mapping[str, Written],
+        rewrite: Rewrite,
+        strict: bool,
+        on_changed: OnChanged,
+        progress: PackProgress,
     ) -> None:
         self._dst, self._finished, self._rewrite = dst, finished, rewrite
-        self._strict, self._progress = strict, progress
+        self._strict, self._on_changed, self._progress = strict, on_changed, progress
+        self.changed: list[Problem] = []
         self._stopped = threading.Event()
         self._failures: list[Exception] = []
 
     def write_all(self, shards: Sequence[ShardPlan], num_workers: int | None) -> list[Written]:
-        workers = num_workers or min(MAX_WORKERS, os.cpu_count() or 1)
+        workers = num_workers or min(MAX_WORKERS, count_processors())
         with ThreadPoolExecutor(workers, thread_name_prefix="shardio-pack") as pool:
             try:
-                return list(pool.map(self._write, shards))
+                return [written for written in pool.map(self._write, shards) if written is not None]
             except Exception as error:
                 raise self._failures[0] from error  # The first failure; the others stopped because of it.
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _write(self, plan: ShardPlan) -> Written:
+    def _write(self, plan: ShardPlan) -> Written | None:
         try:
             written = self._finished.get(plan.name)
             if written is None:
@@ -204,9 +260,12 @@ class _ShardWriter:
             self._stopped.set()
             raise
 
-    def _write_new(self, plan: ShardPlan) -> Written:
+    def _write_new(self, plan: ShardPlan) -> Written | None:
         path, tally = self._dst / plan.name, JpegTally()
         entry, fields = write_shard(path, self._read_samples(plan, tally))
+        if not entry.num_samples:  # The files of all of them changed.
+            destination.remove_shard(path)
+            return None
         destination.note_finished(path, tally)
         return Written(entry=entry, fields=fields, jpegs=tally)
 
@@ -218,7 +277,13 @@ class _ShardWriter:
         for source in plan.samples:
             if self._stopped.is_set():
                 raise PackError(f"{plan.name} was left unfinished because another shard failed")
-            sample = _read_files(source)
+            try:
+                sample = _read_files(source)
+            except FileChangedError as change:
+                if self._on_changed == "raise":
+                    raise
+                self.changed.append(change.problem)
+                continue
             rewritten = rewrite_sample(self._rewrite, source, sample, tally)
             self._check(tally)
             yield rewritten
@@ -227,8 +292,5 @@ class _ShardWriter:
 
 def _read_files(sample: SourceSample) -> Sample:
     label = {} if sample.label is None else {LABEL_FIELD: str(sample.label).encode()}
-    try:
-        files = {field: path.read_bytes() for field, path in sample.files.items()}
-    except OSError as error:
-        raise PackError(f"{error.filename or sample.key} cannot be read: {error.strerror or error}") from error
+    files = {field: read_unchanged(file) for field, file in sample.files.items()}
     return Sample(key=sample.key, fields=dict(sorted({**label, **files}.items())), origin=sample.key)

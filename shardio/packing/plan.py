@@ -74,8 +74,8 @@ class Plan:
     Attributes:
         shards: In manifest order.
         num_bytes: The size of the files to pack.
-        digest: Of the samples, their files' sizes and times, and the settings: by it an unfinished pack is
-            known again.
+        digest: Of the samples, their labels, their files' sizes and times, and the settings: by it an unfinished pack
+            is known again.
     """
 
     shards: tuple[ShardPlan, ...]
@@ -87,7 +87,7 @@ def make_plan(scan: Scan, settings: PackSettings) -> Plan:
     """Order the samples of a scan and deal them to shards."""
     shards: list[ShardPlan] = []
     current: list[SourceSample] = []
-    digest = xxhash.xxh3_128(repr(settings).encode())
+    digest = xxhash.xxh3_128(repr((settings, scan.classes)).encode())
     size = num_bytes = 0
 
     def finish_shard() -> None:
@@ -96,11 +96,10 @@ def make_plan(scan: Scan, settings: PackSettings) -> Plan:
 
     for sample in _pack_order(scan.samples, settings.shuffle_seed):
         sample_size = 0 if sample.label is None else size_in_tar(join_name(sample.key, LABEL_FIELD), 1)
-        for field, path in sorted(sample.files.items()):
-            stat = path.stat()
-            sample_size += size_in_tar(join_name(sample.key, field), stat.st_size)
-            num_bytes += stat.st_size
-            digest.update(f"{sample.key}\0{field}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        for field, file in sorted(sample.files.items()):
+            sample_size += size_in_tar(join_name(sample.key, field), file.size)
+            num_bytes += file.size
+            digest.update(f"{sample.key}\0{field}\0{sample.label}\0{file.size}\0{file.mtime_ns}\n".encode())
         is_full = size + sample_size > settings.max_shard_size or len(current) == settings.max_shard_samples
         if current and is_full:
             finish_shard()

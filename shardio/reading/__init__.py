@@ -2,6 +2,7 @@
 
 from shardio.reading.files import FileReader, LabelledFile
 from shardio.reading.reader import SampleReader
+from shardio.reading.seen import Verify
 from shardio.reading.stored import StoredSamples
 
-__all__ = ["FileReader", "LabelledFile", "SampleReader", "StoredSamples"]
+__all__ = ["FileReader", "LabelledFile", "SampleReader", "StoredSamples", "Verify"]

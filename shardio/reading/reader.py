@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SampleError, StaleIndexError
+from shardio.reading.seen import Seen, Verify, check_verify
 from shardio.reading.stored import StoredSamples
-from shardio.shards import Shard, ShardTable
+from shardio.shards import PartCache, Shard, ShardTable
+from shardio.storage import ReplacedError
 
-MAX_OPEN_SHARDS = 64
-"""Shards kept open by one reader, least recently used first out; each holds two descriptors."""
+Result = TypeVar("Result")
+
+MAX_OPEN_SHARDS = 1024
+"""Shards of which one reader keeps what their indexes say of the whole, about 5 kB each; the rest are opened again."""
 
 
 class SampleReader:
     """Reads samples of a dataset by their numbers in manifest order, for any number of threads.
 
+    Where a sample is first read, its tar header and its content are compared with the index.
+
     Args:
         table: The dataset's shards.
+        verify: ``off`` compares nothing.
+
+    Raises:
+        ValueError: If ``verify`` is something else.
     """
 
-    def __init__(self, table: ShardTable) -> None:
+    def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
         self._table = table
+        self._verify = check_verify(verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
+        self._seen = Seen(table.manifest.shard_sizes)
+        # Neither has a lock, which a forked child could find taken: each step on them is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
-        self._lock = threading.Lock()
+        self._parts = PartCache()
 
     def read(self, samples: NDArray[np.int64], fields: Sequence[str]) -> StoredSamples:
         """Read some fields of some samples.
@@ -49,7 +64,7 @@ class SampleReader:
         columns: list[list[bytes | None]] = [[None] * len(samples) for _ in fields]
         for shard, places, inner in self._by_shard(samples):
             try:
-                found = self._shard(shard).read_many(inner, fields)
+                found = self._use(shard, partial(self._read_shard, shard, inner, fields))
             except SampleError as error:
                 raise error.moved_to(int(places[error.place])) from error
             for column, contents in zip(columns, found, strict=True):
@@ -66,19 +81,20 @@ class SampleReader:
         """Return the keys of some samples."""
         keys = [""] * len(samples)
         for shard, places, inner in self._by_shard(samples):
-            for place, key in zip(places.tolist(), self._shard(shard).index.keys(inner), strict=True):
+            found = self._use(shard, partial(_keys, inner))
+            for place, key in zip(places.tolist(), found, strict=True):
                 keys[place] = key
         return keys
 
     def describe(self, sample: int, fields: Sequence[str]) -> tuple[str, str]:
         """Return a sample's key and where those of its fields lie, for messages."""
         ((shard, _, inner),) = self._by_shard(np.array([sample]))
-        return self._shard(shard).describe(int(inner[0]), fields)
+        return self._use(shard, lambda opened: opened.describe(int(inner[0]), fields))
 
     def close(self) -> None:
         """Close all shards; reading again opens them again."""
-        with self._lock:
-            self._open.clear()
+        self._open.clear()
+        self._parts.clear()
 
     def _by_shard(self, samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield for each shard its number, which of the samples lie in it, and their places there.
@@ -93,19 +109,41 @@ class SampleReader:
         ):  # One empty split for no samples.
             yield shard, places, samples[places] - (self._stops[shard - 1] if shard else 0)
 
+    def _read_shard(
+        self, number: int, inner: NDArray[np.int64], fields: Sequence[str], shard: Shard
+    ) -> list[list[bytes | None]]:
+        if self._verify == "off":
+            return shard.read_many(inner, fields)
+        seen = self._seen.of_shard(number, fields)
+        unseen = seen.find_unseen(inner)
+        found = shard.read_many(inner, fields, unseen)
+        if unseen is not None:
+            seen.add(inner[unseen])
+        return found
+
+    def _use(self, number: int, use: Callable[[Shard], Result]) -> Result:
+        """Do something with a shard; if its files are not those that were opened before, with the new ones."""
+        try:
+            return use(self._shard(number))
+        except ReplacedError:
+            self._open.pop(number, None)
+            return use(self._shard(number))
+
     def _shard(self, number: int) -> Shard:
-        with self._lock:
-            shard = self._open.get(number)
-            if shard is None:
-                # Not closed but let go: another thread may be reading it, and the last one that does closes it.
-                while len(self._open) >= MAX_OPEN_SHARDS:
+        shard = self._open.get(number)
+        if shard is None:
+            shard = self._open_shard(number)
+            self._open[number] = shard
+            with suppress(KeyError):
+                while len(self._open) > MAX_OPEN_SHARDS:
+                    # Not closed but let go: another thread may be reading it, and the last one that does closes it.
                     self._open.popitem(last=False)
-                shard = self._open[number] = self._open_shard(number)
+        with suppress(KeyError):  # Another thread has let it go.
             self._open.move_to_end(number)
-            return shard
+        return shard
 
     def _open_shard(self, number: int) -> Shard:
-        shard = Shard(self._table.tars[number], self._table.indexes[number])
+        shard = Shard(self._table.tars[number], self._table.indexes[number], self._parts)
         expected = self._table.manifest.shards[number]
         if (found := shard.entry) != expected:
             shard.close()
@@ -115,8 +153,12 @@ class SampleReader:
             )
         return shard
 
-    def __getstate__(self) -> ShardTable:
-        return self._table
+    def __getstate__(self) -> tuple[ShardTable, Verify]:
+        return self._table, self._verify
 
-    def __setstate__(self, table: ShardTable) -> None:
-        self.__init__(table)  # type: ignore[misc]  # an unpickled reader starts with nothing open
+    def __setstate__(self, state: tuple[ShardTable, Verify]) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # an unpickled reader starts with nothing open
+
+
+def _keys(samples: NDArray[np.int64], shard: Shard) -> list[str]:
+    return shard.index.keys(samples)

@@ -1,8 +1,10 @@
 """Bytes on disk: the tar layout, naming, the index and the manifest."""
 
-from shardio.shards.index import ShardIndex, index_path
+from shardio.shards.index import index_path
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest
 from shardio.shards.names import IMAGE_FIELDS, IMAGE_FORMATS, LABEL_FIELD, join_name, split_name
+from shardio.shards.open_index import ShardIndex
+from shardio.shards.parts import PartCache
 from shardio.shards.shard import Shard
 from shardio.shards.table import ShardTable, Source, open_table
 from shardio.shards.tar import END, size_in_tar
@@ -16,6 +18,7 @@ __all__ = [
     "MANIFEST_NAME",
     "UNFINISHED_NAME",
     "Manifest",
+    "PartCache",
     "Shard",
     "ShardEntry",
     "ShardIndex",

@@ -1,7 +1,6 @@
 """The index: where every field of every sample of one shard lies.
 
-A safetensors file (https://github.com/huggingface/safetensors) beside the tar, memory-mapped. F fields,
-n samples, little-endian:
+A safetensors file (https://github.com/huggingface/safetensors) beside the tar. F fields, n samples, little-endian:
 
     offset      int64  [F, n]   first byte of the content in the tar; -1 where a sample lacks the field
     size        int64  [F, n]   bytes of the content; -1 likewise
@@ -16,18 +15,16 @@ would be written in random order.
 from __future__ import annotations
 
 import json
-import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError, StaleIndexError
+from shardio.errors import FormatError
 from shardio.sample import ByteRange
 from shardio.shards.tar import BLOCK
 from shardio.storage import LocalFile, write_whole
@@ -37,9 +34,6 @@ INDEX_SUFFIX = ".idx"
 
 MAX_FIELDS = 1024
 """More different fields than this in one shard are taken for a tar that is not in WebDataset's naming."""
-
-_DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
-_NUMPY_DTYPES = {"I64": "<i8", "U64": "<u8", "U8": "u1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +54,15 @@ class StoredSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TarStamp:
+    """What the file system says of a tar: if it is the same, the tar was not written again."""
+
+    num_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexHeader:
     """What an index says of its shard.
 
@@ -71,6 +74,9 @@ class IndexHeader:
         digest: xxh3-128 of the tar, in hexadecimal.
         header_digest: xxh3-64 of the tar headers of the first and the last sample, in hexadecimal: with the
             tar's size it shows, at opening, whether the tar is the one that was indexed.
+        mtime_ns: The tar's modification time in nanoseconds, in indexes that were made on first use alone: shards that
+            shardio packed may be copied, and equal input gives equal indexes.
+        inode: The tar's inode, likewise.
     """
 
     format: int
@@ -79,6 +85,15 @@ class IndexHeader:
     num_bytes: int
     digest: str
     header_digest: str
+    mtime_ns: int | None = None
+    inode: int | None = None
+
+    @property
+    def stamp(self) -> TarStamp | None:
+        """The tar's stamp, where the index was made on first use."""
+        if self.mtime_ns is None or self.inode is None:
+            return None
+        return TarStamp(num_bytes=self.num_bytes, mtime_ns=self.mtime_ns, inode=self.inode)
 
 
 def index_path(tar: Path) -> Path:
@@ -86,7 +101,9 @@ def index_path(tar: Path) -> Path:
     return tar.with_name(tar.name + INDEX_SUFFIX)
 
 
-def write_index(path: Path, tar: LocalFile, samples: Sequence[StoredSample], digest: str) -> None:
+def write_index(
+    path: Path, tar: LocalFile, samples: Sequence[StoredSample], digest: str, stamp: TarStamp | None = None
+) -> None:
     """Write the index of a tar.
 
     Args:
@@ -94,6 +111,7 @@ def write_index(path: Path, tar: LocalFile, samples: Sequence[StoredSample], dig
         tar: The finished tar.
         samples: What lies in the tar, in its order.
         digest: xxh3-128 of the tar, in hexadecimal.
+        stamp: Of a tar that shardio did not pack.
     """
     fields = tuple(sorted({field for sample in samples for field in sample.fields}))
     if len(fields) > MAX_FIELDS:
@@ -116,7 +134,9 @@ def write_index(path: Path, tar: LocalFile, samples: Sequence[StoredSample], dig
         num_samples=len(samples),
         num_bytes=tar.size,
         digest=digest,
-        header_digest=_digest_headers(tar, offset),
+        header_digest=digest_headers(tar, [offset[:, 0], offset[:, -1]] if samples else []),
+        mtime_ns=None if stamp is None else stamp.mtime_ns,
+        inode=None if stamp is None else stamp.inode,
     )
     tensors = {
         "offset": offset,
@@ -125,133 +145,24 @@ def write_index(path: Path, tar: LocalFile, samples: Sequence[StoredSample], dig
         "key_stop": np.cumsum([len(key) for key in keys], dtype="<i8"),
         "key_bytes": np.frombuffer(b"".join(keys), dtype=np.uint8),
     }
-    metadata = {"shardio": json.dumps(asdict(header), sort_keys=True, separators=(",", ":"))}
+    values = {name: value for name, value in asdict(header).items() if value is not None}
+    metadata = {"shardio": json.dumps(values, sort_keys=True, separators=(",", ":"))}
     with write_whole(path) as file:
         file.write(safetensors.numpy.save(tensors, metadata))
 
 
-class ShardIndex:
-    """An open index. It holds one mapping, and so one descriptor, until it is closed.
+def digest_headers(tar: LocalFile, columns: Iterable[NDArray[np.int64]]) -> str:
+    """Hash the blocks before the contents of some samples: their plain tar headers.
 
     Args:
-        path: The index file.
-        tar: The shard that it belongs to.
+        tar: The tar.
+        columns: For each sample where the content of each field begins, int64 [F], -1 where it lacks one.
 
-    Raises:
-        FormatError: If the file is not an index.
-        StaleIndexError: If it is the index of another tar.
+    Returns:
+        xxh3-64 in hexadecimal.
     """
-
-    def __init__(self, path: Path, tar: LocalFile) -> None:
-        self.path = path
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-        except (
-            FileNotFoundError,
-            IsADirectoryError,
-            ValueError,
-        ) as error:  # Other errors of the system say nothing of the file.
-            raise FormatError(f"the index {path} is no file, or empty: {error}") from error
-        try:
-            self.header, tensors = _parse(path, self._map)
-            self.offset, self.size, self.hash = (tensors[name] for name in ("offset", "size", "hash"))
-            self._key_stop, self._key_bytes = tensors["key_stop"], tensors["key_bytes"]
-            self._check(tar)
-        except BaseException:
-            self.close()
-            raise
-        self._row = {field: i for i, field in enumerate(self.header.fields)}
-
-    def key(self, sample: int) -> str:
-        """Return the key of a sample."""
-        start = self._key_stop[sample - 1] if sample else 0
-        return self._key_bytes[start : self._key_stop[sample]].tobytes().decode(errors="surrogateescape")
-
-    def keys(self, samples: NDArray[np.int64]) -> list[str]:
-        """Return the keys of some samples."""
-        if not len(samples):
-            return []
-        stops = self._key_stop[samples]
-        starts = np.where(samples > 0, self._key_stop[samples - 1], 0)
-        first = int(starts.min())
-        content = self._key_bytes[first : stops.max()].tobytes()
-        places = zip((starts - first).tolist(), (stops - first).tolist(), strict=True)
-        return [content[start:stop].decode(errors="surrogateescape") for start, stop in places]
-
-    def locate(self, samples: NDArray[np.int64], fields: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where fields of samples begin and end in the tar, both int64 [n, F]; -1 where one is lacking."""
-        starts = np.full((len(samples), len(fields)), -1, np.int64)
-        stops = starts.copy()
-        for column, row in enumerate(map(self._row.get, fields)):
-            if row is not None:
-                starts[:, column] = self.offset[row, samples]
-                stops[:, column] = starts[:, column] + self.size[row, samples]
-        return starts, stops
-
-    def where(self, sample: int, field: str) -> ByteRange | None:
-        """Return where a field of a sample lies in the tar, or None if the sample has no such field."""
-        row = self._row.get(field)
-        if row is None:
-            return None
-        start = int(self.offset[row, sample])
-        return None if start < 0 else ByteRange(start=start, stop=start + int(self.size[row, sample]))
-
-    def close(self) -> None:
-        """Give the mapping back; arrays that are still in use keep it until they go."""
-        self.offset = self.size = self._key_stop = np.empty(0, np.int64)
-        self.hash = np.empty(0, np.uint64)
-        self._key_bytes = np.empty(0, np.uint8)
-        del self._map
-
-    def _check(self, tar: LocalFile) -> None:
-        remedy = f"{tar.path} has changed since; delete {self.path} to have it made again"
-        if tar.size != self.header.num_bytes:
-            raise StaleIndexError(
-                f"the index {self.path} was made for a tar of {self.header.num_bytes} bytes, "
-                f"and the tar has {tar.size}: {remedy}"
-            )
-        shape = (len(self.header.fields), self.header.num_samples)
-        if self.offset.shape != shape or self.size.shape != shape or self.hash.shape != shape:
-            raise FormatError(f"the index {self.path} holds arrays of {self.offset.shape}, but its header says {shape}")
-        present = self.offset >= 0
-        if np.any(present != (self.size >= 0)) or np.any(self.offset[present] > tar.size - self.size[present]):
-            raise FormatError(f"the index {self.path} points outside of its tar: {remedy}")
-        if len(self._key_stop) != self.header.num_samples or np.any(np.diff(self._key_stop, prepend=0) < 0):
-            raise FormatError(f"the index {self.path} has keys of negative length, or not one for each sample")
-        if self._key_stop[-1:].tolist() not in ([], [len(self._key_bytes)]):
-            raise FormatError(f"the keys of the index {self.path} do not end where their bytes do")
-        if _digest_headers(tar, self.offset) != self.header.header_digest:
-            raise StaleIndexError(f"the index {self.path} was made for a tar with other members: {remedy}")
-
-
-def _digest_headers(tar: LocalFile, offset: NDArray[np.int64]) -> str:
-    """Hash the blocks before the contents of the first and the last sample: their plain tar headers."""
     digest = xxhash.xxh3_64()
-    for column in offset[:, :1], offset[:, -1:]:
+    for column in columns:
         for start in column[column >= BLOCK].tolist():
             digest.update(tar.read(ByteRange(start=start - BLOCK, stop=start)))
     return digest.hexdigest()
-
-
-def _parse(path: Path, content: mmap.mmap) -> tuple[IndexHeader, dict[str, NDArray[Any]]]:
-    """Read a safetensors file: 8 bytes with the length of a JSON header, the header, the tensors."""
-    try:
-        data_start = 8 + int.from_bytes(content[:8], "little")
-        layout = json.loads(content[8:data_start])
-        values = json.loads(layout["__metadata__"]["shardio"])
-        header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
-        if not all(isinstance(field, str) for field in header.fields):
-            raise TypeError(f"fields are {header.fields}")
-        tensors = {}
-        for name, dtype in _DTYPES.items():
-            start, stop = layout[name]["data_offsets"]
-            if layout[name]["dtype"] != dtype or start > stop or data_start + stop > len(content):
-                raise ValueError(f"tensor {name} has dtype {layout[name]['dtype']} and bytes {start} to {stop}")
-            flat = np.frombuffer(content, np.uint8)[data_start + start : data_start + stop]
-            tensors[name] = flat.view(_NUMPY_DTYPES[dtype]).reshape(layout[name]["shape"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{path} is not an index of shardio, or it is damaged: {error!r}") from error
-    if header.format != INDEX_FORMAT:
-        raise FormatError(f"the index {path} has format {header.format}, and this shardio reads {INDEX_FORMAT}")
-    return header, tensors

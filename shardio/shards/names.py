@@ -47,3 +47,9 @@ def split_name(name: str) -> tuple[str, str] | None:
 def join_name(key: str, field: str) -> str:
     """Return the name of the member that holds ``field`` of the sample ``key``."""
     return f"{key}.{field}"
+
+
+def is_added_by_macos(name: str) -> bool:
+    """Say whether a file is one that macOS adds to others: AppleDouble files (``._x.jpg``) and ``.DS_Store``."""
+    name = name.rpartition("/")[2]
+    return name.startswith("._") or name == ".DS_Store"

@@ -10,18 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SampleError
-from shardio.sample import Sample
-from shardio.shards.index import ShardIndex
+from shardio.sample import ByteRange, Sample
+from shardio.shards.comparison import Comparison, describe_place
 from shardio.shards.manifest import ShardEntry
+from shardio.shards.open_index import ShardIndex
+from shardio.shards.parts import PartCache
+from shardio.shards.tar import BLOCK
 from shardio.storage import LocalFile, read_pieces
 
 
 class Shard:
-    """A tar and its index, open for reading (two descriptors). A context manager closes them.
+    """A tar and its index, open for reading. A context manager closes them.
 
     Args:
         tar: The tar's path.
         index: Its index's path.
+        parts: Keeps what was read of the index; by default a memory of its own.
 
     Raises:
         FileNotFoundError: If the tar is not there.
@@ -29,13 +33,14 @@ class Shard:
         StaleIndexError: If the index belongs to another tar.
     """
 
-    def __init__(self, tar: Path, index: Path) -> None:
+    def __init__(self, tar: Path, index: Path, parts: PartCache | None = None) -> None:
         self.tar = LocalFile(tar)
         try:
-            self.index = ShardIndex(index, self.tar)
+            self.index = ShardIndex(index, self.tar, parts)
         except BaseException:
             self.tar.close()
             raise
+        self._comparison = Comparison(self.tar, self.index)
 
     @property
     def entry(self) -> ShardEntry:
@@ -59,54 +64,72 @@ class Shard:
             SampleError: If the tar cannot be read there.
         """
         fields = tuple(fields)
-        where = {field: self.index.where(sample, field) for field in fields}
-        try:
-            contents = {field: self.tar.read(range_) for field, range_ in where.items() if range_}
-        except (OSError, EOFError) as error:
-            key, origin = self.describe(sample, fields)
-            raise SampleError(f"sample {key} cannot be read from {origin}: {error}", key=key, where=origin) from error
+        columns = self.read_many(np.array([sample]), fields)
         key, origin = self.describe(sample, fields)
-        return Sample(key=key, fields=contents, origin=origin)
+        contents = {field: column[0] for field, column in zip(fields, columns, strict=True)}
+        there = {field: content for field, content in contents.items() if content is not None}
+        return Sample(key=key, fields=there, origin=origin)
 
-    def read_many(self, samples: NDArray[np.int64], fields: Sequence[str]) -> list[list[bytes | None]]:
+    def read_many(
+        self, samples: NDArray[np.int64], fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
+    ) -> list[list[bytes | None]]:
         """Read some fields of some samples, neighbours together.
 
         Args:
             samples: int64 [n], the samples' places in this shard.
             fields: F names of fields.
+            unseen: bool [n], the samples of which tar headers and contents are compared with the index; None for none.
 
         Returns:
             For each field the content of each sample, or None where it lacks the field.
 
         Raises:
-            SampleError: If the tar cannot be read at one of them.
+            SampleError: If the tar cannot be read at one of them, or one is not what was indexed.
+            StaleIndexError: If the tar holds another sample there.
         """
-        starts, stops = self.index.locate(samples, fields)  # int64 [n, F]
+        row = self.index.row
+        there = tuple(field for field in fields if field in row)
+        starts, stops, hashes = self.index.locate(samples, there)  # each [n, F]
         present = starts >= 0
         try:
             pieces: list[bytes] = read_pieces(self.tar, starts[present], stops[present])
         except (OSError, EOFError):
-            return self._read_each(samples, fields)  # To find out which it is.
+            self._raise_unreadable(samples, there, starts, stops)
+            pieces = read_pieces(self.tar, starts[present], stops[present])  # It can be read now.
         if present.all():
-            return [list(pieces[number :: len(fields)]) for number in range(len(fields))]
-        contents: list[bytes | None] = [None] * present.size
-        for place, piece in zip(np.flatnonzero(present).tolist(), pieces, strict=True):
-            contents[place] = piece
-        return [contents[number :: len(fields)] for number in range(len(fields))]
-
-    def _read_each(self, samples: NDArray[np.int64], fields: Sequence[str]) -> list[list[bytes | None]]:
-        read = list[Sample]()
-        try:
-            for sample in samples.tolist():
-                read.append(self.read(sample, fields))
-        except SampleError as error:
-            raise error.moved_to(len(read)) from error
-        return [[sample.fields.get(field) for sample in read] for field in fields]
+            columns = [list[bytes | None](pieces[i :: len(there)]) for i in range(len(there))]
+        else:
+            contents: list[bytes | None] = [None] * present.size
+            for place, piece in zip(np.flatnonzero(present).tolist(), pieces, strict=True):
+                contents[place] = piece
+            columns = [contents[i :: len(there)] for i in range(len(there))]
+        if unseen is not None:
+            self._comparison.compare(samples, there, columns, np.flatnonzero(unseen), starts, hashes)
+        by_field = dict(zip(there, columns, strict=True))
+        return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
 
     def describe(self, sample: int, fields: Iterable[str]) -> tuple[str, str]:
         """Return a sample's key and where it lies, for messages."""
-        where = [found for field in fields if (found := self.index.where(sample, field))]
-        return self.index.key(sample), f"{self.tar.path} at byte {min((found.start for found in where), default=0)}"
+        starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
+        found = starts[starts >= 0]
+        return self.index.key(sample), describe_place(self.tar, int(found.min()) if len(found) else 0)
+
+    def _raise_unreadable(
+        self,
+        samples: NDArray[np.int64],
+        fields: Sequence[str],
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+    ) -> None:
+        """Raise SampleError for the first sample that cannot be read."""
+        for place, field in np.argwhere(starts >= 0).tolist():
+            start, stop = int(starts[place, field]), int(stops[place, field])
+            try:
+                self.tar.read(ByteRange(start=start - BLOCK, stop=stop))
+            except (OSError, EOFError) as error:
+                key, origin = self.describe(int(samples[place]), fields)
+                message = f"sample {key} cannot be read from {origin}: {error}"
+                raise SampleError(message, place=place, key=key, where=origin) from error
 
     def close(self) -> None:
         """Close both files."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardio.errors import FormatError
-from shardio.shards.foreign import find_or_make_index
-from shardio.shards.index import index_path
+from shardio.shards.foreign import find_or_make_index, was_packed
+from shardio.shards.index import INDEX_SUFFIX, index_path
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest
+from shardio.shards.names import is_added_by_macos
+from shardio.shards.numbering import find_gaps
 from shardio.shards.shard import Shard
+from shardio.storage import absolute_path, find_url, make_path
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
+
+MAX_NAMED = 8
+"""How many missing tars a warning names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,7 @@ def open_table(source: Source) -> ShardTable:
         FormatError: If a file is not what it should be, or the dataset has no samples.
     """
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
+        path = make_path(source)
         if (path / MANIFEST_NAME).is_file():
             return _table_of_manifest(path / MANIFEST_NAME)
         if path.suffix == ".json":
@@ -55,22 +61,37 @@ def open_table(source: Source) -> ShardTable:
             if (path / UNFINISHED_NAME).exists():
                 raise FormatError(f"{path} holds an unfinished pack: run the same pack again, which goes on with it")
             tars = sorted(path.glob("*.tar"))
+            _refuse_unfinished(path, tars)
             if not tars:
                 raise FileNotFoundError(
                     f"the directory {path} holds neither {MANIFEST_NAME} nor any *.tar: images must be packed first "
                     "(shardio pack IMAGES OUT), or lie in class folders and be read by ImageFolder"
                 )
+            _warn_of_gaps(tars)  # Of a directory alone: who names tars may leave some out.
             return _table_of_tars(tars)
         source = [source]
     return _table_of_tars([path for pattern in source for path in _expand(pattern)])
 
 
+def _refuse_unfinished(folder: Path, tars: Sequence[Path]) -> None:
+    """Raise FormatError if a directory without a manifest holds shards that shardio packed, or their indexes."""
+    indexed = {path.with_name(path.name.removesuffix(INDEX_SUFFIX)) for path in folder.glob(f"*.tar{INDEX_SUFFIX}")}
+    packed = sorted(tar for tar in indexed if was_packed(tar))
+    if packed:
+        lost = [tar.name for tar in packed if tar not in tars]
+        raise FormatError(
+            f"{folder} holds {len(packed)} shards or indexes that shardio packed, such as {packed[0].name}, but no "
+            f"{MANIFEST_NAME}{f' and no {lost[0]}' if lost else ''}: a pack or a copy is unfinished. Wait for it, or "
+            "copy the rest; to read only the tars that are there, name them in a list"
+        )
+
+
 def _expand(pattern: str | os.PathLike[str]) -> list[Path]:
     from braceexpand import braceexpand
 
-    if Path(pattern).exists():
-        return [Path(pattern)]
-    return [Path(name) for name in braceexpand(os.fspath(pattern))]
+    if (path := make_path(pattern)).exists():
+        return [path]
+    return [make_path(name) for name in braceexpand(os.fspath(pattern))]
 
 
 def _table_of_manifest(path: Path) -> ShardTable:
@@ -82,12 +103,16 @@ def _table_of_manifest(path: Path) -> ShardTable:
 
 
 def _table_of_tars(tars: list[Path]) -> ShardTable:
+    num_named = len(tars)
+    tars = [tar for tar in tars if not is_added_by_macos(tar.name)]
     missing = [str(tar) for tar in tars if not tar.is_file()]
     if missing or not tars:
         raise FileNotFoundError(
             f"there is no such directory, manifest or tar: {', '.join(missing[:5])}{_explain_urls(missing)}"
         )
-    indexes = [find_or_make_index(tar) for tar in tars]
+    found = [find_or_make_index(tar) for tar in tars]
+    _warn_of_skipped(num_named - len(tars), sum(each.num_skipped for each in found))
+    indexes = [each.path for each in found]
     entries, fields = list[ShardEntry](), set[str]()
     for tar, index in zip(tars, indexes, strict=True):
         with Shard(tar, index) as shard:
@@ -97,14 +122,32 @@ def _table_of_tars(tars: list[Path]) -> ShardTable:
     return _checked(ShardTable(manifest=manifest, tars=tuple(tars), indexes=tuple(indexes)), str(tars[0].parent))
 
 
+def _warn_of_gaps(tars: Sequence[Path]) -> None:
+    if missing := find_gaps(tars):
+        named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
+        message = (
+            f"the numbers of the tars in {tars[0].parent} have gaps; {len(missing)} are missing: {named}. Check "
+            "whether a copy is unfinished"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=4)
+
+
+def _warn_of_skipped(num_tars: int, num_members: int) -> None:
+    if num_tars or num_members:
+        message = (
+            f"skipped {num_tars + num_members} files that macOS added (._* and .DS_Store): {num_members} in tars, and "
+            f"{num_tars} beside them"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+
 def _explain_urls(missing: list[str]) -> str:
-    # A Path has one of the two slashes.
-    return (
-        " (URLs are not read yet: download first)" if any(re.match(r"\w[\w+.-]+:/", name) for name in missing) else ""
-    )
+    return " (URLs are not read yet: download first)" if any(map(find_url, missing)) else ""
 
 
 def _checked(table: ShardTable, where: str) -> ShardTable:
+    """Return a table with absolute paths: what reads it may have another working directory, or none."""
     if table.manifest.num_samples == 0:
         raise FormatError(f"the dataset {where} has no samples")
-    return table
+    tars, indexes = (tuple(absolute_path(path) for path in paths) for paths in (table.tars, table.indexes))
+    return replace(table, tars=tars, indexes=indexes)

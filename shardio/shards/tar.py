@@ -8,6 +8,7 @@ member's own plain header.
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +44,57 @@ def size_in_tar(name: str, num_bytes: int) -> int:
     fits_plain_header = name.isascii() and len(name) <= tarfile.LENGTH_NAME and num_bytes < 8**11
     header = BLOCK if fits_plain_header else len(make_header(name, num_bytes))
     return header + num_bytes + -num_bytes % BLOCK
+
+
+def header_fits(header: bytes, name: bytes, num_bytes: int) -> bool:
+    """Say whether a block can be the plain header of a member.
+
+    Args:
+        header: The block.
+        name: The member's name; the case of its ASCII letters does not count.
+        num_bytes: The size of its content.
+
+    Returns:
+        False if the name or the size differs. Names that a plain header may hold shortened or in another encoding fit
+        any name.
+    """
+    if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes:
+        return True  # As nearly all of them are.
+    if num_bytes < 8**11 and _read_size(header) not in (num_bytes, None):
+        return False
+    if len(name) > tarfile.LENGTH_NAME or not name.isascii():
+        return True
+    found = header[: tarfile.LENGTH_NAME].split(b"\0", 1)[0]
+    prefix = header[345:500].split(b"\0", 1)[0]
+    return name.lower() in (found.lower(), prefix.lower() + b"/" + found.lower())
+
+
+def _read_size(header: bytes) -> int | None:
+    """Return the size in a header; None if it is not in octal digits."""
+    digits = header[124:136].strip(b" \0")
+    return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
+
+
+def is_header(block: bytes) -> bool:
+    """Say whether a block is the header of a member, by its checksum."""
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+def find_name(path: Path, offset: int) -> str | None:
+    """Return the name of the member whose content begins at a byte, by all headers before it; None if there is none."""
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for info in tar:
+                if info.offset_data >= offset:
+                    return info.name if info.offset_data == offset else None
+                tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
+    except tarfile.TarError:
+        pass  # What cannot be read as a tar has no member there.
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,28 @@
 """Bytes from anywhere, and bytes safely put down."""
 
-from shardio.storage.local import PARTIAL_SUFFIX, LocalFile, walk_files, write_whole
-from shardio.storage.runs import read_pieces
+from shardio.storage.local import (
+    PARTIAL_SUFFIX,
+    LocalFile,
+    ReplacedError,
+    absolute_path,
+    make_path,
+    read_as_utf8,
+    walk_files,
+    write_whole,
+)
+from shardio.storage.runs import MAX_SMALL, read_pieces
+from shardio.storage.urls import find_url
 
-__all__ = ["PARTIAL_SUFFIX", "LocalFile", "read_pieces", "walk_files", "write_whole"]
+__all__ = [
+    "MAX_SMALL",
+    "PARTIAL_SUFFIX",
+    "LocalFile",
+    "ReplacedError",
+    "absolute_path",
+    "find_url",
+    "make_path",
+    "read_as_utf8",
+    "read_pieces",
+    "walk_files",
+    "write_whole",
+]

@@ -9,33 +9,57 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from shardio.errors import FormatError
 from shardio.sample import ByteRange
+from shardio.storage.descriptors import Descriptor, open_files
 
 PARTIAL_SUFFIX = ".partial"
 """How the hidden files end that hold what is not finished."""
 
 
+class ReplacedError(FormatError):
+    """A file is not the one any more that was opened under its name before."""
+
+
 class LocalFile:
-    """A file that is open for positioned reads. Safe to share between threads and across a fork."""
+    """A file for positioned reads. Safe to share between threads and across a fork.
+
+    Its descriptor is one of the process's budget (:mod:`shardio.storage.descriptors`): it may be closed between reads
+    and opened again.
+
+    Attributes:
+        path: Where the file lies.
+        serial: A number that no other file of this process has.
+        size: Its size in bytes when it was first opened.
+        mtime_ns: Its modification time then, in nanoseconds.
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor: int | None = os.open(path, os.O_RDONLY)
-        self.size = os.fstat(self._descriptor).st_size
+        self._files = open_files()
+        self.serial = next(self._files.serials)
+        self._is_open = True
+        self.size, self.mtime_ns = self._stat(self._files.open(self.serial, path))
 
     def read(self, where: ByteRange) -> bytes:
         """Return the bytes of ``where``.
 
         Raises:
             EOFError: If the file ends before ``where.stop``.
+            ReplacedError: If another file has taken its name, or it has changed, since it was first opened.
         """
-        assert self._descriptor is not None, f"{self.path} is closed"
-        content = os.pread(self._descriptor, where.size, where.start)
+        assert self._is_open, f"{self.path} is closed"
+        descriptor = self._files.find(self.serial) or self._open_again()
+        content = os.pread(descriptor.number, where.size, where.start)
         while len(content) < where.size:  # One read of Linux returns 2 GiB at the most.
-            more = os.pread(self._descriptor, where.size - len(content), where.start + len(content))
+            more = os.pread(descriptor.number, where.size - len(content), where.start + len(content))
             if not more:
+                found, _ = self._stat(descriptor)
                 raise EOFError(
-                    f"{self.path} ends at byte {where.start + len(content)}, but bytes "
+                    f"{self.path} ends at byte {found}, but bytes "
                     f"{where.start} to {where.stop} were asked for: the file is truncated"
                 )
             content += more
@@ -43,13 +67,56 @@ class LocalFile:
 
     def close(self) -> None:
         """Close the file; closing it again does nothing."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._is_open = False
+        self._files.close(self.serial)
+
+    def _open_again(self) -> Descriptor:
+        descriptor = self._files.open(self.serial, self.path)
+        if (found := self._stat(descriptor)) != (self.size, self.mtime_ns):
+            self._files.close(self.serial)
+            raise ReplacedError(
+                f"{self.path} changed while it was in use: it had {self.size} bytes and modification time "
+                f"{self.mtime_ns} ns, now it has {found[0]} and {found[1]}. Start again with the files as they are now"
+            )
+        return descriptor
+
+    @staticmethod
+    def _stat(descriptor: Descriptor) -> tuple[int, int]:
+        found = os.fstat(descriptor.number)
+        return found.st_size, found.st_mtime_ns
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
+        if hasattr(self, "serial"):
             self.close()
+
+
+def make_path(name: str | os.PathLike[str]) -> Path:
+    """Return the path of a file of this name. Under a locale without its letters, the name's bytes are its UTF-8."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return Path(os.fsdecode(os.fspath(name).encode("utf-8", "surrogateescape")))
+    return Path(name)
+
+
+def absolute_path(path: Path) -> Path:
+    """Return a path that stays right when the working directory changes, or is removed.
+
+    Raises:
+        FileNotFoundError: If the path is relative, and there is no working directory.
+    """
+    if path.is_absolute():
+        return path
+    # The system gives the working directory without links, so that its parents can be found by its name.
+    here, parts = Path.cwd(), path.parts
+    while parts[:1] == ("..",):
+        here, parts = here.parent, parts[1:]
+    return here.joinpath(*parts)
+
+
+def read_as_utf8(name: str) -> str:
+    """Return a file's name as what its bytes mean in UTF-8: equal under all locales. Other bytes stay escaped."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 def temporary_path(path: Path) -> Path:

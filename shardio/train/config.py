@@ -9,6 +9,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from shardio.integers import check_integer, check_optional_integer
+from shardio.storage import find_url
+
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
@@ -94,12 +97,12 @@ class TrainConfig:
                 words = ", ".join(map(repr, get_args(allowed)))
                 raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
         for name in ("epochs", "accumulate", "steps_per_epoch", "patience", "log_every", "checkpoint_every"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise ValueError(f"{name} must be at least 1, got {number}")
+            object.__setattr__(self, name, check_optional_integer(name, getattr(self, name), at_least=1))
+        object.__setattr__(self, "seed", check_integer("seed", self.seed, at_least=0))
         for name in ("lr", "period", "clip_norm", "clip_value"):
             if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
                 raise ValueError(f"{name} must be positive, got {number}")
-        for name in ("weight_decay", "momentum", "seed"):
+        for name in ("weight_decay", "momentum"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:
@@ -107,6 +110,8 @@ class TrainConfig:
         device = _check_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.precision == "fp16" and device.type != "cuda":
             raise ValueError(f"precision='fp16' needs CUDA, and the device is {device}: choose 'bf16' or 'fp32'")
+        if self.directory is not None and (url := find_url(self.directory)) is not None:
+            raise ValueError(f"the directory {url} is a URL, and checkpoints are written to local directories only")
         if self.checkpoint_every is not None and self.directory is None:
             raise ValueError("checkpoint_every needs a directory to write checkpoints into")
 

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from shardio.classes import warn_of_other_classes
 from shardio.device import DevicePrefetcher
 from shardio.train.callbacks import Callback
+from shardio.train.claims import claimed
 from shardio.train.config import TrainConfig
 from shardio.train.hints import SizeHints
 from shardio.train.logs import JsonLog, TensorBoardLog
@@ -70,9 +72,18 @@ def train(
         NonFiniteLossError: If the loss is NaN or infinite.
         StateError: If the directory holds a run of other settings, another model or other data.
         FormatError: If its checkpoint cannot be read.
+        BusyError: If another run writes into the directory.
     """
+    if val_loader is not None:
+        warn_of_other_classes(loader, val_loader)
     device = pick_device(config.device)
-    with failures_told(), algorithms(deterministic=config.deterministic), joined(device) as world:
+    directory = None if config.directory is None else Path(config.directory)
+    with (
+        failures_told(),
+        algorithms(deterministic=config.deterministic),
+        joined(device) as world,
+        claimed(directory, world),
+    ):
         hints = [SizeHints()] if device.type == "cuda" and config.precision != "fp32" and world.rank == 0 else []
         callbacks = [*callbacks, *hints, *_make_writers(config, world)]
         return _train(model, _prefetch(loader, config, device), config, val_loader, callbacks, world)

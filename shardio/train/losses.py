@@ -43,8 +43,10 @@ class Losses:
             NonFiniteLossError: If one is not finite. The message names its step and its samples.
         """
         noted, self._noted = self._noted, []
-        values = torch.stack([one.loss.float() for one in noted]).cpu().double() if noted else torch.zeros(0)
-        sizes = torch.tensor([one.num_samples for one in noted], dtype=torch.float64)
+        values = (
+            torch.stack([one.loss.float() for one in noted]).cpu().double() if noted else torch.zeros(0, device="cpu")
+        )
+        sizes = torch.tensor([one.num_samples for one in noted], dtype=torch.float64, device="cpu")
         total, num_samples = sum_over_ranks(torch.stack([(values * sizes).sum(), sizes.sum()])).tolist()
         if not math.isfinite(total):
             raise _name_the_first(noted, values.tolist())

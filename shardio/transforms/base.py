@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from shardio.images import (
     CropPlans,
@@ -23,6 +24,7 @@ from shardio.images import (
     make_rows,
 )
 from shardio.order import Words, derive_key
+from shardio.transforms import foreign
 
 _REMEDY = (
     "with decode='pil' or after a callable that returns something else, use that library's own transforms, or leave "
@@ -79,8 +81,10 @@ class Compose:
     """Several transforms in a row.
 
     Args:
-        transforms: Transforms of this package, which share the batch's random keys, and any other callables,
-            which get the array (or what came before them) and bring their own randomness.
+        transforms: Transforms of this package, which share the batch's random keys, and any other callables, which
+            bring their own randomness. Torchvision's, and other ``torch.nn.Module``, get a uint8 tensor [3, H, W];
+            Albumentations' get the array by name, and their image is taken; all others get the array (or what came
+            before them). What the last one returns is the sample's image.
 
     Raises:
         TypeError: If it is a single transform, or one of them cannot be called.
@@ -148,7 +152,7 @@ def plan_images(
             images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
         else:
             # One by one: whole images are large, and what a callable makes of them may be small.
-            images, plans = [step(image) for image in _finish_each(images, plans)], None
+            images, plans = list(_call_each(step, images, plans)), None
     if plans is None and images and isinstance(images[0], Picture):
         plans = _whole(images)
     return images, plans
@@ -190,25 +194,27 @@ def keys_from_torch(num_keys: int) -> Words:
     """Draw keys from torch's global generator, uint64 [num_keys]."""
     import torch
 
-    return torch.randint(-(2**63), 2**63 - 1, (num_keys,)).numpy().view(np.uint64)
+    return torch.randint(-(2**63), 2**63 - 1, (num_keys,), device="cpu").numpy().view(np.uint64)
 
 
 def _steps(transform: Callable[[Any], Any] | None) -> Iterator[Callable[[Any], Any]]:
     """Yield the single transforms of a nest of Compose."""
-    if isinstance(transform, Compose):
-        for inner in transform.transforms:
-            yield from _steps(inner)
+    inner = transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
+    if inner is not None:
+        for each in inner:
+            yield from _steps(each)
     elif transform is not None:
         yield transform
 
 
 def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
     """Yield the single transforms of a nest of Compose, each with its own keys."""
-    if not isinstance(transform, Compose):
+    steps = transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
+    if steps is None:
         _check_transform(transform)
         yield transform, keys
         return
-    for place, step in enumerate(transform.transforms):
+    for place, step in enumerate(steps):
         yield from _flatten(step, derive_key(keys, np.array([place], dtype=np.uint64)))
 
 
@@ -246,6 +252,17 @@ def _finish_each(images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
             raise DecodeError(number, str(error)) from error
 
 
+def _call_each(step: Callable[[Any], Any], images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
+    """Yield what a callable makes of the images that :func:`finish_images` returns, one by one."""
+    is_silent = True
+    for image in _finish_each(images, plans):
+        result = foreign.call(step, image)
+        is_silent = is_silent and result is image and isinstance(image, np.ndarray)
+        yield result
+    if images and is_silent:
+        foreign.refuse_silent(step)
+
+
 def _whole(images: Sequence[Picture]) -> CropPlans:
     return CropPlans.whole(_sizes(images))
 
@@ -257,6 +274,8 @@ def _sizes(images: Sequence[Picture]) -> Sizes:
 def _as_picture(transform: Transform, image: Any) -> Picture:
     if isinstance(image, Picture):
         return image
+    if not isinstance(image, Image.Image):
+        image = foreign.as_array(image)  # Of a tensor, which torchvision's transforms return.
     is_rgb = isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] == 3
     if is_rgb and image.size:
         return DecodedPicture(image)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_ranks_gather_by_torch_distributed(tmp_path: Path) -> None:
 
 
 SCRIPT = """
+import sys
 import torch.distributed
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -102,6 +104,39 @@ def split():
 
 def failing():
     raise RuntimeError("no data today")
+
+def failing_alone():
+    torch.distributed.init_process_group("gloo")
+    if torch.distributed.get_rank() == 1:
+        raise RuntimeError("no data on this rank")
+    torch.distributed.barrier()
+
+def noisy():
+    torch.distributed.init_process_group("gloo")
+    for rank in range(2):
+        if torch.distributed.get_rank() == rank:
+            sys.stderr.write("x" * 200_000)
+            sys.stderr.flush()
+        torch.distributed.barrier()
+    return DataLoader(list(range(torch.distributed.get_rank(), 60, 2)), batch_size=8)
+
+class Augmented:
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, number):
+        return torch.rand(3) + number
+
+class Twice(DataLoader):
+    def __iter__(self):
+        yield from super().__iter__()
+        yield from super().__iter__()
+
+def twice():
+    return Twice(Augmented(), batch_size=8)
+
+def augmented():
+    return DataLoader(Augmented(), batch_size=8)
 """
 
 
@@ -123,6 +158,27 @@ def test_a_scripts_loader_without_a_split_is_caught(script: Path) -> None:
     done = run_check(f"{script}:unsplit", "--world-size", 2, "--expected", 60)
     assert done.returncode == 1
     assert "ranks 0 and 1 delivered the same 60 samples: no DistributedSampler" in done.stdout
+
+
+def test_a_failure_ends_ranks_that_wait_in_a_collective(script: Path) -> None:
+    done = run_check(f"{script}:failing_alone", "--world-size", 2)
+    assert done.returncode == 1
+    assert re.match(r"error: rank 1 of .*:failing_alone failed:\n", done.stderr)
+    assert "RuntimeError: no data on this rank" in done.stderr
+
+
+def test_ranks_may_write_more_than_a_pipe_holds(script: Path) -> None:
+    done = run_check(f"{script}:noisy", "--world-size", 2, "--expected", 60)
+    assert (done.returncode, "right: 60 samples: 60 came once" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_scripts_augmented_images_are_counted_and_not_known_by_content(script: Path) -> None:
+    twice = run_check(f"{script}:twice", "--expected", 60)
+    assert twice.returncode == 1
+    assert "WRONG: 60 samples: 120 came once, 0 more than once, 0 never, 60 unexpected" in twice.stdout
+    once = run_check(f"{script}:augmented", "--expected", 60)
+    assert once.returncode == 1
+    assert "is not the same each time: sample 0 differs when it is read again. Give key=" in once.stderr
 
 
 OURS = """
@@ -180,7 +236,7 @@ def test_repeats_beyond_the_remainder_are_wrong(packed: Path, tmp_path: Path) ->
 def test_a_script_that_fails_is_told_with_its_own_words(script: Path) -> None:
     done = run_check(f"{script}:failing", "--world-size", 2)
     assert done.returncode == 1
-    assert "rank 0 of" in done.stderr
+    assert re.search(r"error: rank [01] of .*:failing failed:", done.stderr)
     assert "RuntimeError: no data today" in done.stderr
     assert "has no function 'nothing'" in run_check(f"{script}:nothing").stderr
     assert "there is no script" in run_check("nowhere.py:make").stderr

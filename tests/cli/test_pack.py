@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,10 @@ from typer.testing import CliRunner, Result
 import shardio
 from shardio.cli.main import app
 from shardio.cli.pack import parse_size
+from shardio.errors import PackError
+from shardio.packing import PackSettings, packer
+from shardio.packing.plan import Plan, make_plan
+from shardio.packing.scan import Scan
 from tests.files import read_files
 from tests.sources import encode, write_images
 
@@ -52,6 +57,45 @@ def test_each_option_does_what_the_functions_argument_does(
     assert read_files(tmp_path / "a") == read_files(tmp_path / "b")
 
 
+def test_labels_follow_a_list_of_classes(tmp_path: Path) -> None:
+    """A file of names, class folders, or a packed dataset: each gives validation data the labels of training data."""
+    write_images(tmp_path / "train", classes=3, per_class=1)
+    write_images(tmp_path / "val", classes=3, per_class=1)
+    shutil.rmtree(tmp_path / "val" / "class-1")
+    train = shardio.pack(tmp_path / "train", tmp_path / "packed")
+    (tmp_path / "names.txt").write_text("class-0\nclass-1\nclass-2\n")
+    shardio.pack(tmp_path / "val", tmp_path / "expected", classes=train)
+    expected = read_files(tmp_path / "expected")
+    sources = ["names.txt", "train", "packed", "packed/shardio.json"]
+    for number, source in enumerate(sources):
+        done = run("pack", tmp_path / "val", tmp_path / f"out{number}", "--classes", tmp_path / source)
+        assert done.exit_code == 0, done.output
+        assert read_files(tmp_path / f"out{number}") == expected
+    dataset = shardio.ShardMapDataset(tmp_path / "out0", fields=("key", "label"))
+    assert dataset.classes == ["class-0", "class-1", "class-2"]
+    assert sorted(dataset[number] for number in range(2)) == [("class-0/name-000", 0), ("class-2/name-000", 2)]
+    whole, out = tmp_path / "train", tmp_path / "out"
+    with pytest.raises(PackError, match="has classes that are not in classes=…: class-1"):
+        shardio.pack(whole, out, classes=["class-0", "class-2"])
+    with pytest.raises(PackError, match="is packed without classes"):
+        shardio.pack(whole, out, classes=train, layout="flat")
+    assert not out.exists()
+
+
+def test_samples_of_files_that_changed_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=3)
+    gone = tmp_path / "in" / "class-0" / "name-001.jpg"
+
+    def make_plan_and_remove(scan: Scan, settings: PackSettings) -> Plan:
+        gone.unlink()
+        return make_plan(scan, settings)
+
+    monkeypatch.setattr(packer, "make_plan", make_plan_and_remove)
+    done = run("pack", tmp_path / "in", tmp_path / "out", "--on-changed", "skip", "--json")
+    summary = json.loads(done.stdout)
+    assert (summary["samples"], summary["changed"]) == (2, [{"path": str(gone), "what": "is gone"}])
+
+
 def test_json_is_the_whole_summary(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     write_images(source, classes=2, per_class=3)
@@ -77,6 +121,7 @@ def test_json_is_the_whole_summary(tmp_path: Path) -> None:
         "mislabelled": [{"path": str(source / "class-0" / "odd.jpg"), "what": "is named .jpg and is a PNG"}],
         "left_out": [{"path": str(source / "class-0" / "broken.jpg"), "what": "is not an image"}],
         "ignored": [str(source / "notes.txt")],
+        "changed": [],
     }
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import shardio
+from shardio.processors import count_processors
+from shardio.train.threads import VARIABLES, choose_threads
 from tests.sources import encode, write_images
 
 LINE = re.compile(
@@ -19,9 +21,10 @@ LINE = re.compile(
 )
 
 
-def _train(source: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def _train(source: Path, *options: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardio", "train", str(source), "--image-size", "32", "--device", "cpu", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    environment = environment or {**os.environ, "OMP_NUM_THREADS": "1"}  # Tests run side by side.
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
 
 
 def _assert_one_line_message(stderr: str, word: str) -> None:
@@ -142,7 +145,16 @@ def test_a_run_is_written_and_gone_on_with_by_the_same_command(packed: Path, tmp
     options = f"--out {run} --model {tmp_path}/model.py:make --plot {run}/lr.png --batch-size 4 --accumulate 2"
     learning = "--optimizer rmsprop --momentum 0.5 --schedule cosine --warmup 0.1 --clip-norm 1 --clip-value 0.5"
     rest = "--gradient-penalty 0.01 --patience 5 --deterministic --checkpoint-every 2 --log-every 1 --precision fp32"
-    command = [*options.split(), *learning.split(), *rest.split(), "--no-channels-last", "--num-workers", "1"]
+    command = [
+        *options.split(),
+        *learning.split(),
+        *rest.split(),
+        "--no-channels-last",
+        "--num-workers",
+        "1",
+        "--threads",
+        "1",
+    ]
     done = _train(packed, "--epochs", "1", *command)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -167,10 +179,10 @@ def test_class_folders_are_trained_on_and_validated_by_shards(images: Path, pack
     figures = LINE.fullmatch(done.stdout.strip())
     assert figures is not None
     assert figures["val_loss"] is not None
-    write_images(tmp_path / "other", classes=2)
+    write_images(tmp_path / "other", classes=4)
     done = _train(images, "--epochs", "1", "--val", str(tmp_path / "other"), "--num-workers", "0")
     assert done.returncode == 1
-    _assert_one_line_message(done.stderr, "validate on the same classes")
+    _assert_one_line_message(done.stderr, "has classes that are not in classes=…: class-3")
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript is not offered on Python 3.14")
@@ -206,3 +218,34 @@ def test_two_ranks_say_everything_once(packed: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert LINE.fullmatch(done.stdout.strip()) is not None, done.stdout
     assert (tmp_path / "last.pt").exists()
+
+
+COUNT_THREADS = """
+from pathlib import Path
+import torch
+from torch import nn
+
+class Count(nn.Sequential):
+    def forward(self, images):
+        with Path(__file__).with_name("threads").open("a") as file:
+            file.write(f"{torch.get_num_threads()} ")
+        return super().forward(images)
+
+def make(num_classes, image_size):
+    Path(__file__).with_name("default").write_text(str(torch.get_num_threads()))
+    return Count(nn.Flatten(), nn.Linear(3 * image_size**2, num_classes))
+"""
+
+
+def test_on_a_cpu_torch_leaves_processors_to_the_workers(packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(COUNT_THREADS)
+    inherited = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    options = ("--epochs", "1", "--num-workers", "1", "--model", f"{tmp_path}/model.py:make")
+    done = _train(packed, *options, environment=inherited)
+    assert done.returncode == 0, done.stderr
+    default = int((tmp_path / "default").read_text())
+    expected = min(default, choose_threads(count_processors(), 1, 1))
+    assert {*(tmp_path / "threads").read_text().split()} == {str(expected)}
+    lines = done.stderr.splitlines()
+    assert len(lines) == (expected < default)
+    assert all(line.startswith(f"torch computes in {expected} of its {default} threads") for line in lines)

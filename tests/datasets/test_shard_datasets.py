@@ -17,6 +17,7 @@ from PIL import Image
 
 import shardio
 from shardio import ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio.order.steps import POSITIONS_AT_ONCE
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.sources import encode
 from tests.tars import write_tar
@@ -216,3 +217,14 @@ def test_a_field_that_one_sample_lacks_is_told_with_sample_and_shard(tmp_path: P
         list(ShardDataset(tmp_path / "out", fields="json"))
     with pytest.raises(ValueError, match="has the field 'label'"):
         ShardMapDataset(tmp_path / "out")
+
+
+@pytest.mark.parametrize("batch_size", [None, 64])
+def test_more_samples_than_the_order_gives_at_once_come_once_each(tmp_path: Path, batch_size: int | None) -> None:
+    numbers = [f"{number:05d}" for number in range(2 * POSITIONS_AT_ONCE + 100)]
+    write_tar(tmp_path / "many.tar", [(f"{number}.cls", b"1") for number in numbers])
+    for remainder in ("pad", "mask"):
+        dataset = ShardDataset(
+            tmp_path / "many.tar", fields=("key",), shuffle=True, remainder=remainder, batch_size=batch_size
+        )
+        assert sorted(sample[0] for sample in dataset) == numbers

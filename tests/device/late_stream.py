@@ -8,12 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
 from shardio.device.batches import map_tensors
 from shardio.device.pinned import PinnedPool
 from shardio.device.streams import Crossing, Mark
+from shardio.torch_modes import own_tensors
 
 
 class LateCrossing:
@@ -27,10 +29,11 @@ class LateCrossing:
 
     def step(self) -> None:
         """Do the next one of two things: copy, prepare."""
-        if self.num_steps == 0:
-            self._there = map_tensors(self._there, torch.clone)  # A device has memory of its own.
-        else:
-            self._made, self._there = self._prepare(self._there), None
+        with own_tensors():  # A device does it in the modes in which it was sent.
+            if self.num_steps == 0:
+                self._there = map_tensors(self._there, torch.clone)  # A device has memory of its own.
+            else:
+                self._made, self._there = self._prepare(self._there), None
         self.num_steps += 1
 
     def is_copied(self) -> bool:
@@ -96,7 +99,8 @@ def _not_held(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     memory = (ctypes.c_uint8 * (span * tensor.element_size())).from_address(tensor.data_ptr())
-    return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    seen = torch.from_numpy(np.ctypeslib.as_array(memory)).view(tensor.dtype)
+    return seen.as_strided(tensor.shape, tensor.stride())
 
 
 def prefetch_late(
@@ -105,5 +109,5 @@ def prefetch_late(
     """Return a prefetcher that works as on CUDA, over a stream that is late, with pinned memory that is none."""
     prefetcher, stream = DevicePrefetcher(loader, "cpu", **options), LateStream(seed, laziness)
     prefetcher._side = stream
-    prefetcher._pool = PinnedPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8))
+    prefetcher._pool = PinnedPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
     return prefetcher, stream

@@ -15,7 +15,7 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from shardio.images.kernel.checking import find_difference
-from shardio.images.kernel.loading import Kernel, kernel_path, read_kernel
+from shardio.images.kernel.loading import Kernel, kernel_name, kernel_path, read_kernel
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,7 +62,7 @@ building._compile = lambda: print("compiled") or whole
 resize = resizing.cv2.resize
 resizing.cv2.resize = lambda image, *size, **options: resize(image, *size, **options) ^ 1
 path = building.build()
-building.subprocess.Popen = None
+__import__("subprocess").Popen = None
 prepare_kernel()
 print(find_kernel(), len(path.read_bytes()) < 300)
 """
@@ -78,8 +78,8 @@ print(find_kernel(), len(path.read_bytes()) < 300)
 
 
 def test_another_library_needs_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = kernel_path()
+    usual = kernel_name()
     monkeypatch.setattr(simplejpeg, "__version__", "1.2.3")
-    other = kernel_path.__wrapped__()
+    other = kernel_name.__wrapped__()
     monkeypatch.setattr(cv2, "getBuildInformation", lambda: "Custom HAL: YES")
-    assert len({usual, other, kernel_path.__wrapped__()}) == 3
+    assert len({usual, other, kernel_name.__wrapped__()}) == 3

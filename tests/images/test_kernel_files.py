@@ -12,9 +12,11 @@ from filelock import FileLock
 
 from shardio import DataLoader, ShardDataset
 from shardio.decoding.fields import Fields
-from shardio.images.kernel import building, finding, loading
+from shardio.images.kernel import background, building, finding, loading
 from shardio.images.kernel.finding import prepare_kernel
+from shardio.images.trust import make_folder
 from shardio.loader import maker
+from shardio.processors import count_processors
 from shardio.transforms import CenterCrop
 
 ROOT = Path(__file__).parents[2]
@@ -40,10 +42,25 @@ def test_of_processes_that_want_it_at_once_one_compiles_it_and_all_have_it(tmp_p
     assert run(use_it, tmp_path).communicate()[0] == "True False\n"
 
 
-def test_a_kernel_that_is_not_whole_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = loading.kernel_path().read_bytes()
-    path = tmp_path / "some.kernel"
-    monkeypatch.setattr(loading, "kernel_path", lambda: path)
+@pytest.fixture
+def content() -> bytes:
+    """The kernel's file as it was compiled when the tests began."""
+    return loading.kernel_path().read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the kernel would be; nothing is there, nor is there a kernel for all users."""
+    path = tmp_path / "shardio" / "kernels" / "some.kernel"
+    for module in (loading, building, background):
+        monkeypatch.setattr(module, "kernel_path", lambda: path)
+    monkeypatch.setattr(loading, "system_kernel_path", lambda: tmp_path / "system" / "kernels" / "some.kernel")
+    monkeypatch.setattr(finding, "_finder", finding._Finder())
+    return path
+
+
+def test_a_kernel_that_is_not_whole_is_none(content: bytes, path: Path) -> None:
+    make_folder(path.parent)
     assert loading.load_kernel() is None
     for damaged in (b"", content[:20], content[:-1], content[:1000] + b"x" + content[1001:], b"x" + content[1:]):
         path.write_bytes(damaged)
@@ -52,19 +69,15 @@ def test_a_kernel_that_is_not_whole_is_none(tmp_path: Path, monkeypatch: pytest.
     assert loading.load_kernel() is not None
 
 
-def test_where_it_is_not_compiled_that_is_begun_unless_somebody_does_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_it_is_not_compiled_that_is_begun_unless_another_process_does_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = list[object]()
-    path = tmp_path / "kernels" / "some.kernel"
-    for module in (loading, building):
-        monkeypatch.setattr(module, "kernel_path", lambda: path)
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: begun.append(arguments))
-    monkeypatch.setattr(finding, "_finder", finding._Finder())
     assert finding.find_kernel() is None
     prepare_kernel()
     assert len(begun) == 1
-    with FileLock(path.with_suffix(".lock")):  # Somebody compiles it.
+    with FileLock(path.with_suffix(".lock")):  # Another process compiles it.
         prepare_kernel()
     assert len(begun) == 1
 
@@ -72,33 +85,34 @@ def test_where_it_is_not_compiled_that_is_begun_unless_somebody_does_it(
 def test_without_numba_there_is_none_and_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "_is_possible", lambda: False)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
-    monkeypatch.setattr(building, "build_in_background", lambda: pytest.fail("it cannot be compiled"))
+    monkeypatch.setattr(background, "build_in_background", lambda: pytest.fail("it cannot be compiled"))
     assert finding.find_kernel() is None
     prepare_kernel()
 
 
 def test_where_nothing_can_be_written_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(building, "kernel_path", lambda: tmp_path / "file" / "some.kernel")
+    for module in (loading, background):
+        monkeypatch.setattr(module, "kernel_path", lambda: tmp_path / "file" / "kernels" / "some.kernel")
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it cannot be written"))
-    building.build_in_background()
+    assert background.build_in_background() is None
 
 
 BUILD_SLOWLY = """
 import shutil, sys, time
 sys.path[:] = eval(sys.argv.pop(1))
-from shardio.images.kernel import building
-building._build = lambda: time.sleep(0.7) or shutil.copy({whole!r}, building.kernel_path())
-building.build_alone()
+from shardio.images.kernel import background, building
+building.build_locked = lambda path: time.sleep(0.7) or shutil.copy({whole!r}, path)
+background.build_and_remove_log()
 """
 
 
 def test_of_processes_that_find_none_at_once_one_begins_to_compile_it_and_says_so(tmp_path: Path) -> None:
     code = f"""
 import time
-from shardio.images.kernel import building, finding
+from shardio.images.kernel import background, finding
 finding.LOOK_AGAIN_S = 0
-building._BUILD = {BUILD_SLOWLY.format(whole=str(loading.kernel_path()))!r}
+background._BUILD = {BUILD_SLOWLY.format(whole=str(loading.kernel_path()))!r}
 finding.prepare_kernel()
 end = time.monotonic() + 30
 while finding.find_kernel() is None and time.monotonic() < end:
@@ -160,7 +174,7 @@ with ThreadPoolExecutor(16) as threads:
 num_turns = 0
 while kernel._processors.acquire(blocking=False):  # As if threads decoded while this one forks.
     num_turns += 1
-print(len(kernel._free) <= num_turns == {len(os.sched_getaffinity(0))})
+print(len(kernel._free) <= num_turns == {count_processors()})
 if child := os.fork():
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 else:

@@ -8,47 +8,46 @@ from pathlib import Path
 import pytest
 
 from shardio import DataLoader, ShardMapDataset
-from shardio.transforms import RandomResizedCrop
 from tests.slots import make_loader, slots_of
 
 
 def count_slots(loader: DataLoader) -> int:
-    """Return how many slots an epoch takes: with those that are ahead the one that comes, and the one that goes."""
+    """Return how many slots an epoch takes: with those that are ahead the one that comes."""
     return len(slots_of(loader))
 
 
 def test_small_batches_are_made_ahead_until_each_worker_has_two_chunks(pictures: Path) -> None:
-    assert count_slots(make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None)) == 16 + 2
-    assert count_slots(make_loader(pictures, num_workers=2, batch_size=2, prefetch_factor=None)) == 4 + 2
-    assert count_slots(make_loader(pictures, num_workers=1, batch_size=16, prefetch_factor=None)) == 2 + 2
+    assert count_slots(make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None)) == 16 + 1
+    assert count_slots(make_loader(pictures, num_workers=2, batch_size=2, prefetch_factor=None)) == 4 + 1
+    assert count_slots(make_loader(pictures, num_workers=1, batch_size=16, prefetch_factor=None)) == 2 + 1
 
 
 @pytest.mark.parametrize("prefetch", [1, 2, 5])
 def test_as_many_batches_are_made_ahead_as_the_user_says(pictures: Path, prefetch: int) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=prefetch)
     assert loader.prefetch_factor == prefetch
-    assert count_slots(loader) == prefetch + 2
+    assert count_slots(loader) == prefetch + 1
 
 
 def test_what_is_said_later_counts(pictures: Path) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None, persistent_workers=True)
-    assert count_slots(loader) == 16 + 2
+    assert count_slots(loader) == 16 + 1
     loader.prefetch_factor = 2
-    assert count_slots(loader) == 2 + 2
+    assert count_slots(loader) == 2 + 1
     loader.prefetch_factor = None
-    assert count_slots(loader) == 16 + 2
+    assert count_slots(loader) == 16 + 1
 
 
 def test_a_loader_made_again_from_the_attributes_of_one_has_the_default_too(pictures: Path) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None)
     assert loader.prefetch_factor == 2, "as torch's own"
     again = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=loader.prefetch_factor)
-    assert count_slots(again) == 16 + 2
-    assert count_slots(pickle.loads(pickle.dumps(loader))) == 16 + 2
+    assert count_slots(again) == 16 + 1
+    assert count_slots(pickle.loads(pickle.dumps(loader))) == 16 + 1
 
 
 def test_torchs_workers_have_torchs_default(pictures: Path) -> None:
-    dataset = ShardMapDataset(pictures, fields="key", transform=RandomResizedCrop(48))
+    dataset = ShardMapDataset(pictures, fields="key")
     loader = DataLoader(dataset, batch_size=8, num_workers=1, collate_fn=list)
     assert loader.runs_torchs_workers
     assert loader.prefetch_factor == 2

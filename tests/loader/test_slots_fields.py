@@ -83,9 +83,8 @@ def write_arrays(folder: Path, make: Make) -> Path:
 
 def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
     """Make the loader that is tested, and torch's own over the same dataset."""
-    dataset = ShardDataset(
-        tar, fields=fields, shuffle=True, seed=2, batch_size=BATCH_SIZE, transform=RandomResizedCrop(48)
-    )
+    transform = RandomResizedCrop(48) if "image" in fields else None
+    dataset = ShardDataset(tar, fields=fields, shuffle=True, seed=2, batch_size=BATCH_SIZE, transform=transform)
     return (
         DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=2, persistent_workers=True),
         TorchLoader(dataset, batch_size=BATCH_SIZE),

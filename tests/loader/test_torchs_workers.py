@@ -96,7 +96,7 @@ def test_policies_are_those_of_the_fast_path(
 
 
 def test_by_default_the_sample_is_named(damaged: Path) -> None:
-    with pytest.raises(SampleError, match=r"shard-000001\.tar at byte \d+ cannot be decoded"):
+    with pytest.raises(SampleError, match=r"shard-000001\.tar at byte \d+ is damaged"):
         list(make(damaged, "shards", USERS, num_workers=1))
 
 

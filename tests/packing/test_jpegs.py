@@ -205,7 +205,7 @@ def test_strict_refuses_a_damaged_jpeg_of_a_shard_that_an_earlier_run_finished(
         with pytest.raises(OSError, match="stopped before the end"):
             pack_it(source, tmp_path / "out", jpeg="tile")
     settings = PackSettings(max_shard_size=10**9, max_shard_samples=3, jpeg="tile")
-    monkeypatch.setattr("shardio.packing.scan._check_image", lambda key, files: (None, True))
+    monkeypatch.setattr("shardio.packing.scan._check_image", lambda files: (None, True))
     with pytest.raises(PackError, match=r"broken\.jpg is damaged"):
         pack_directory(source, tmp_path / "out", settings, strict=True)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import pickle
 import shutil
 import subprocess
@@ -14,17 +15,17 @@ from hypothesis import strategies as st
 import shardio
 from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.reading import SampleReader
-from shardio.reading.reader import MAX_OPEN_SHARDS
 from shardio.shards import ShardTable, open_table
+from shardio.storage.descriptors import MAX_DESCRIPTORS
 from tests.files import count_open_files
 from tests.tars import read_with_webdataset, write_tar
 
 
 @pytest.fixture(scope="module")
 def many_shards(tmp_path_factory: pytest.TempPathFactory) -> ShardTable:
-    """A dataset of more shards than a reader keeps open, each of one or two samples."""
+    """A dataset of more shards than files are kept open, each of one or two samples."""
     folder = tmp_path_factory.mktemp("many")
-    for i in range(MAX_OPEN_SHARDS + 40):
+    for i in range(MAX_DESCRIPTORS + 40):
         write_tar(folder / f"{i:03d}.tar", [(f"{i}-{j}.txt", b"%d %d" % (i, j)) for j in range(1 + i % 2)])
     return open_table(folder)
 
@@ -69,7 +70,12 @@ def test_shards_without_samples_are_stepped_over(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_few_files_are_open_however_many_shards_there_are(many_shards: ShardTable) -> None:
+@pytest.mark.parametrize("max_open", [10, 1024])
+def test_few_files_are_open_however_many_shards_there_are(
+    many_shards: ShardTable, max_open: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.reading.reader.MAX_OPEN_SHARDS", max_open)
+    gc.collect()  # Files that other tests left to the collector would be closed meanwhile.
     before = count_open_files()
     reader = SampleReader(many_shards)
     random = np.random.default_rng(0)
@@ -80,11 +86,11 @@ def test_few_files_are_open_however_many_shards_there_are(many_shards: ShardTabl
         read = reader.read(asked, ["txt"])
         assert [sample.fields["txt"].decode().replace(" ", "-") for sample in read] == [sample.key for sample in read]
         most = max(most, count_open_files() - before)
-    assert 20 < most <= 2 * MAX_OPEN_SHARDS
+    assert min(20, max_open) <= most <= min(MAX_DESCRIPTORS, 2 * max_open)
     assert [sample.key for sample in reader.read(np.arange(total), ["txt"])] == [
         f"{i}-{j}" for i in range(len(many_shards.tars)) for j in range(1 + i % 2)
     ]
-    assert count_open_files() - before <= 2 * MAX_OPEN_SHARDS
+    assert count_open_files() - before <= MAX_DESCRIPTORS
     reader.close()
     assert count_open_files() == before
 

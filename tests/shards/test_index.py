@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors
 import xxhash
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardio.errors import StaleIndexError
-from shardio.sample import Sample
+from shardio.sample import ByteRange, Sample
 from shardio.shards import Shard, ShardIndex, index_path, write_shard
 from shardio.storage import LocalFile
 from tests.files import count_open_files
@@ -46,12 +47,14 @@ def test_offsets_sizes_and_hashes_are_those_of_the_tar(packed: Path) -> None:
             index, header = shard.index, shard.index.header
             found = {}
             for sample in range(header.num_samples):
-                for row, field in enumerate(header.fields):
-                    where, name = index.where(sample, field), f"{index.key(sample)}.{field}"
-                    assert where is not None
-                    found[name] = (where.start, where.size)
-                    assert file.read(where) == contents[name]
-                    assert int(index.hash[row, sample]) == xxhash.xxh3_64_intdigest(contents[name])
+                (starts,), (stops,), (hashes,) = (
+                    places.tolist() for places in index.locate(np.array([sample]), header.fields)
+                )
+                for field, start, stop, content_hash in zip(header.fields, starts, stops, hashes, strict=True):
+                    name = f"{index.key(sample)}.{field}"
+                    found[name] = (start, stop - start)
+                    assert file.read(ByteRange(start=start, stop=stop)) == contents[name]
+                    assert content_hash == xxhash.xxh3_64_intdigest(contents[name])
             assert found == expected
             assert (header.num_bytes, header.digest) == (
                 path.stat().st_size,
@@ -81,8 +84,9 @@ def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
 def test_a_field_that_a_sample_lacks_is_nowhere(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"a": {"jpg": b"1"}, "b": {"json": b"{}"}, "c": {"jpg": b"", "json": b""}})
     with Shard(tmp_path / "a.tar", tmp_path / "a.tar.idx") as shard:
-        present = [[shard.index.where(i, f) is not None for f in ("jpg", "json", "png")] for i in range(3)]
-        assert present == [[True, False, False], [False, True, False], [True, True, False]]
+        starts, stops, _ = shard.index.locate(np.arange(3), ("jpg", "json", "png"))
+        expected = [[True, False, False], [False, True, False], [True, True, False]]
+        assert (starts >= 0).tolist() == (stops >= 0).tolist() == expected
         assert dict(shard.read(1, ["jpg", "json"]).fields) == {"json": b"{}"}
         assert dict(shard.read(2, ["json", "jpg"]).fields) == {"jpg": b"", "json": b""}
 

@@ -3,9 +3,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shardio.errors import FormatError
+from shardio.reading import SampleReader
 from shardio.shards import Manifest, Source, open_table, write_manifest
 from tests.files import count_open_files
 from tests.tars import write_tar
@@ -73,8 +75,8 @@ def test_a_list_keeps_its_order(tars: Path) -> None:
 
 def test_brace_notation_names_many_tars(tars: Path) -> None:
     assert shard_names(f"{tars}/x-{{000001..000003}}.tar") == [f"x-{i:06d}.tar" for i in (1, 2, 3)]
-    assert shard_names([f"{tars}/x-00000{{3,1}}.tar", tars / "x-000000.tar"]) == [
-        "x-000003.tar",
+    assert shard_names([f"{tars}/x-00000{{2,1}}.tar", tars / "x-000000.tar"]) == [
+        "x-000002.tar",
         "x-000001.tar",
         "x-000000.tar",
     ]
@@ -133,3 +135,85 @@ def test_opening_a_table_leaves_no_file_open(tars: Path) -> None:
     table = open_table(tars)
     assert len(table.tars) == 4
     assert count_open_files() == before
+
+
+@pytest.mark.parametrize("lost", [["shardio.json"], ["shardio.json", "shard-000001.tar"]])
+def test_a_packed_directory_without_its_manifest_is_unfinished(packed: Path, tmp_path: Path, lost: list[str]) -> None:
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    for name in lost:
+        (copy / name).unlink()
+    message = rf"holds \d shards or indexes that shardio packed.* no {' and no '.join(lost)}: a pack or a copy is"
+    with pytest.raises(FormatError, match=message):
+        open_table(copy)
+    assert sorted(path.name for path in copy.iterdir()) == sorted({path.name for path in packed.iterdir()} - {*lost})
+
+
+def test_a_copy_that_has_begun_with_an_index_is_unfinished(packed: Path, tmp_path: Path) -> None:
+    shutil.copy(packed / "shard-000000.tar.idx", tmp_path)
+    with pytest.raises(FormatError, match=r"no shardio\.json and no shard-000000\.tar"):
+        open_table(tmp_path)
+
+
+def test_tars_that_shardio_packed_are_read_where_they_are_named(packed: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    (copy / "shardio.json").unlink()
+    indexes = {path.name: path.read_bytes() for path in copy.glob("*.idx")}
+    assert shard_names(f"{copy}/shard-{{000001..000002}}.tar") == ["shard-000001.tar", "shard-000002.tar"]
+    assert {path.name: path.read_bytes() for path in copy.glob("*.idx")} == indexes
+
+
+@pytest.mark.parametrize("name", ["x", "shard"])
+def test_a_directory_of_foreign_tars_is_read_also_when_they_are_indexed(tars: Path, name: str) -> None:
+    for tar in sorted(tars.glob("*.tar")):
+        tar.rename(tar.with_name(tar.name.replace("x", name)))
+    names = [f"{name}-{i:06d}.tar" for i in range(4)]
+    assert shard_names(tars) == names
+    assert shard_names(tars) == names
+
+
+def test_gaps_in_the_numbers_of_tars_are_named_once(tars: Path) -> None:
+    (tars / "x-000002.tar").unlink()
+    for i in range(3, 9):
+        write_tar(tars / f"x-{2 * i:06d}.tar", [(f"{i}.txt", b"")])
+    with pytest.warns(RuntimeWarning) as warned:
+        open_table(tars)
+    (message,) = [str(warning.message) for warning in warned]
+    lost = [2, 4, 5, 7, 9, 11, 13, 15]
+    assert f"{len(lost)} are missing: {', '.join(f'x-{i:06d}.tar' for i in lost)}. Check" in message
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a", "b", "d"],
+        ["x-3", "x-4", "x-5"],
+        ["x-08", "x-9", "x-10"],
+        ["photo-1234", "photo-99887", "photo-777"],
+        ["2024-01-30", "2024-02-02", "2024-02-05"],
+        ["train-0", "train-1", "val-0", "val-1"],
+        ["x-00000-of-00003", "x-00001-of-00003", "x-00002-of-00003"],
+    ],
+)
+def test_names_without_gaps_give_no_warning(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        write_tar(tmp_path / f"{name}.tar", [(f"{name}.txt", b"")])
+    assert len(open_table(tmp_path).tars) == len(names)
+
+
+def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> None:
+    apple_double = bytes.fromhex("0005160700020000") + bytes(100)
+    for i in range(2):
+        members = [(f"cats/{prefix}{i}-{j}.{field}", b"%d" % j) for j in range(3) for field in ("jpg", "cls")
+                   for prefix in ("._", "")]  # fmt: skip
+        write_tar(tmp_path / f"{i}.tar", [("cats/.DS_Store", b"\0\0\0\1Bud1"), ("._cats", apple_double), *members])
+        (tmp_path / f"._{i}.tar").write_bytes(apple_double)
+    with pytest.warns(RuntimeWarning) as warned:
+        table = open_table(tmp_path)
+    assert [str(warning.message) for warning in warned] == [
+        "skipped 18 files that macOS added (._* and .DS_Store): 16 in tars, and 2 beside them"
+    ]
+    samples = SampleReader(table).read(np.arange(table.manifest.num_samples), ["jpg", "cls"])
+    assert [(sample.key, dict(sample.fields)) for sample in samples] == [
+        (f"cats/{i}-{j}", {"jpg": b"%d" % j, "cls": b"%d" % j}) for i in range(2) for j in range(3)
+    ]
+    assert table.manifest.fields == ("cls", "jpg")

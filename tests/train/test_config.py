@@ -32,6 +32,7 @@ from shardio.train import TrainConfig
         ({"log_every": 0}, "log_every must be at least 1"),
         ({"checkpoint_every": 0, "directory": "run"}, "checkpoint_every must be at least 1"),
         ({"checkpoint_every": 5}, "checkpoint_every needs a directory"),
+        ({"directory": "s3://bucket/run"}, "directory s3://bucket/run is a URL"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1"),
         ({"device": "toaster"}, "device must be one that torch knows"),
     ],

@@ -96,7 +96,7 @@ def timm_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def load(name: str) -> Any:
     """Import a library, or skip the test."""
     if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed: pip install 'shardio[models]'")
+        pytest.skip(f"{name} is not installed: pip install {name}")
     return import_library(name)
 
 

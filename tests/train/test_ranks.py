@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,9 @@ from torch import nn
 import shardio
 from shardio import ShardMapDataset
 from shardio.train import TrainConfig, evaluate, load_checkpoint
+from shardio.train.claims import LOCK, claimed
 from shardio.transforms import CenterCrop
+from shardio.world import World
 from tests.train.rank_script import make_model
 from tests.train.runs import read_figures
 
@@ -153,6 +157,15 @@ def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_
     done = _launch(2, _settings(packed, tmp_path, remainder="keep", batch_size=1))
     assert done.returncode != 0
     assert "ranks must have equally many batches, and have [11, 10]" in done.stderr
+
+
+def test_ranks_that_are_refused_a_directory_all_say_who_has_it(packed: Path, tmp_path: Path) -> None:
+    with claimed(tmp_path, World(rank=0, world_size=1)):
+        done = _launch(2, _settings(packed, tmp_path))
+    assert done.returncode != 0
+    said = f"{tmp_path} is in use: process {os.getpid()} on {socket.gethostname()} trains into it"
+    assert all(re.search(rf"\[rank{rank}\]:.*BusyError: {re.escape(said)}", done.stderr) for rank in range(2))
+    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
 def test_ranks_that_train_again_and_then_measure_join_anew(packed: Path, tmp_path: Path) -> None:

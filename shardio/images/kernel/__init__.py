@@ -1,8 +1,8 @@
 """JPEGs decoded by a kernel of our own: three streams at a time, and only what a crop needs.
 
-numba compiles it, once for each machine (:mod:`building`); whether its pixels are right there is seen at once
-(:mod:`checking`), and processes that decode load the machine code without numba (:mod:`loading`). The way of an image,
-and where each step is written down:
+numba compiles it, once for each machine (:mod:`building`, :mod:`background`); whether its pixels are right there is
+seen at once (:mod:`checking`), and processes that decode load the machine code without numba (:mod:`loading`). The way
+of an image, and where each step is written down:
 
 ====================  =========================================================================================
 :mod:`heads`          the head is read

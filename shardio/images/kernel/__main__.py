@@ -1,8 +1,17 @@
-"""``python -m shardio.images.kernel``: compile the kernel now, for instance when a container's image is made."""
+"""``python -m shardio.images.kernel``: compile the kernel now, for instance when a container's image is made.
 
+Usually it is for this user. With ``--system`` it is for all users of the machine, or of the image: it goes to the cache
+folder that they share, ``/var/cache/shardio`` on Linux, which usually only root may write to.
+"""
+
+import argparse
 import sys
 
 from shardio.images.kernel.building import build
+from shardio.images.kernel.loading import kernel_path, system_kernel_path
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build()}\n")
+    parser = argparse.ArgumentParser(prog="python -m shardio.images.kernel", description="Compile the JPEG kernel.")
+    parser.add_argument("--system", action="store_true", help="for all users of this machine or container image")
+    is_for_all = parser.parse_args().system
+    sys.stdout.write(f"{build(system_kernel_path() if is_for_all else kernel_path())}\n")

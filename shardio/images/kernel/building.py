@@ -1,74 +1,45 @@
-"""Compiling the kernel, once for each machine and version, into the user's cache folder."""
+"""Compiling the kernel, once for each machine and version."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-import subprocess
-import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 import llvmlite.binding as llvm
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from shardio.images.kernel.loading import Kernel, kernel_path, pack_kernel, read_kernel
-
-_BUILD = (
-    "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.images.kernel import building as b; b.build_alone()"
-)
-"""The program of the background process: it finds modules where this one does."""
+from shardio.images.trust import FILE_MODE, make_folder
 
 _log = logging.getLogger("shardio")
 
 
-def build() -> Path:
+def build(path: Path | None = None) -> Path:
     """Compile the kernel for this machine, unless that is done; return where it is.
 
     Several processes may do so at once: one compiles, the others wait for it. Where its pixels differ from the
-    libraries', the file says so, and the kernel is not used.
+    libraries', the file says so, and the kernel is not used. All users may read the file, whatever the umask.
+
+    Args:
+        path: Where it goes; by default into the user's cache folder.
+
+    Raises:
+        UntrustedError: If others may write to its folder.
+        OSError: If it cannot be written.
     """
-    path = kernel_path()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = kernel_path() if path is None else path
+    make_folder(path.parent)
     with FileLock(path.with_suffix(".lock")):
-        _build()
+        build_locked(path)
     return path
 
 
-def build_alone() -> None:
-    """Compile the kernel and say so, unless that is done, or somebody else does it."""
-    with suppress(Timeout), FileLock(kernel_path().with_suffix(".lock"), timeout=0):
-        if read_kernel() is None:
-            _log.warning(
-                "shardio compiles its JPEG decoder for this machine, in the background: once, for about half a minute "
-                "of one core. Until then libjpeg-turbo decodes. (`python -m shardio.images.kernel` does it beforehand.)"
-            )
-            _build()
-
-
-def build_in_background() -> None:
-    """Have a process of its own build the kernel, unless somebody does or did it, or nothing can be written there."""
-    path = kernel_path()
-    if read_kernel() is not None:  # One that must not be used.
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        FileLock(path.with_suffix(".lock"), timeout=0).acquire().lock.release()
-    except (OSError, Timeout):
-        return
-    subprocess.Popen(
-        [sys.executable, "-c", _BUILD, repr([str(entry) or str(Path.cwd()) for entry in sys.path])],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C in a short run leaves it to be of use for the next one.
-    )
-
-
-def _build() -> None:
+def build_locked(path: Path) -> None:
     """Compile the kernel unless that is done, in a process that holds the lock; say so if it must not be used."""
-    kernel = read_kernel()
+    kernel = read_kernel(path)
     if kernel is None:
         from shardio.images.kernel.checking import find_difference
 
@@ -76,14 +47,18 @@ def _build() -> None:
         difference = find_difference(Kernel(*kernel))
         if difference is not None:
             kernel = difference, b""
-        _write(kernel_path(), pack_kernel(*kernel))
+        _write(path, pack_kernel(*kernel))
     name, code = kernel
     if not code:
-        _log.warning(
-            "shardio's JPEG decoder is not used on this machine, since its pixels are not those of libjpeg-turbo and "
-            "OpenCV here: %s. They decode, more slowly. Please report this line.",
-            name,
-        )
+        _log.warning("%s", say_unused(name))
+
+
+def say_unused(difference: str) -> str:
+    """Return the message for users whose machine draws other pixels with the kernel."""
+    return (
+        "shardio's JPEG decoder is not used on this machine, since its pixels are not those of libjpeg-turbo and "
+        f"OpenCV here: {difference}. They decode, more slowly. Please report this line."
+    )
 
 
 def _compile() -> tuple[str, bytes]:
@@ -122,6 +97,7 @@ def _write(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            os.fchmod(descriptor, FILE_MODE)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

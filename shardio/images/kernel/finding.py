@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardio.images.kernel.background import BackgroundBuild
     from shardio.images.kernel.loading import Kernel
 
 LOOK_AGAIN_S = 1.0
@@ -21,6 +22,7 @@ class _Finder:
         self._kernel: Kernel | None = None
         self._look_at = 0.0
         self._is_registered = False
+        self._build: BackgroundBuild | None = None
 
     def find(self) -> Kernel | None:
         if self._kernel is None and time.monotonic() >= self._look_at and self._lock.acquire(blocking=False):
@@ -28,11 +30,21 @@ class _Finder:
                 self._hold_back_forks()
                 self._look_at = time.monotonic() + LOOK_AGAIN_S
                 self._kernel = _load()
+                if self._build is not None:
+                    self._build.watch()
                 if self._kernel is None and not _is_possible():
                     self._look_at = float("inf")
             finally:
                 self._lock.release()
         return self._kernel
+
+    def prepare(self) -> None:
+        if self.find() is not None or not _is_possible():
+            return
+        from shardio.images.kernel.background import build_in_background
+
+        if (started := build_in_background()) is not None:
+            self._build = started
 
     def _hold_back_forks(self) -> None:
         """Let forks wait until nobody loads the kernel: the child has no thread that goes on, and locks stay locked."""
@@ -56,20 +68,21 @@ def why_no_kernel() -> str | None:
         return None
     if not _is_possible():
         return "numba is not installed (pip install numba)"
-    from shardio.images.kernel.loading import read_kernel
+    from shardio.images.kernel.loading import kernel_path, read_kernel, why_untrusted_kernel
 
     if (refused := read_kernel()) is not None and not refused[1]:
         return f"its pixels are not those of libjpeg-turbo and OpenCV here: {refused[0]}"
+    if (untrusted := why_untrusted_kernel()) is not None:
+        return untrusted
+    log = kernel_path().with_suffix(".log")
+    if log.exists() and log.stat().st_size:
+        return f"the last attempt to compile it failed: see {log}"
     return "it is not compiled yet (the first epoch begins with that, or python -m shardio.images.kernel)"
 
 
 def prepare_kernel() -> None:
-    """Have the kernel compiled in the background where it is not yet; the process that does it says so."""
-    if find_kernel() is not None or not _is_possible():
-        return
-    from shardio.images.kernel.building import build_in_background
-
-    build_in_background()
+    """Have the kernel compiled in the background where it is not yet; one process does it, and its parent says so."""
+    _finder.prepare()
 
 
 def _is_possible() -> bool:

@@ -1,4 +1,4 @@
-"""The compiled kernel: found in the user's cache folder, loaded, called. For this, numba is not needed, only LLVM."""
+"""The compiled kernel: found in a cache folder, loaded, called. For this, numba is not needed, only LLVM."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ import numpy as np
 import simplejpeg
 import xxhash
 from numpy.typing import NDArray
-from platformdirs import user_cache_path
+from platformdirs import site_cache_path, user_cache_path
 
 from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
+from shardio.images.trust import UntrustedError, read_trusted, why_untrusted
+from shardio.processors import count_processors
 
 _MAGIC = b"shardio kernel\0\0"
 _HEADER = struct.Struct("<16sQQ")  # _MAGIC, the xxh3 hash of what follows, how many bytes the name has.
 
-_NOT_COMPILED = ("__init__", "__main__", "finding", "loading")
+_NOT_COMPILED = ("__init__", "__main__", "background", "finding", "loading")
 _COMPILED_ELSEWHERE = ("markers", "tile_table")
 
 
 @cache
-def kernel_path() -> Path:
-    """Return where the kernel is, or will be: the name says for which source, compiler, processor and libraries."""
+def kernel_name() -> str:
+    """Return the name of the kernel's file, which says for which source, compiler, processor and libraries it is."""
     hasher = xxhash.xxh3_128()
     here = Path(__file__).parent
     sources = [source for source in sorted(here.glob("*.py")) if source.stem not in _NOT_COMPILED]
@@ -46,7 +48,17 @@ def kernel_path() -> Path:
     # everywhere.
     libraries = (simplejpeg.__version__, cv2.getBuildInformation())
     hasher.update(repr((machine, version("numba"), version("llvmlite"), libraries)).encode())
-    return user_cache_path("shardio") / "kernels" / f"{hasher.hexdigest()}.kernel"
+    return f"{hasher.hexdigest()}.kernel"
+
+
+def kernel_path() -> Path:
+    """Return where the kernel is, or will be, in the user's cache folder."""
+    return user_cache_path("shardio") / "kernels" / kernel_name()
+
+
+def system_kernel_path() -> Path:
+    """Return where a kernel for all users of the machine, or of a container's image, is or will be."""
+    return site_cache_path("shardio") / "kernels" / kernel_name()
 
 
 def pack_kernel(name: str, code: bytes) -> bytes:
@@ -66,15 +78,24 @@ def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:
     return body[:name_length].decode(), body[name_length:]
 
 
-def read_kernel() -> tuple[str, bytes] | None:
+def read_kernel(*paths: Path) -> tuple[str, bytes] | None:
     """Return the name of the function and the object file that were compiled for this machine, if they are there.
 
     If its pixels are not those that they must be, the name says what differs, and the object file is empty.
+
+    Args:
+        paths: Where to look; by default for the user's own kernel, and then for that of all users.
     """
-    try:
-        return unpack_kernel(kernel_path().read_bytes())
-    except OSError:
-        return None
+    for path in paths or (kernel_path(), system_kernel_path()):
+        with suppress(OSError, UntrustedError):
+            if (kernel := unpack_kernel(read_trusted(path))) is not None:
+                return kernel
+    return None
+
+
+def why_untrusted_kernel() -> str | None:
+    """Return why a kernel's file that is there is not loaded; None if there is no such file."""
+    return why_untrusted(kernel_path()) or why_untrusted(system_kernel_path())
 
 
 class Kernel:
@@ -90,7 +111,10 @@ class Kernel:
 
     def __init__(self, name: str, code: bytes) -> None:
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # It owns the code's memory.
+        # The engine owns the code's memory. Code and data refer to each other by 32-bit distances (x86-64's
+        # R_X86_64_PC32; aarch64's ADRP reaches 4 GiB). LLVM's own memory manager maps each section by itself, so among
+        # many libraries they come to lie too far apart, and LLVM ends the process. llvmlite's reserves them as one.
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         address = self._engine.get_function_address(name)
@@ -133,8 +157,7 @@ class Kernel:
         return is_done
 
     def _count_processors(self) -> None:
-        has_affinity = hasattr(os, "sched_getaffinity")
-        self._processors = threading.Semaphore(len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+        self._processors = threading.Semaphore(count_processors())
 
 
 def _make_workspace() -> NDArray[np.void]:

@@ -1,0 +1,177 @@
+"""Launching: several ranks as processes that end together.
+
+Each rank leads a session of its own, as in torch's elastic launcher, so that a signal reaches its worker processes,
+too. The first failure, Ctrl-C or SIGTERM ends all of them: SIGTERM first, SIGKILL for those that stay. Signals and
+exits arrive in one queue, so nothing is interrupted half-way. What ranks write goes to files, which never fill up as
+pipes do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from shardio.errors import ShardioError
+
+GRACE_S = 5.0
+"""How long ranks have from SIGTERM to SIGKILL."""
+
+SHOWN_BYTES = 8192
+"""How much of the end of what a rank wrote an error shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCommand:
+    """What one rank runs.
+
+    Attributes:
+        command: The program and its arguments.
+        environment: Variables on top of this process's own.
+        errors: Where what it writes to standard error goes.
+        failed: The file that it makes when it fails, and writes the time into, in nanoseconds since the epoch.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    errors: Path
+    failed: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    rank: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Signal:
+    number: int
+
+
+_Events = SimpleQueue[_Exit | _Signal]
+
+
+def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
+    """Run the processes of all ranks to their end. Their standard output goes to this process's standard error.
+
+    Args:
+        ranks: What each rank runs.
+        name: What they run, for messages.
+
+    Raises:
+        ShardioError: If a rank fails; the message names the one that failed first and ends with what it wrote.
+        KeyboardInterrupt: After Ctrl-C, once all ranks have ended.
+        SystemExit: After SIGTERM or SIGHUP, likewise.
+    """
+    events: _Events = SimpleQueue()
+    processes: list[subprocess.Popen[bytes]] = []
+    exits: dict[int, int] = {}
+    signalled = None
+    with _signals_into(events):
+        try:
+            for number, rank in enumerate(ranks):
+                processes.append(_start(rank))
+                threading.Thread(target=_await, args=(number, processes[-1], events), daemon=True).start()
+            while len(exits) < len(processes) and signalled is None:
+                match events.get():
+                    case _Signal(number=signal_number):
+                        signalled = signal_number
+                    case _Exit(rank=number, time_ns=when):
+                        exits[number] = when
+                        if processes[number].returncode:
+                            break
+        finally:
+            # Those that fail from here on may fail because they are ended.
+            failed = {number for number in exits if processes[number].returncode}
+            _end(processes, events)
+    if signalled == signal.SIGINT:
+        raise KeyboardInterrupt
+    if signalled is not None:
+        sys.exit(128 + signalled)
+    if failed:
+        raise ShardioError(_describe_first(ranks, processes, {number: exits[number] for number in failed}, name))
+
+
+def _start(rank: RankCommand) -> subprocess.Popen[bytes]:
+    with rank.errors.open("wb") as errors:
+        return subprocess.Popen(
+            rank.command,
+            env={**os.environ, **rank.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def _await(number: int, process: subprocess.Popen[bytes], events: _Events) -> None:
+    process.wait()
+    events.put(_Exit(number, time.time_ns()))
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
+    """End all processes, and those that they started: at once where a second signal comes."""
+    deadline = time.monotonic() + GRACE_S
+    for process in processes:
+        _send(process, signal.SIGTERM)
+    while any(map(_lives, processes)) and time.monotonic() < deadline:
+        with suppress(Empty):  # Processes that ranks started are no children of this one, and are looked for again.
+            if isinstance(events.get(timeout=0.02), _Signal):
+                break
+    for process in processes:
+        _send(process, signal.SIGKILL)
+        process.wait()
+
+
+def _lives(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process, or any in its group, is still there."""
+    return _send(process, 0)
+
+
+def _send(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Send a signal to a process's group; return whether it has anybody in it."""
+    try:
+        os.killpg(process.pid, number)
+    except (ProcessLookupError, PermissionError):  # The latter on macOS, of a group whose last process is not reaped.
+        return False
+    return True
+
+
+def _describe_first(
+    ranks: Sequence[RankCommand], processes: Sequence[subprocess.Popen[bytes]], exits: Mapping[int, int], name: str
+) -> str:
+    """Return what the rank that failed first wrote; it may have ended after another that failed because of it."""
+    times = {number: int(rank.failed.read_text()) for number, rank in enumerate(ranks) if rank.failed.exists()}
+    first = min({**exits, **times}.items(), key=lambda item: item[1])[0]
+    code, errors = processes[first].returncode, ranks[first].errors.read_bytes()
+    how = f"was ended by signal {-code} ({signal.strsignal(-code)})" if code < 0 and first not in times else "failed"
+    text = errors[-SHOWN_BYTES:].decode(errors="replace").strip()
+    cut = "… " if len(errors) > SHOWN_BYTES else ""
+    return f"rank {first} of {name} {how}:\n{cut}{text or 'it wrote nothing to standard error'}"
+
+
+@contextmanager
+def _signals_into(events: _Events) -> Iterator[None]:
+    """Put signals that end this process into a queue; only the main thread can ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # An ignored signal stays so: SIGHUP is under nohup.
+    before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, lambda caught, _frame: events.put(_Signal(caught)))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

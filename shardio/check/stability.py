@@ -1,0 +1,131 @@
+"""Stability: is a sample's content the same each time it is drawn? Only then can samples be known by it.
+
+Three things show that it is not: transforms that are called random, samples of the dataset that differ when they are
+read again, and epochs that together hold more contents than there are samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shardio.check.claims import (
+    HasWorkers,
+    RankEpoch,
+    collate_of,
+    collates_columns,
+    is_batching,
+    is_map_style,
+    numbers_of,
+)
+from shardio.check.coverage import Coverage
+from shardio.check.identity import content_ids
+from shardio.errors import IdentityError
+
+NUM_PROBES, NUM_READS = 8, 4
+"""How many samples are read, and how often. A flip of every second image is missed once in 2**24 times."""
+
+_RANDOM = re.compile("Random|Jitter|Augment|AugMix|MixUp|Mixup|CutMix|Erasing")
+_NESTED = (
+    "transform",
+    "transforms",
+    "joint_transform",
+    "target_transform",
+    "decoder",
+    "dataset",
+    "datasets",
+    "collate_fn",
+    "untagged",
+)
+
+
+def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
+    """Return what is known of an epoch, with whether its samples' contents are the same each time.
+
+    Raises:
+        IdentityError: If it cannot be seen where samples lie in the loader's batches.
+    """
+    if (name := _find_random(loader, depth=0)) is not None:
+        return replace(epoch, instability=f"the loader has a random transform ({name})")
+    if not isinstance(loader, HasWorkers):
+        return epoch
+    if not is_batching(loader):
+        raise IdentityError(
+            "the loader does not collate (batch_size=None), so it cannot be seen where one sample ends: give key="
+        )
+    numbers = numbers_of(loader) if is_map_style(loader) else None
+    if not numbers:
+        return epoch
+    chosen = sorted({int(place) for place in np.linspace(0, len(numbers) - 1, NUM_PROBES)})
+    dataset, collate, is_collated = _copied(loader.dataset), collate_of(loader), collates_columns(loader)
+    with _generators_kept():
+        for place in chosen:
+            reads = [content_ids(collate([dataset[numbers[place]]]), is_collated=is_collated) for _ in range(NUM_READS)]
+            if any(len(ids) != 1 for ids in reads):
+                raise IdentityError(
+                    f"collate_fn makes {len(reads[0])} rows of one sample, so samples cannot be known by their "
+                    f"content: "
+                    "give key="
+                )
+            if len({int(ids[0]) for ids in reads}) > 1:
+                return replace(epoch, instability=f"sample {numbers[place]} differs when it is read again")
+    return replace(epoch, is_stable=True)
+
+
+def contents_change(epochs: Sequence[Coverage], number: int | None) -> bool | None:
+    """Return whether epochs together hold more contents than there are samples; None where there is nothing to compare.
+
+    Args:
+        epochs: The epochs of one loader, over all ranks.
+        number: How many samples there are; without it a later epoch must not hold what the first one does not.
+    """
+    contents = [np.unique(epoch.arrays()[0]) for epoch in epochs if epoch.num_deliveries]
+    if len(contents) < 2:
+        return None
+    return len(np.unique(np.concatenate(contents))) > (len(contents[0]) if number is None else number)
+
+
+def _find_random(holder: Any, depth: int) -> str | None:
+    """Return the name of a random transform that a loader, a dataset or a transform holds."""
+    if depth and _RANDOM.search(type(holder).__name__) and callable(holder):
+        return type(holder).__name__
+    if depth > 6:
+        return None
+    held = holder if isinstance(holder, list | tuple) else [getattr(holder, name, None) for name in _NESTED]
+    found = (_find_random(one, depth + 1) for one in held[:100] if one is not None)
+    return next(filter(None, found), None)
+
+
+def _copied(dataset: Any) -> Any:
+    """Return a shallow copy of a dataset and of those in it.
+
+    Files that a dataset opens on first use stay out of the original: workers that are forked later would share them.
+    """
+    copied = copy.copy(dataset)
+    for name in ("dataset", "datasets"):
+        inner = getattr(copied, "__dict__", {}).get(name)
+        if inner is not None:
+            setattr(copied, name, [_copied(one) for one in inner] if isinstance(inner, list) else _copied(inner))
+    return copied
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Put the global random generators back, so that a run with probes draws what it would without."""
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        if torch is not None:
+            torch.set_rng_state(states[2])

@@ -1,0 +1,109 @@
+"""Class names: the list by which labels are numbered. The one place where such lists are taken and compared."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+MAX_DEPTH = 16
+"""How many wrappers are looked through. An object may say that it has any attribute."""
+
+
+class HasClasses(Protocol):
+    """Anything that numbers classes: a dataset of shardio's or torchvision's, a manifest."""
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+
+Classes = Sequence[str] | HasClasses
+"""Class names by label, or another dataset that has them."""
+
+
+def check_classes(classes: Classes) -> tuple[str, ...]:
+    """Return class names, by label.
+
+    >>> check_classes(["cat", "dog"])
+    ('cat', 'dog')
+
+    Args:
+        classes: A list of names, or a dataset (or a Subset of one, or a manifest) that has ``classes``.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If it is empty, or a name comes twice.
+    """
+    names = getattr(next(_members(classes), classes), "classes", classes)
+    if isinstance(names, str | bytes) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
+        raise TypeError(f"classes must be a list of names, or a dataset that has classes, got {classes!r:.100}")
+    if not names:
+        raise ValueError("classes is empty: name at least one class, or give a dataset that has class names")
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"classes must not repeat a name, got {_shorten(repeated)} more than once")
+    return tuple(names)
+
+
+def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> dict[str, int]:
+    """Return the label of each class that was found, by its place in ``classes``.
+
+    Raises:
+        ValueError: If there is no such class.
+    """
+    labels = {name: label for label, name in enumerate(classes)}
+    if unknown := [name for name in found if name not in labels]:
+        raise ValueError(
+            f"{where} has classes that are not in classes=…: {_shorten(unknown)}. The list has {len(classes)} names, "
+            f"{_shorten(classes)}: add the missing ones at its end, or leave these classes out"
+        )
+    return {name: labels[name] for name in found}
+
+
+def warn_of_other_classes(*datasets: Any, stacklevel: int = 3) -> None:
+    """Warn if datasets that are used together give one label to different classes.
+
+    Args:
+        datasets: Datasets, or loaders of them; torch's Subsets and ConcatDatasets are looked through.
+        stacklevel: Whose line the warning names, as in ``warnings.warn``.
+    """
+    members = [member for dataset in datasets for member in _members(dataset)]
+    for other in members[1:]:
+        first = members[0]
+        for label, (name, others_name) in enumerate(zip(first.classes, other.classes, strict=False)):
+            if name != others_name:
+                warnings.warn(
+                    f"two datasets that are used together number their classes differently: label {label} is "
+                    f"{name!r} in the {_describe(first)}, and {others_name!r} in the {_describe(other)}. "
+                    "Give the second one the classes of the first, by classes=first_dataset",
+                    UserWarning,
+                    stacklevel=stacklevel,
+                )
+                return
+
+
+def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the datasets with class names within a dataset or a loader."""
+    if depth == MAX_DEPTH:
+        return
+    names = getattr(dataset, "classes", None)
+    if isinstance(names, list | tuple):
+        if names:
+            yield dataset
+        return
+    for inner in ("dataset", "loader"):
+        if (wrapped := getattr(dataset, inner, None)) is not None:
+            yield from _members(wrapped, depth + 1)
+            return
+    datasets = getattr(dataset, "datasets", None)
+    if isinstance(datasets, list | tuple):
+        for each in datasets:
+            yield from _members(each, depth + 1)
+
+
+def _describe(dataset: Any) -> str:
+    return f"{type(dataset).__name__} of {len(dataset.classes)} classes"
+
+
+def _shorten(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

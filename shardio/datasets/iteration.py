@@ -1,0 +1,103 @@
+"""One iteration over a worker's share of an epoch, with the state that torchdata's StatefulDataLoader saves of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Generic, TypeVar
+
+from shardio.datasets.bad_samples import Broken
+from shardio.datasets.ordered import Ordered
+from shardio.errors import StateError
+from shardio.order import Cursor, Split, dump_state, read_state
+from shardio.world import find_worker
+
+Value = TypeVar("Value")
+
+Start = Callable[[Cursor, Split, int], Iterator[Value]]
+"""Iterates over a share: from where in the epoch, which share, and how many of its samples are left out at first."""
+
+
+class Iteration(Iterator[Value], Generic[Value]):
+    """Yield the samples of a share and count them. The error of one does not end the iteration.
+
+    A loader drops the batch that the sample was for, and asks for the next one. So the rest of the batch is left out.
+
+    StatefulDataLoader asks each worker's iterator for its state after every batch, and sends the state along with the
+    batch. So a state counts what was received, not what was prefetched. It fits the same rank and worker only.
+
+    Args:
+        order: Takes the share.
+        cursor: Where in the epoch it begins.
+        start: Begins to iterate.
+    """
+
+    _num_to_drop: int
+
+    def __init__(self, order: Ordered, cursor: Cursor, start: Start[Value]) -> None:
+        self._order, self._start = order, start
+        self._begin(cursor, num_samples=0)
+
+    def __next__(self) -> Value:
+        if self._num_to_drop:
+            deque(islice(self._values, self._num_to_drop), maxlen=0)
+            self._num_to_drop = 0
+        value = next(self._values)
+        self._num_samples += 1
+        if isinstance(value, Broken):
+            self._num_to_drop = -self._num_samples % self._split.batch_size
+            self._num_samples += self._num_to_drop
+            raise value.error
+        return value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this share's iteration is: a small JSON-able dict."""
+        order = self._order
+        return {
+            **dump_state(self._cursor, order.settings, order.digest, order.num_all_samples),
+            "share": self._share(),
+            "yielded": self._num_samples,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to where a state was taken.
+
+        Raises:
+            StateError: If it belongs to another dataset, order, rank, worker or batch size; the message names what
+                differs.
+        """
+        order = self._order
+        cursor = read_state(state, order.settings, order.digest, order.num_all_samples)
+        there, here = state.get("share") or {}, self._share()
+        differences = [
+            f"{name} is {there.get(name)!r} in the state and {value!r} here"
+            for name, value in here.items()
+            if there.get(name) != value
+        ]
+        if differences:
+            raise StateError(
+                f"this state of a StatefulDataLoader belongs to another share of the epoch: {'; '.join(differences)}. "
+                "The state of a shardio.DataLoader fits any number of ranks and workers"
+            )
+        num_samples = state.get("yielded")
+        if not isinstance(num_samples, int) or num_samples < 0:
+            raise StateError(f"the number of samples yielded must be an integer of at least 0, got {num_samples!r}")
+        self._begin(cursor, num_samples)
+
+    def _begin(self, cursor: Cursor, num_samples: int) -> None:
+        # Arguments are checked now, not when the first sample is asked for.
+        self._cursor, self._split, self._num_samples = cursor, self._order.own_split(cursor), num_samples
+        self._values = self._start(cursor, self._split, num_samples)
+        self._num_to_drop = 0
+
+    def _share(self) -> dict[str, Any]:
+        split, worker = self._split, find_worker()
+        return {
+            "rank": split.rank,
+            "world_size": split.world_size,
+            "batch_size": split.batch_size,
+            "remainder": split.remainder,
+            "worker_id": worker.worker_id,
+            "num_workers": worker.num_workers,
+        }

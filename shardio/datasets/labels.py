@@ -1,0 +1,36 @@
+"""Labels that follow another list of class names than the one that a dataset was packed with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from shardio.classes import Classes, check_classes, number_classes
+from shardio.decoding import FieldDecoder
+
+
+def follow_classes(
+    packed: Sequence[str], classes: Classes | None, decoder: FieldDecoder, where: str
+) -> tuple[tuple[str, ...], FieldDecoder]:
+    """Return a dataset's class names, by label, and a decoder that gives those labels. Nothing that is stored changes.
+
+    Args:
+        packed: The class names by which the stored labels are numbered.
+        classes: The list to follow instead, or None.
+        decoder: The dataset's decoder.
+        where: The dataset's source, for messages.
+
+    Raises:
+        TypeError: If ``classes`` is not a list of names, nor has one.
+        ValueError: If the dataset has no class names, or one that is not in the list.
+    """
+    if classes is None:
+        return tuple(packed), decoder
+    names = check_classes(classes)
+    if not packed:
+        raise ValueError(
+            f"{where} has no class names, by which its labels could follow classes=…: leave classes out, or pack it "
+            "from class folders (shardio pack IMAGES OUT)"
+        )
+    labels = tuple(number_classes(packed, names, where).values())
+    return names, replace(decoder, labels=None if labels == tuple(range(len(labels))) else labels)

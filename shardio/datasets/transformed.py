@@ -1,0 +1,46 @@
+"""The transform of a dataset as an attribute, as torchvision's datasets have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from shardio.datasets.shared_cell import SharedCell
+from shardio.decoding import FieldDecoder
+
+Transform = Callable[[Any], Any]
+
+TOO_LATE = (
+    "dataset.transform was set while samples were being loaded, or worker processes that stay have the one before: set "
+    "it before iterating, or make a new loader"
+)
+
+
+class Transformed:
+    """A dataset whose transform can be read and set.
+
+    Attributes:
+        decoder: Makes values of what is read.
+    """
+
+    def __init__(self, decoder: FieldDecoder) -> None:
+        self.decoder = decoder
+        self._num_sets = 0
+        self._shared_num_sets = SharedCell(0)  # Copies in worker processes see it, and that they have an old transform.
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is applied to images. It can be set before they are loaded."""
+        return self.decoder.transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        self.decoder = replace(self.decoder, transform=transform)
+        self._num_sets += 1
+        self._shared_num_sets.set(self._num_sets)
+
+    def check_transform(self) -> None:
+        """Raise RuntimeError if the transform was set after this copy of the dataset was made for a worker process."""
+        if self._shared_num_sets.values[0] != self._num_sets:
+            raise RuntimeError(TOO_LATE)

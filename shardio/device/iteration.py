@@ -1,0 +1,103 @@
+"""One iteration over a loader's batches, on their way to a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from shardio.device.window import Here, Window
+from shardio.handover import Count, hand_over, held_back
+from shardio.torch_modes import outside_of_inference_mode
+
+
+class _Note(NamedTuple):
+    """What becomes true when a batch is handed out."""
+
+    counts: list[Count]
+    state: dict[str, Any] | None
+
+
+class _Failure(NamedTuple):
+    """What there is in the place of a batch: StopIteration, or any error."""
+
+    error: Exception
+    counts: list[Count]
+    late_counts: list[Count]
+
+
+class Iteration:
+    """An iterator over prepared batches, some of which are under way.
+
+    An error of the loader's comes after the batches before it, and does not end the iteration unless it ends the
+    loader's. A batch that failed counts when the next one is asked for.
+
+    Args:
+        loader: Where batches come from.
+        window: Those that are under way. It is closed with this.
+        depth: How many these are.
+        has_state: Whether the loader can say where it is, and is ahead of what was handed out.
+
+    Attributes:
+        state: The loader's state as of the last batch that was handed out; None where its own state is right.
+    """
+
+    def __init__(self, loader: Iterable[Any], window: Window | Here, depth: int, *, has_state: bool) -> None:
+        self.state: dict[str, Any] | None = None
+        self._loader, self._window, self._depth, self._has_state = loader, window, depth, has_state
+        self._batches: Iterator[Any] | None = None
+        self._failure: _Failure | None = None
+        self._late_counts: list[Count] = []
+        self._is_open, self._was_handed = True, False
+
+    def __iter__(self) -> Iteration:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._is_open:
+            raise StopIteration
+        if self._was_handed:
+            self._window.follow(self._depth)
+            self._was_handed = False
+        hand_over(self._late_counts)
+        self._late_counts = []
+        while self._failure is None and self._window.num_under_way < self._depth:
+            self._failure = self._send_next()
+        if self._window.num_under_way:
+            batch, note = self._window.receive()
+            self.state, self._was_handed = note.state, True
+            hand_over(note.counts)
+            return batch
+        assert self._failure is not None, "nothing is under way"
+        (error, counts, self._late_counts), self._failure, self.state = self._failure, None, None
+        hand_over(counts)
+        if isinstance(error, StopIteration):
+            self.close()
+        raise error
+
+    def close(self) -> None:
+        """Wait until nothing is copied any more, and let go of the loader's iterator."""
+        if self._is_open:
+            self._is_open, self._batches = False, None
+            self._window.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_was_handed"):
+            self.close()
+
+    def _send_next(self) -> _Failure | None:
+        """Send a batch, if the loader gives one and it can be sent."""
+        with held_back() as counts:
+            try:
+                if self._batches is None:
+                    self._batches = iter(self._loader)
+                batch = next(self._batches)
+            except Exception as error:  # StopIteration, or anything.
+                return _Failure(error, counts, [])
+        # What a loader has not counted yet is not in its state either.
+        state = self._loader.state_dict() if self._has_state and not counts else None  # type: ignore[attr-defined]
+        try:
+            with outside_of_inference_mode():
+                self._window.send(batch, _Note(counts, state))
+        except Exception as error:  # Of the user's transform, or of the device.
+            return _Failure(error, [], counts)
+        return None

@@ -1,0 +1,49 @@
+"""Integers as people give them: seeds, sizes, counts. The one place where they become Python's own."""
+
+from __future__ import annotations
+
+import operator
+from typing import SupportsIndex
+
+
+def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = None, below: int | None = None) -> int:
+    """Return an integer setting as Python's int, whichever library's integer it is.
+
+    States and checkpoints hold settings. JSON and ``torch.load(weights_only=True)`` read Python's integers alone.
+
+    >>> check_integer("seed", 7, at_least=0)
+    7
+
+    Args:
+        name: Of the setting, for messages.
+        value: An integer of Python, numpy or torch. Truth values and floats are not integers.
+        at_least: The lowest that is allowed, if there is one.
+        below: The first that is too high, if there is one.
+
+    Raises:
+        TypeError: If it is not an integer.
+        ValueError: If it is out of range.
+    """
+    try:
+        number = operator.index(value)
+    except (TypeError, ValueError):  # Arrays and tensors of several values, and of floats.
+        number = None
+    if number is None or isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if (at_least is not None and number < at_least) or (below is not None and number >= below):
+        bounds = [] if at_least is None else [f"at least {at_least}"]
+        bounds += [] if below is None else [f"below {_readable(below)}"]
+        raise ValueError(f"{name} must be {' and '.join(bounds)}, got {number}")
+    return number
+
+
+def check_optional_integer(
+    name: str, value: SupportsIndex | None, *, at_least: int | None = None, below: int | None = None
+) -> int | None:
+    """Return None for a setting that was left open, and otherwise what :func:`check_integer` does."""
+    return None if value is None else check_integer(name, value, at_least=at_least, below=below)
+
+
+def _readable(bound: int) -> str:
+    """Return a number, large powers of two as such."""
+    return f"2**{bound.bit_length() - 1}" if bound > 2**20 and bound & (bound - 1) == 0 else str(bound)

@@ -1,0 +1,211 @@
+"""How files lie in a source: what each layout makes of them, and what looks like another one than was asked for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from shardio.errors import PackError
+from shardio.shards import IMAGE_FORMATS
+from shardio.storage import find_url
+
+Layout = Literal["auto", "classes", "flat", "pairs"]
+"""``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files of the same name are one sample."""
+
+INSIST = "or insist by --layout classes (layout='classes')"
+
+# Words that folders are called by, in lower case.
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
+BESIDE_SPLITS = {"set", "data", "images", "img", "split"}
+IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
+COMPANIONS = re.compile(
+    r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
+    r"|depths?|b?box(es)?"
+)
+
+COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
+"""The command that copies a directory from or to a URL, by its scheme."""
+
+
+def refuse_urls(src: Path, dst: Path) -> None:
+    """Raise PackError if the source or the destination is a URL."""
+    here = "directories of this machine"
+    if (url := find_url(src)) is not None:
+        copy = COPIES.get(url.partition(":")[0], "# download {} into {}").format(quote(url), "images")
+        raise PackError(
+            f"the source {url} is a URL, and pack reads {here}: copy it to one, and pack that\n"
+            f"  {copy}\n  shardio pack images {quote(dst)}"
+        )
+    if (url := find_url(dst)) is not None:
+        copy = COPIES.get(url.partition(":")[0], "# upload {} to {}").format("packed", quote(url))
+        raise PackError(
+            f"the destination {url} is a URL, and pack writes to {here}: pack into one, and copy that\n"
+            f"  shardio pack {quote(src)} packed\n  {copy}"
+        )
+
+
+def quote(path: str | Path) -> str:
+    """Return a path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
+def refuse_lookalikes(src: Path, dst: Path, files: Sequence[PurePosixPath], *, rename_dots: bool) -> None:
+    """Raise PackError, with the command that does it right, if files look like another layout than class folders.
+
+    What is refused would make classes of what are none. Class folders may number their images alike, so that equal
+    names are not enough: a pair is known by what its folders are called.
+
+    Args:
+        src: The source.
+        dst: The destination, for that command.
+        files: All files, below the source.
+        rename_dots: Whether dots in stems become underscores.
+    """
+    _refuse_splits(src, dst, files)
+    _refuse_parallel_folders(src, dst, files)
+    _refuse_one_folder_of_folders(src, dst, files)
+    if rename_dots:
+        _refuse_companions(src, dst, files)
+
+
+def find_images_folder(files: Sequence[PurePosixPath]) -> str | None:
+    """Return the one folder of images beside others, as of images/a.jpg with masks/a.png; None if there is none.
+
+    Raises:
+        PackError: If there are several.
+    """
+    folders = sorted({file.parts[0] for file in files if len(file.parts) > 1})
+    found = [name for name in folders if IMAGES.fullmatch(_last_word(name))]
+    if len(folders) < 2 or not found:
+        return None
+    if len(found) > 1:
+        raise PackError(f"{' and '.join(found)} are both named like the folder of the images: rename one of them")
+    return found[0]
+
+
+def find_plain_images(files: Sequence[PurePosixPath]) -> set[PurePosixPath]:
+    """Return the stems of images without a dot in their stem: those that a.mask.png can belong to."""
+    return {file.with_suffix("") for file in files if "." not in file.stem and file.suffix[1:].lower() in IMAGE_FORMATS}
+
+
+def place_in_pair(
+    file: PurePosixPath, images: str | None, plain: set[PurePosixPath]
+) -> tuple[PurePosixPath, str] | None:
+    """Return to which sample a file belongs and as which field, where samples are pairs; None if by its stem alone."""
+    if images is not None:
+        if len(file.parts) < 2:
+            return None
+        folder, inner, suffix = file.parts[0], PurePosixPath(*file.parts[1:]), file.suffix[1:].lower()
+        return inner.with_suffix(""), suffix if folder == images else f"{folder.lower()}.{suffix}"
+    base, _, field = file.name.partition(".")
+    return (file.parent / base, field.lower()) if base and file.parent / base in plain else None
+
+
+def check_pairs(src: Path, images: str | None, groups: Mapping[str, Mapping[str, Path]]) -> None:
+    """Raise PackError if there is no pair, or a sample lacks a companion that others have."""
+    kinds = Counter(field.rpartition(".")[0] for files in groups.values() for field in files if "." in field)
+    if not kinds:
+        where = (
+            f"{images}/a.jpg with masks/a.png" if images else "images/a.jpg with masks/a.png, or a.jpg with a.mask.png"
+        )
+        raise PackError(f"{src} holds no pairs: files of one sample have the same name, as {where}")
+    for files in groups.values():
+        lacking = sorted(set(kinds) - {field.rpartition(".")[0] for field in files})
+        if lacking:
+            path = next(iter(files.values()))
+            raise PackError(
+                f"{path} has no {lacking[0]}, and {kinds[lacking[0]]} of {len(groups)} samples have: add it, or remove "
+                "the image"
+            )
+
+
+def _refuse_splits(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
+    folders = _folders(files)
+    if not folders or not all(_is_split(name) for name in folders):
+        return
+    names = sorted(folders, key=lambda name: (not name.lower().startswith("train"), name))
+    has_classes = any(len(file.parts) > 2 for file in files)
+    lines = [f"  shardio pack {quote(src / name)} {quote(dst / name)}" for name in names]
+    if has_classes:
+        lines[1:] = [f"{line} --classes {quote(dst / names[0])}" for line in lines[1:]]
+    raise PackError(
+        f"{src} holds {_join(names)}: that looks like the parts of a dataset, not like its classes. Pack each part:\n"
+        + "\n".join(lines)
+        + f"\n{INSIST}"
+    )
+
+
+def _refuse_parallel_folders(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
+    stems = defaultdict[str, set[PurePosixPath]](set)
+    for file in files:
+        if len(file.parts) > 1:
+            stems[file.parts[0]].add(PurePosixPath(*file.parts[1:]).with_suffix(""))
+    images = [name for name in stems if IMAGES.fullmatch(_last_word(name))]
+    companions = [name for name in stems if COMPANIONS.fullmatch(_last_word(name))]
+    for image in images:
+        for companion in companions:
+            shared = len(stems[image] & stems[companion])
+            if 2 * shared >= len(stems[companion]) or len(images) + len(companions) == len(stems):
+                raise PackError(
+                    f"{src} holds {_join([image, companion])}: that looks like two files of each sample, not like two "
+                    "classes. Make each pair of equal names one sample:\n"
+                    f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{INSIST}"
+                )
+
+
+def _refuse_one_folder_of_folders(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
+    images = [file for file in files if file.suffix[1:].lower() in IMAGE_FORMATS]
+    tops = {file.parts[0] for file in images}
+    if len(tops) == 1 and all(len(file.parts) > 2 for file in images) and len({file.parts[1] for file in images}) > 1:
+        inner = src / tops.pop()
+        raise PackError(
+            f"{src} holds one folder alone, whose folders hold the images: all would have the label 0. Pack that "
+            f"folder:\n  shardio pack {quote(inner)} {quote(dst)}\n{INSIST}"
+        )
+
+
+def _refuse_companions(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
+    plain = find_plain_images(files)
+    companions = defaultdict[str, list[PurePosixPath]](list)
+    for file in files:
+        base, _, middle = file.stem.partition(".")
+        if middle and file.suffix[1:].lower() in IMAGE_FORMATS and file.parent / base in plain:
+            companions[middle.lower()].append(file)
+    for middle, dotted in companions.items():
+        # photo.1.jpg is another photo; a few photo.edited.jpg may be, too.
+        is_one_of_few = 2 * len(dotted) < len(plain)
+        if middle.isdigit() or (is_one_of_few and not COMPANIONS.fullmatch(_last_word(middle))):
+            continue
+        raise PackError(
+            f"{src / dotted[0]} and {len(dotted) - 1} more files are called like an image beside them, with .{middle} "
+            "added: that looks like two files of each sample, and renaming dots would make them two samples. Make each "
+            "pair one sample:\n"
+            f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{INSIST}"
+        )
+
+
+def _folders(files: Sequence[PurePosixPath]) -> set[str]:
+    """Return the folders in the source that hold images."""
+    return {file.parts[0] for file in files if len(file.parts) > 1 and file.suffix[1:].lower() in IMAGE_FORMATS}
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+", name.lower())
+
+
+def _last_word(name: str) -> str:
+    return next(reversed(_words(name)), "")
+
+
+def _is_split(name: str) -> bool:
+    words = set(_words(name))
+    return bool(words & SPLITS) and words <= SPLITS | BESIDE_SPLITS
+
+
+def _join(names: Sequence[str]) -> str:
+    shown = [f"{name}/" for name in names[:5]]
+    return ", ".join(shown[:-1]) + (" and " if len(shown) > 1 else "") + shown[-1]

@@ -1,0 +1,51 @@
+"""How many processors this process may use: the only place that counts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+
+def count_processors() -> int:
+    """Return how many processors this process may use, at least 1.
+
+    They are those of its affinity mask, and no more than the quota of its control group and those above it, rounded up:
+    a container that is limited to 2 CPUs sees all of its machine's processors, and gets the time of 2.
+    """
+    if hasattr(os, "process_cpu_count"):  # Python 3.13; PYTHON_CPU_COUNT counts, too.
+        available = os.process_cpu_count() or 1
+    elif hasattr(os, "sched_getaffinity"):
+        available = len(os.sched_getaffinity(0))
+    else:
+        available = os.cpu_count() or 1
+    return min([available, *(max(1, -(-quota // period)) for quota, period in _quotas(Path("/")))])
+
+
+def _quotas(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield the quotas of this process's control groups: microseconds of time in so many microseconds.
+
+    The formats are those of cgroups(7), the kernel's ``admin-guide/cgroup-v2`` (cpu.max) and ``scheduler/sched-bwc``
+    (cpu.cfs_quota_us). A container often sees its own group as the root.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # Not Linux.
+        return
+    for line in lines:
+        _, controllers, name = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+        group = PurePosixPath(name.lstrip("/"))
+        for folder in dict.fromkeys([group, *group.parents]):
+            text = _read(mount / folder, ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",))
+            if len(numbers := [word for word in text.split() if word.isdigit()]) == 2:  # Not "max", nor -1.
+                yield int(numbers[0]), int(numbers[1])
+
+
+def _read(folder: Path, names: tuple[str, ...]) -> str:
+    try:
+        return " ".join((folder / name).read_text() for name in names)
+    except OSError:  # Control groups need not be visible.
+        return ""

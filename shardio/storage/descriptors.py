@@ -1,0 +1,90 @@
+"""The process's descriptors for datasets' files: one budget for all of them, however many datasets are read."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections import OrderedDict
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+MAX_DESCRIPTORS = 128
+"""Descriptors that are kept open at the most."""
+
+LEFT_FOR_OTHERS = 4
+"""Of the process's limit, one part in so many is used: torch's workers, the user and other libraries need the rest."""
+
+
+def descriptor_budget() -> int:
+    """Return how many descriptors may be kept open, by the process's limit as it is now."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit.
+        return MAX_DESCRIPTORS
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        MAX_DESCRIPTORS if limit == resource.RLIM_INFINITY else max(2, min(MAX_DESCRIPTORS, limit // LEFT_FOR_OTHERS))
+    )
+
+
+class Descriptor:
+    """An open descriptor. It is closed when nothing refers to it any more, so a read in flight keeps it open."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: Path) -> None:
+        self.number = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "number"):
+            os.close(self.number)
+
+
+class OpenFiles:
+    """The open descriptors by their files' serial numbers, least recently used first.
+
+    It has no lock, which a forked child or a finalizer could find taken: each step on the dictionary is atomic. Threads
+    that open files at the same time may exceed the budget by one descriptor each until the next one is opened.
+    """
+
+    def __init__(self) -> None:
+        self._descriptors: OrderedDict[int, Descriptor] = OrderedDict()
+        self.serials = itertools.count()
+
+    def find(self, serial: int) -> Descriptor | None:
+        """Return a file's descriptor if it is open."""
+        descriptor = self._descriptors.get(serial)
+        if descriptor is not None:
+            with suppress(KeyError):  # Another thread has closed it meanwhile.
+                self._descriptors.move_to_end(serial)
+        return descriptor
+
+    def open(self, serial: int, path: Path) -> Descriptor:
+        """Open a file; close the least recently used ones if there are too many."""
+        self._shrink(descriptor_budget() - 1)
+        try:
+            descriptor = Descriptor(path)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._shrink(0)  # Others have used up the limit: one must do.
+            descriptor = Descriptor(path)
+        self._descriptors[serial] = descriptor
+        return descriptor
+
+    def close(self, serial: int) -> None:
+        """Close a file, as soon as no thread reads it."""
+        self._descriptors.pop(serial, None)
+
+    def _shrink(self, num_kept: int) -> None:
+        with suppress(KeyError):  # Other threads close files, too: it may be empty.
+            while len(self._descriptors) > num_kept:
+                self._descriptors.popitem(last=False)
+
+
+@cache
+def open_files() -> OpenFiles:
+    """Return this process's open files."""
+    return OpenFiles()

@@ -1,0 +1,16 @@
+"""All cases of the checker's campaign; ``tools/check_campaign.py`` runs them, and tests the quick ones."""
+
+from __future__ import annotations
+
+from tests.check import (
+    planted_keys,
+    planted_runs,
+    planted_samples,
+    planted_shares,
+    unusual_loaders,
+    unusual_runs,
+    unusual_samples,
+)
+
+PLANTED = [case for part in (planted_samples, planted_shares, planted_keys, planted_runs) for case in part.case.cases]
+UNUSUAL = [case for part in (unusual_loaders, unusual_samples, unusual_runs) for case in part.case.cases]

@@ -1,0 +1,183 @@
+"""What the campaign of the checker is made of: cases, their verdicts, and loaders to build them from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+import shardio
+from shardio import CoverageError, FormatError, ShardDataset
+from shardio.check import Coverage, assert_exactly_once, find_frozen_orders, judge, merge_recordings, record
+from shardio.check.report import Expected
+from shardio.errors import IdentityError
+
+N = 96
+B = 8
+
+Verdict = Literal["right", "wrong", "keys wanted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A loader and what the checker should say of it.
+
+    Attributes:
+        name: What is planted, or what is unusual.
+        ask: Asks the checker about it, given a packed dataset; returns normally where the verdict is right.
+        says: What the message must hold; "" for a loader that is right.
+        is_slow: Whether it takes worker processes or seconds; tests leave it to the campaign.
+    """
+
+    name: str
+    ask: Callable[[Path], object]
+    says: str = ""
+    is_slow: bool = False
+
+    def judge(self, packed: Path) -> tuple[Verdict, str]:
+        """Return the checker's verdict and its message."""
+        try:
+            self.ask(packed)
+        except IdentityError as error:
+            return "keys wanted", str(error)
+        except (CoverageError, FormatError) as error:
+            return "wrong", str(error)
+        return "right", ""
+
+
+class Registry:
+    """Collects cases, by a decorator."""
+
+    def __init__(self) -> None:
+        self.cases: list[Case] = []
+
+    def __call__(
+        self, name: str, says: str = "", *, slow: bool = False
+    ) -> Callable[[Callable[[Path], object]], Callable[[Path], object]]:
+        """Register a function as a case."""
+
+        def register(ask: Callable[[Path], object]) -> Callable[[Path], object]:
+            self.cases.append(Case(name=name, ask=ask, says=says, is_slow=slow))
+            return ask
+
+        return register
+
+
+def cut(keys: Sequence[Any], size: int = B) -> list[list[Any]]:
+    """Return keys as batches."""
+    return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
+
+
+def once(loader: Any, expected: Any = None, **options: Any) -> None:
+    """Ask of a loader in this process."""
+    assert_exactly_once(loader, expected, **options)
+
+
+def check_ranks(
+    loaders: Sequence[Iterable[Any]],
+    expected: Expected,
+    *,
+    epochs: int = 1,
+    key: Any = None,
+    set_epoch: Callable[[int], object] | None = None,
+) -> None:
+    """Ask as ``shardio check script.py:function`` does: with each loader's own remainder policy allowed for."""
+    found = []
+    for epoch in range(epochs):
+        if set_epoch is not None:
+            set_epoch(epoch)
+        coverage = Coverage()
+        for rank, loader in enumerate(loaders):
+            record(loader, coverage, rank=rank, key=key, world_size=len(loaders))
+        found.append(coverage)
+    raise_verdict(found, expected)
+
+
+def raise_verdict(found: list[Coverage], expected: Expected) -> None:
+    """Raise unless all epochs are right."""
+    for report in judge(found, expected):
+        report.raise_if_wrong()
+    if causes := find_frozen_orders(found, expected):
+        raise CoverageError("\n".join(causes))
+
+
+def merge(directory: Path, expected: Expected | None = None) -> None:
+    """Ask as ``shardio check --merge`` does."""
+    wanted = Expected(ids=None, number=None) if expected is None else expected
+    raise_verdict(merge_recordings(sorted(directory.glob("*.cov"))), wanted)
+
+
+def ours(packed: Path, world_size: int = 2, **options: Any) -> list[shardio.DataLoader]:
+    """Return shardio's loader of each rank, in this process."""
+    options = {"shuffle": True, "fields": "key", **options}
+    ranks = [{"rank": rank, "world_size": world_size, **options} for rank in range(world_size)]
+    return [shardio.DataLoader(ShardDataset(packed, **rank), batch_size=4) for rank in ranks]
+
+
+def all_of(packed: Path) -> Expected:
+    """Expect a packed dataset's keys."""
+    from dataclasses import replace
+
+    dataset = ShardDataset(packed, fields="key", rank=0, world_size=1)
+    return replace(Expected.of_keys(dataset), digest=dataset.digest)
+
+
+class Tampered:
+    """A loader that says of itself what another one does, and delivers what a function makes of its batches."""
+
+    def __init__(self, loader: Any, change: Callable[[list[Any]], Iterable[Any]]) -> None:
+        self.loader, self.change = loader, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.change(list(self.loader)))
+
+
+class Images(Dataset[torch.Tensor]):
+    """Images that differ, drawn with noise or without."""
+
+    def __init__(self, noise: float = 0.0, num_samples: int = N) -> None:
+        self.noise, self.num_samples = noise, num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.full((3, 4, 4), float(number)) + self.noise * torch.rand(1)
+
+
+class Flipped(Images):
+    """Images of which every second is flipped at random."""
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        image = torch.arange(48.0).reshape(3, 4, 4) + number
+        return image.flip(2) if torch.rand(1) < 0.5 else image
+
+
+class Keyed(Images):
+    """Images with their numbers."""
+
+    def __getitem__(self, number: int) -> Any:
+        return {"image": super().__getitem__(number), "id": number}
+
+
+class Shares(IterableDataset[Any]):
+    """Gives each worker the numbers that a function says: of worker and number of workers."""
+
+    def __init__(self, share: Callable[[int, int], Iterable[Any]]) -> None:
+        self.share = share
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        return iter(self.share(0, 1) if info is None else self.share(info.id, info.num_workers))
+
+
+def load(dataset: Any, **options: Any) -> DataLoader[Any]:
+    """Return torch's loader."""
+    return DataLoader(dataset, **{"batch_size": B, **options})

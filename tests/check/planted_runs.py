@@ -1,0 +1,127 @@
+"""Faults of recordings, and what the guard stops at."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    IterableDataset,
+)
+
+import shardio
+from shardio.check import CoverageRecorder, Expected, guard
+from tests.check.cases import (
+    Images,
+    N,
+    Registry,
+    cut,
+    load,
+    merge,
+    ours,
+)
+
+case = Registry()
+
+
+# Recordings.
+
+
+def recorded(directory: str, rank: int, epochs: list[list[list[Any]]], world_size: int = 2) -> Path:
+    with CoverageRecorder(directory, rank=rank, world_size=world_size) as recorder:
+        for epoch in epochs:
+            list(recorder.watch(epoch))
+    return recorder.path
+
+
+@case("a rank's recording is missing", "rank 1 of 2 has no recording")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        recorded(run, 0, [cut(range(0, N, 2))])
+        merge(Path(run))
+
+
+@case("a run with fewer ranks in the same directory", "runs with 2 and 3 ranks")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        recorded(run, 2, [[[9]]], world_size=3)
+        recorded(run, 0, [[[0]]])
+        recorded(run, 1, [[[1]]])
+        merge(Path(run))
+
+
+@case("a recording of yesterday's run", "they are of different runs")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        old = CoverageRecorder(run, rank=1, world_size=2)
+        old.recording.process, old.recording.started = "elsewhere:1", old.recording.started - 86_400
+        list(old.watch([[1]]))
+        content = old.path.read_bytes().replace(b'written\\": ', b'written\\":-')
+        old.path.write_bytes(content)
+        recorded(run, 0, [[[0]]])
+        merge(Path(run))
+
+
+@case("a crash in the middle of an epoch", "rank 1 stopped after 1 batches, before the end of the epoch")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        recorded(run, 0, [cut(range(0, N, 2))])
+        with CoverageRecorder(run, rank=1, world_size=2) as recorder:
+            watched = recorder.watch(cut(range(1, N, 2)))
+            next(watched)
+            watched.close()  # type: ignore[attr-defined]  # it is a generator
+        merge(Path(run))
+
+
+@case("a rank that recorded an epoch less", "rank 1 stopped after 0 batches")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        recorded(run, 0, [cut(range(0, N, 2)), cut(range(0, N, 2))])
+        recorded(run, 1, [cut(range(1, N, 2))])
+        merge(Path(run))
+
+
+@case("a recording by content of augmented images", "differs when it is read again")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        with CoverageRecorder(run, rank=0, world_size=1) as recorder:
+            list(recorder.watch(load(Images(0.1))))
+        merge(Path(run), Expected(ids=None, number=N))
+
+
+# The guard.
+
+
+@case("guard: a repeated key", "batch 12 repeats 3, which came in batch 0")
+def _(packed: Path) -> None:
+    list(guard([*cut(range(N)), [3]]))
+
+
+@case("guard: augmented images without a key", "differs when it is read again")
+def _(packed: Path) -> None:
+    list(guard(load(Images(0.1))))
+
+
+@case("guard: shardio's images with a random crop", "a random transform (RandomResizedCrop)")
+def _(packed: Path) -> None:
+    transform = shardio.transforms.RandomResizedCrop(8)
+    list(guard(ours(packed, 1, fields=("image", "label"), transform=transform)[0]))
+
+
+@case("guard: a stream augmented in its own code, at the end of its second epoch", "change from one epoch to the next")
+def _(packed: Path) -> None:
+    class Stream(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return (torch.rand(3) for _ in range(N))
+
+    guarded = guard(load(Stream()))
+    list(guarded)
+    list(guarded)
+
+
+@case("guard: equal images, or one image twice", "may be a repeat or equal data")
+def _(packed: Path) -> None:
+    list(guard(load([torch.zeros(3)] * 4)))

@@ -1,0 +1,38 @@
+"""The quick cases of the checker's campaign: faults are found and named, and no loader that is right is accused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.check.campaign import PLANTED, UNUSUAL
+from tests.check.cases import Case
+
+# Of webdataset, which leaves files to the garbage collector, and of torchdata.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+]
+
+
+def quick(cases: list[Case]) -> list[object]:
+    names = [re.sub(r"\W+", "-", case.name) for case in cases]
+    assert len(set(names)) == len(names)
+    return [pytest.param(case, id=name) for case, name in zip(cases, names, strict=True) if not case.is_slow]
+
+
+@pytest.mark.parametrize("case", quick(PLANTED))
+def test_a_fault_is_found_and_named(case: Case, packed: Path) -> None:
+    verdict, message = case.judge(packed)
+    assert verdict in {"wrong", "keys wanted"}
+    assert case.says in message
+
+
+@pytest.mark.parametrize("case", quick(UNUSUAL))
+def test_a_loader_that_is_right_is_not_accused(case: Case, packed: Path) -> None:
+    verdict, message = case.judge(packed)
+    assert verdict == ("keys wanted" if case.says else "right"), message
+    assert case.says in message

@@ -1,0 +1,114 @@
+"""Ranks end together: the first failure, Ctrl-C and SIGTERM end all of them, and what they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from shardio.check.launching import RankCommand, run_ranks
+from shardio.errors import ShardioError
+
+WAITS = """
+import signal, subprocess, sys, time
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open(sys.argv[1] + ".tmp", "w") as file:
+    file.write(str(child.pid))
+import os
+os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+time.sleep(600)
+"""
+
+
+def rank(directory: Path, number: int, code: str, *arguments: object) -> RankCommand:
+    return RankCommand(
+        command=[sys.executable, "-c", code, *map(str, arguments)],
+        environment={"RANK": str(number)},
+        errors=directory / f"{number}.err",
+        failed=directory / f"{number}.failed",
+    )
+
+
+def is_running(process_id: int) -> bool:
+    """Return whether a process is there, and no zombie that waits for whoever adopted it."""
+    status = Path(f"/proc/{process_id}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def await_file(path: Path) -> int:
+    while not path.exists():
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def test_the_first_failure_ends_the_others_and_their_children(tmp_path: Path) -> None:
+    """The second rank fails once the first has a child, and does not react to SIGTERM."""
+    fails = "import sys, os, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit('no data today')"
+    marker = tmp_path / "child"
+    with pytest.raises(ShardioError) as caught:
+        run_ranks([rank(tmp_path, 0, WAITS, marker), rank(tmp_path, 1, fails, marker)], "script.py:make")
+    assert str(caught.value) == "rank 1 of script.py:make failed:\nno data today"
+    assert not is_running(await_file(marker))
+
+
+def test_the_rank_that_failed_first_is_named_and_not_the_one_that_ended_first(tmp_path: Path) -> None:
+    cause = """
+import sys, time
+open(sys.argv[1], "w").write(str(time.time_ns()))
+time.sleep(600)
+"""
+    effect = "import sys, os, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit('peer is gone')"
+    failed = tmp_path / "0.failed"
+    with pytest.raises(ShardioError, match="rank 0 of it failed:\nit wrote nothing"):
+        run_ranks([rank(tmp_path, 0, cause, failed), rank(tmp_path, 1, effect, failed)], "it")
+
+
+def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path: Path) -> None:
+    writes = "import os, signal, sys\nsys.stderr.write('x' * 300_000); sys.stderr.flush()\n"
+    kills = f"{writes}os.kill(os.getpid(), signal.SIGKILL)"
+    with pytest.raises(ShardioError, match=r"rank 0 of it was ended by signal 9 \(Killed\):\n… x+$") as caught:
+        run_ranks([rank(tmp_path, 0, kills)], "it")
+    assert len(str(caught.value)) < 10_000
+
+
+LAUNCHES = """
+import sys
+from pathlib import Path
+from tests.check.test_launching import WAITS, rank
+from shardio.check.launching import run_ranks
+work = Path(sys.argv[1])
+run_ranks([rank(work, number, WAITS, work / str(number), *sys.argv[2:]) for number in range(2)], "it")
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "stubborn"),
+    [(signal.SIGINT, -signal.SIGINT, ()), (signal.SIGTERM, 143, ()), (signal.SIGTERM, 143, ("stubborn",))],
+)
+def test_signals_end_all_ranks_and_their_children(
+    number: signal.Signals, code: int, stubborn: tuple[str, ...], tmp_path: Path
+) -> None:
+    root = Path(__file__).parents[2]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHES, str(tmp_path), *stubborn],
+        cwd=root,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    children = [await_file(tmp_path / str(rank)) for rank in range(2)]
+    launcher.send_signal(number)
+    if stubborn:
+        launcher.send_signal(number)  # Those that stay are killed at once.
+    launcher.communicate()
+    assert launcher.returncode == code
+    assert not any(map(is_running, children))

@@ -1,0 +1,153 @@
+"""Labels follow a list of class names, where one is given, in every kind of dataset and every kind of worker."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, default_collate
+
+import shardio
+from shardio.classes import check_classes, warn_of_other_classes
+from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
+from shardio.train import TrainConfig, train
+from shardio.transforms import Resize
+from tests.sources import encode, write_images
+
+CLASSES = ["ant", "class-2", "class-1", "class-0"]
+KINDS: dict[str, Any] = {"folder": ImageFolder, "shards": ShardDataset, "map": ShardMapDataset}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Images of class-0 and class-2, as a folder and packed."""
+    root = tmp_path_factory.mktemp("classes")
+    write_images(root / "in", classes=3, per_class=4)
+    for path in (root / "in" / "class-1").iterdir():
+        path.unlink()
+    (root / "in" / "class-1").rmdir()
+    shardio.pack(root / "in", root / "out", max_shard_samples=3)
+    return {"folder": root / "in", "shards": root / "out", "map": root / "out"}
+
+
+def read(dataset: Any, **options: Any) -> list[tuple[str, ...]]:
+    """Return what tells the samples apart, and their labels, in the order in which they come."""
+    loader = shardio.DataLoader(dataset, batch_size=3, **options)
+    return [
+        (str(each[0].sum().item()), *map(str, (value for value in each[1:])))
+        for images, *others in loader
+        for each in zip(images, *(o.tolist() if isinstance(o, torch.Tensor) else o for o in others), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_workers": 2}, {"num_workers": 1, "collate_fn": default_collate}],
+    ids=["here", "ours", "torch"],
+)
+def test_labels_follow_the_list_and_nothing_else_changes(
+    sources: dict[str, Path], kind: str, options: dict[str, Any]
+) -> None:
+    plain = KINDS[kind](sources[kind])
+    dataset = KINDS[kind](sources[kind], classes=CLASSES)
+    assert (plain.classes, dataset.classes) == (["class-0", "class-2"], CLASSES)
+    assert dataset.digest == plain.digest
+    number = {"0": "3", "1": "1"}  # By the names that the labels had.
+    assert read(dataset, **options) == [(pixels, number[label]) for pixels, label in read(plain)]
+
+
+def test_a_shuffled_order_stays_and_so_do_the_fields_as_they_are_stored(sources: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"fields": ("image", "key", "label", "cls"), "shuffle": True}
+    plain = read(ShardDataset(sources["shards"], **options))
+    found = read(ShardDataset(sources["shards"], classes=CLASSES, **options), num_workers=1)
+    assert [row[:2] for row in found] == [row[:2] for row in plain]
+    assert {row[2:] for row in found} == {("3", "3"), ("1", "1")}
+
+
+def test_another_dataset_may_give_the_list(sources: dict[str, Path], images: Path) -> None:
+    for whole in (ImageFolder(images), Subset(ImageFolder(images), [0]), shardio.DataLoader(ImageFolder(images))):
+        part = ShardMapDataset(sources["map"], classes=whole)  # type: ignore[arg-type]  # wrappers have it within
+        assert part.classes == ["class-0", "class-1", "class-2"]
+        assert {part[number][1] for number in range(len(part))} == {0, 2}
+    assert ImageFolder(sources["folder"], classes=part).class_to_idx["class-2"] == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_class_that_is_not_in_the_list_is_refused(sources: dict[str, Path], kind: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{sources[kind]} has classes that are not in classes=…: class-2.")):
+        KINDS[kind](sources[kind], classes=["class-0", "class-1"])
+
+
+@pytest.mark.parametrize(
+    ("classes", "error", "words"),
+    [
+        ("class-0", TypeError, "a list of names, or a dataset that has classes"),
+        (3, TypeError, "a list of names"),
+        ([0, 1], TypeError, "a list of names"),
+        ([], ValueError, "classes is empty"),
+        (["a", "class-0", "a"], ValueError, "must not repeat a name, got a more"),
+    ],
+)
+def test_what_is_no_list_of_names_is_refused(
+    sources: dict[str, Path], classes: Any, error: type[Exception], words: str
+) -> None:
+    for kind, make in KINDS.items():
+        with pytest.raises(error, match=words):
+            make(sources[kind], classes=classes)
+
+
+def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None:
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "1.jpg").write_bytes(encode(1))
+    (tmp_path / "flat" / "1.cls").write_text("1")
+    shardio.pack(tmp_path / "flat", tmp_path / "out")
+    with pytest.raises(ValueError, match=r"out has no class names"):
+        ShardDataset(tmp_path / "out", classes=CLASSES)
+
+
+def test_a_stored_label_outside_of_the_classes_is_an_error_that_names_the_sample(sources: dict[str, Path]) -> None:
+    dataset = ShardMapDataset(sources["map"], classes=CLASSES)
+    for content in (b"2", b"-1"):
+        with pytest.raises(ValueError, match="outside of the dataset's 2 classes"):
+            dataset.decoder._decode_renumbered(content)
+
+
+def test_datasets_that_disagree_are_warned_of_where_they_are_used_together(
+    sources: dict[str, Path], images: Path
+) -> None:
+    whole, part = (
+        ImageFolder(images, transform=Resize((8, 8))),
+        ShardMapDataset(sources["map"], transform=Resize((8, 8))),
+    )
+    words = "label 1 is 'class-1' in the ImageFolder of 3 classes, and 'class-2' in the ShardMapDataset of 2 classes"
+    with pytest.warns(UserWarning, match=words) as caught:
+        shardio.DataLoader(ConcatDataset([Subset(whole, [0, 1]), part]))
+    assert caught[0].filename == __file__
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 3))
+    config = TrainConfig(epochs=1, precision="fp32", device="cpu")
+    loader = shardio.DataLoader(whole, batch_size=8)
+    with pytest.warns(UserWarning, match=words) as caught:
+        train(model, loader, config, val_loader=shardio.DevicePrefetcher(shardio.DataLoader(part, batch_size=8), "cpu"))
+    assert caught[0].filename == __file__
+
+
+def test_datasets_that_agree_are_not_warned_of(sources: dict[str, Path], images: Path) -> None:
+    whole = ImageFolder(images)
+    follows = ImageFolder(sources["folder"], classes=whole)
+    first_only = Subset(ImageFolder(images), [0])
+    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0])]  # type: ignore[arg-type]  # a list is enough
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_other_classes(whole, follows, first_only, *unknown)
+        shardio.DataLoader(ConcatDataset([whole, follows]))
+
+
+def test_a_list_of_many_classes_is_checked_at_once() -> None:
+    names = [str(number) for number in range(100_000)]
+    assert check_classes(names) == tuple(names)

@@ -1,0 +1,132 @@
+"""While a prefetcher iterates, the loader's state is what the user received, however many batches are under way.
+
+The stream is one without a device, which does what it is given as late as CUDA may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset, check
+from tests.device.late_stream import prefetch_late
+
+BATCH_SIZE = 3
+NUM_BATCHES = 7
+FIELDS = ("label", "key")
+
+Wrap = Callable[[Any], Any]
+
+
+def make_sharded(packed: Path, **options: Any) -> DataLoader:
+    dataset = ShardDataset(packed, fields=FIELDS, shuffle=True)
+    return DataLoader(dataset, **{"batch_size": BATCH_SIZE, **options})
+
+
+def make_sampled(packed: Path, **options: Any) -> DataLoader:
+    dataset = ShardMapDataset(packed, fields=FIELDS)
+    return DataLoader(dataset, sampler=EpochSampler(dataset), **{"batch_size": BATCH_SIZE, **options})
+
+
+def late(loader: Iterable[Any], depth: int) -> DevicePrefetcher:
+    return prefetch_late(loader, depth=depth)[0]
+
+
+class PassedOn:
+    """A wrapper of the user's own, which knows nothing of prefetchers."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
+WRAPS: dict[str, Wrap] = {
+    **{f"depth {depth}": lambda loader, depth=depth: late(loader, depth) for depth in (1, 2, 3)},  # type: ignore[misc]
+    "on the processor": lambda loader: DevicePrefetcher(loader, "cpu"),
+    "a guard within": lambda loader: late(check.guard(loader, key=1), 2),
+    "a guard around": lambda loader: check.guard(late(loader, 2), key=1),
+    "one within another": lambda loader: late(late(loader, 2), 3),
+    "the user's own within": lambda loader: late(PassedOn(loader), 2),
+    "the user's own around": lambda loader: PassedOn(late(loader, 2)),
+}
+
+
+def keys_of(batches: Iterable[Any]) -> list[str]:
+    return [key for _, keys in batches for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("make", "wrap"),
+    [*((make_sharded, wrap) for wrap in WRAPS), (make_sampled, "depth 3"), (make_sampled, "one within another")],
+)
+def test_resumed_from_the_loaders_state_equals_uninterrupted(make: Any, packed: Path, wrap: str) -> None:
+    whole = keys_of(make(packed))
+    for stop in range(NUM_BATCHES + 1):
+        loader = make(packed)
+        batches = iter(WRAPS[wrap](loader))
+        before = keys_of(islice(batches, stop))
+        state = loader.state_dict()
+        assert state["position"] == len(before)
+        resumed = make(packed)
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)
+        assert before + keys_of(WRAPS[wrap](resumed)) == whole
+        del batches
+        assert loader.state_dict() == state, "what was under way never arrived"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_several_epochs_left_anywhere(packed: Path, num_workers: int) -> None:
+    loader = make_sharded(packed, num_workers=num_workers, persistent_workers=num_workers > 0)
+    prefetcher = late(loader, 3)
+    for epoch, stop in enumerate((2, NUM_BATCHES, 1, NUM_BATCHES + 1, 4)):
+        received = keys_of(islice(prefetcher, stop))
+        state = loader.state_dict()
+        assert (state["epoch"], state["position"]) == (epoch, len(received))
+        assert prefetcher.state_dict() == state
+        resumed = make_sharded(packed)
+        resumed.load_state_dict(state)
+        resumed.set_epoch(epoch)
+        twin = make_sharded(packed)
+        twin.set_epoch(epoch)
+        assert received + keys_of(resumed) == keys_of(twin)
+
+
+def test_after_an_exception_in_the_loop_the_state_has_what_it_received(packed: Path) -> None:
+    loader = make_sharded(packed)
+    received = list[str]()
+    with pytest.raises(KeyError):  # noqa: PT012  # what was received before counts
+        for number, (_, keys) in enumerate(late(loader, 3)):
+            received += keys
+            if number == 2:
+                raise KeyError(number)
+    state = loader.state_dict()
+    resumed = make_sharded(packed)
+    resumed.load_state_dict(state)
+    assert received + keys_of(resumed) == keys_of(make_sharded(packed))
+
+
+def test_the_state_of_the_prefetcher_is_that_of_the_loader(packed: Path) -> None:
+    loader = make_sharded(packed)
+    prefetcher = late(loader, 2)
+    for number, _ in enumerate(prefetcher, 1):
+        assert prefetcher.state_dict() == loader.state_dict()
+        assert loader.state_dict()["position"] == number * BATCH_SIZE
+    prefetcher.load_state_dict({**loader.state_dict(), "position": 2 * BATCH_SIZE})
+    assert keys_of(prefetcher) == keys_of(make_sharded(packed))[2 * BATCH_SIZE :]
+
+
+def test_an_epoch_sampler_in_torchs_own_loader_counts_the_same(packed: Path) -> None:
+    dataset = ShardMapDataset(packed, fields=FIELDS)
+    sampler = EpochSampler(dataset)
+    loader: Any = torch.utils.data.DataLoader(dataset, batch_size=BATCH_SIZE, sampler=sampler)
+    for number, _ in enumerate(late(loader, 3), 1):
+        assert sampler.state_dict()["position"] == min(number * BATCH_SIZE, 21)

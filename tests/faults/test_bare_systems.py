@@ -1,0 +1,87 @@
+"""Systems that lack what programs take for granted: a writable /dev/shm, the working directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import shardio
+from tests.sources import write_images
+
+WITHOUT_SHM = """
+import sys
+import shardio
+from torch.utils.data import default_collate
+packed, images = sys.argv[1:]
+datasets = [shardio.ShardDataset(packed), shardio.ShardMapDataset(packed), shardio.ImageFolder(images)]
+for dataset in datasets:
+    sizes = [len(labels) for _, labels in shardio.DataLoader(dataset, batch_size=4, num_workers=2)]
+    assert sum(sizes) == 21, sizes
+    here = shardio.DataLoader(dataset, batch_size=4, collate_fn=default_collate)
+    assert sum(len(labels) for _, labels in here) == 21
+    try:
+        iter(shardio.DataLoader(dataset, batch_size=4, num_workers=1, collate_fn=default_collate))
+    except OSError as error:
+        print(error)
+"""
+
+# Where no file system may be mounted: what torch and multiprocessing do there, as far as Python sees it.
+STAND_IN = """
+import errno, multiprocessing, torch
+def refuse(*args, **kwargs):
+    raise OSError(errno.EROFS, "Read-only file system")
+torch.UntypedStorage._share_fd_cpu_ = torch.UntypedStorage._share_filename_cpu_ = refuse
+import multiprocessing.synchronize
+multiprocessing.synchronize.SemLock.__init__ = refuse
+"""
+
+
+def test_without_shared_memory_files_all_but_torchs_workers_work(packed: Path, images: Path) -> None:
+    """In a namespace of its own where the system lets us make one, else with functions of torch's that refuse."""
+    mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && "$@"', "sh"]
+    can_mount = subprocess.run([*mounted, "true"], check=False, capture_output=True).returncode == 0
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_SHM if can_mount else STAND_IN + WITHOUT_SHM]
+    done = subprocess.run(
+        [*(mounted if can_mount else []), *command, packed, images], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert "torch's worker processes cannot start: the system makes no semaphore (Read-only file system)" in line
+        assert "writable /dev/shm" in line
+
+
+@pytest.mark.parametrize("make", [shardio.ShardDataset, shardio.ShardMapDataset, shardio.ImageFolder])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "collate_fn": torch.utils.data.default_collate}]
+)
+def test_a_run_outlives_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Any], options: dict[str, Any]
+) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=3)
+    shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=2)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    dataset = make(Path("..") / ("in" if make is shardio.ImageFolder else "out"))
+    (tmp_path / "here").rmdir()
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()  # noqa: PTH109  # what Path.cwd would ask
+    assert dataset.digest == make(tmp_path / ("in" if make is shardio.ImageFolder else "out")).digest
+    loader = shardio.DataLoader(dataset, batch_size=2, **options)
+    labels = [label for _, labels in loader for label in labels.tolist()]
+    assert sorted(labels) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_folders_identity_does_not_depend_on_how_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=2)
+    monkeypatch.chdir(tmp_path / "in")
+    names = [".", "../in", "class-0/..", f"{tmp_path}/in/", str(tmp_path / "in"), "./"]
+    assert {shardio.ImageFolder(name).digest for name in names} == {"6e750f8734ecd4658aa7a56e3c5b8f33"}

@@ -1,0 +1,160 @@
+"""Accelerate on two ranks: every sample of two epochs once, also resumed; what would split twice is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from accelerate import Accelerator, skip_first_batches
+from accelerate.data_loader import IterableDatasetShard
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import ParallelismConfig
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import DistributedSampler
+
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.loader.accelerated import find_remainder
+from shardio.order import Remainder, Split
+from tests.frameworks import with_accelerate
+from tests.frameworks.launch import check_epochs, launch, returned
+
+SPLITTERS = {
+    "torch-shards-dispatch": "DataLoaderDispatcher",
+    "torch-shards-dispatch-workers": "DataLoaderDispatcher",
+    "torch-shards": "IterableDatasetShard",
+    "torch-shards-workers": "IterableDatasetShard",
+    "torch-sampler": "BatchSamplerShard",
+    "torch-sampler-dispatch": "DataLoaderDispatcher",
+}
+SKIPPERS = {"skip-shards": "SkipDataLoader", "skip-sampled": "SkipBatchSampler"}
+
+
+@pytest.fixture
+def keys(packed: Path) -> list[str]:
+    return list(ShardDataset(packed, fields="key"))
+
+
+def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
+    launch("tests.frameworks.with_accelerate:run", tmp_path, packed)
+    first, second = returned(tmp_path, 2)
+    # Every sample of two epochs, with each of Accelerate's options, and of one resumed by Accelerate's own checkpoint.
+    names = [f"{kind}-{option}" for kind in with_accelerate.MAKERS for option in with_accelerate.CONFIGURATIONS]
+    assert first["batches"] == second["batches"] == dict.fromkeys(names, 3)
+    for name in names:
+        check_epochs(tmp_path / "2" / name, keys)
+    check_epochs(tmp_path / "2" / "saved", keys, num_epochs=1)
+    for number, rank in enumerate((first, second)):
+        for kind in with_accelerate.MAKERS:
+            # Accumulation over two batches ends with the epoch, and metrics are gathered without the padding.
+            assert rank[f"sync-{kind}"] == [[False, True, True]] * 2
+            assert sorted(rank[f"metrics-{kind}"]) == sorted(keys)
+        # What would be split twice is refused on all ranks, and so is a loader that knows no epoch.
+        for name, splitter in SPLITTERS.items():
+            assert f"{splitter} splits the samples over 2 processes" in rank["errors"][name], name
+            assert f"this is rank {number} of 2" in rank["errors"][name]
+            assert "Pass a shardio.DataLoader to the framework" in rank["errors"][name]
+        for name, skipper in SKIPPERS.items():
+            assert skipper in rank["errors"][name]
+            assert "load_state_dict() of the shardio.DataLoader instead of skip_first_batches()" in rank["errors"][name]
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 21, 24])
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize("remainder", get_args(Remainder))
+def test_nothing_but_repeats_is_cut_off_gathered_metrics(
+    num_samples: int, start: int, shuffled: bool, remainder: Remainder
+) -> None:
+    """Gathered is one rank's last batch after the other."""
+    for world_size, batch_size in itertools.product(range(1, 6), range(1, 5)):
+        splits = [
+            Split(
+                num_samples=num_samples,
+                start=min(start, num_samples),
+                rank=rank,
+                world_size=world_size,
+                batch_size=batch_size,
+                shuffled=shuffled,
+                remainder=remainder,
+            )
+            for rank in range(world_size)
+        ]
+        last = [split.batch(split.num_batches - 1) for split in splits if split.num_batches]
+        gathered = [position for batch in last for position in batch.tolist()]
+        kept = find_remainder(splits[0])
+        assert {find_remainder(split) for split in splits} == {kept}
+        real = [position for position in gathered if position < num_samples]
+        left = gathered[:kept] if kept else gathered
+        assert [position for position in left if position < num_samples] == real
+        if not shuffled or (world_size == 2 and splits[0].start == 0):
+            assert left == real
+
+
+@pytest.fixture
+def _one_process() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_in_one_process_frameworks_may_wrap_what_they_like(packed: Path, keys: list[str]) -> None:
+    accelerator = Accelerator(cpu=True)
+    for make in with_accelerate.MAKERS.values():
+        loader = make(str(packed))
+        assert accelerator.prepare(loader) is loader
+        assert sorted(key for _, batch in loader for key in batch) == sorted(keys)
+    shards = ShardDataset(packed, fields="label")
+    assert sum(map(len, accelerator.prepare(TorchLoader(shards, 4)))) == 21
+    assert sum(map(len, skip_first_batches(TorchLoader(shards, 4), 2))) == 13
+    mapped = ShardMapDataset(packed, fields="label")
+    assert sum(map(len, accelerator.prepare(TorchLoader(mapped, 4, sampler=EpochSampler(mapped))))) == 21
+    others = DataLoader(mapped, 4)
+    assert accelerator.prepare(others) is not others
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_an_epoch_that_is_left_is_off_accelerates_books(packed: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(with_accelerate.make_shards(str(packed)))
+    for _ in loader:
+        assert accelerator.gradient_state.in_dataloader
+        break
+    assert not accelerator.gradient_state.in_dataloader
+    direct = with_accelerate.make_shards(str(packed))
+    for _ in direct:  # It was not prepared.
+        assert not accelerator.gradient_state.in_dataloader
+
+
+@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+def test_a_second_split_is_noticed_in_workers_too(packed: Path, context: str | None) -> None:
+    dataset = ShardDataset(packed, fields="label", rank=1, world_size=2)
+    options: dict[str, Any] = {} if context is None else {"num_workers": 1, "multiprocessing_context": context}
+    again = IterableDatasetShard(dataset, 4, num_processes=2, process_index=1)
+    with pytest.raises(RuntimeError, match="IterableDatasetShard splits the samples over 2 processes"):
+        list(TorchLoader(again, 4, **options))
+    alone = IterableDatasetShard(ShardDataset(packed, fields="label", rank=0, world_size=1), 4, num_processes=2)
+    assert sum(map(len, TorchLoader(alone, 4))) == 12
+
+
+def test_a_distributed_sampler_over_shards_is_refused(packed: Path) -> None:
+    dataset = ShardDataset(packed, rank=0, world_size=2)
+    for loader in (DataLoader, TorchLoader):
+        with pytest.raises(ValueError, match="expected unspecified sampler option"):
+            loader(dataset, sampler=DistributedSampler(dataset, num_replicas=2, rank=0))
+
+
+@pytest.mark.usefixtures("_one_process")
+def test_ranks_that_share_data_need_a_world_of_their_own(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(cpu=True)
+    loaders = [
+        accelerator.prepare(DataLoader(ShardDataset(packed, fields="label", rank=0, world_size=world_size), 4))
+        for world_size in (1, 2)
+    ]
+    monkeypatch.setattr(accelerator.state, "parallelism_config", ParallelismConfig(tp_size=2))
+    assert sum(map(len, loaders[0])) == 21
+    with pytest.raises(ValueError, match=r"only 1 of Accelerate's ranks may.*world_size=1"):
+        next(iter(loaders[1]))

@@ -1,0 +1,150 @@
+"""torchdata's StatefulDataLoader over shardio's order: stopped and resumed anywhere, every sample comes once."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader as TorchLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
+from shardio.check import Coverage, Delivery, Expected, make_report
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+
+
+def make_shards(packed: Path, *, rank: int = 0, world_size: int = 1, told: int | None = None, **options: Any) -> Any:
+    dataset = ShardDataset(
+        packed, fields="key", shuffle=True, batch_size=told, rank=rank, world_size=world_size, remainder="pad"
+    )
+    return StatefulDataLoader(dataset, **{"batch_size": 4, **options}), dataset
+
+
+def make_sampled(packed: Path, *, rank: int = 0, world_size: int = 1, told: int | None = None, **options: Any) -> Any:
+    dataset = ShardMapDataset(packed, fields="key")
+    sampler = EpochSampler(dataset, batch_size=told, rank=rank, world_size=world_size)
+    return StatefulDataLoader(dataset, sampler=sampler, **{"batch_size": 4, **options}), sampler
+
+
+KINDS = [make_shards, make_sampled]
+
+
+def run(
+    make: Any, packed: Path, *, epochs: int, stop: tuple[int, int] | None = None, **options: Any
+) -> list[list[str]]:
+    """Return the keys of each epoch, stopped in epoch stop[0] behind stop[1] batches, and resumed by new objects."""
+    loader, order = make(packed, **options)
+    found = []
+    for epoch in range(epochs):
+        order.set_epoch(epoch)
+        if stop is None or stop[0] != epoch:
+            found.append([key for batch in loader for key in batch])
+            continue
+        before = list(islice(loader, stop[1]))
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader, order = make(packed, **options)
+        loader.load_state_dict(state)
+        order.set_epoch(epoch)
+        found.append([key for batch in (*before, *loader) for key in batch])
+    return found
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("told", [None, 4, 3])
+def test_resumed_equals_uninterrupted(make: Any, packed: Path, num_workers: int, told: int | None) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "told": told}
+    expected = run(make, packed, epochs=3, **options)
+    assert expected[0] != expected[1] != expected[2]
+    assert all(sorted(epoch) == sorted(expected[0]) for epoch in expected)
+    for num_batches in (0, 1, 2, 5) if num_workers == 0 else (3,):
+        assert run(make, packed, epochs=3, stop=(1, num_batches), **options) == expected
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_resumed_epoch_can_be_stopped_again(make: Any, packed: Path, num_workers: int) -> None:
+    expected = run(make, packed, epochs=1)[0]
+    state: dict[str, Any] = {}
+    found = []
+    for _ in range(6):
+        loader, _ = make(packed, num_workers=num_workers, persistent_workers=num_workers > 0)
+        loader.load_state_dict(state)
+        found += next(iter(loader))
+        state = loader.state_dict()
+    assert found == expected
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_two_ranks_share_two_resumed_epochs(make: Any, packed: Path, num_workers: int) -> None:
+    expected = Expected.of_keys(list(ShardDataset(packed, fields="key")), num_repeats=1)
+    options: dict[str, Any] = {"num_workers": num_workers, "told": 4, "world_size": 2, "epochs": 2, "stop": (1, 1)}
+    ranks = [run(make, packed, rank=rank, **options) for rank in range(2)]
+    for epoch in range(2):
+        coverage = Coverage()
+        for rank, epochs in enumerate(ranks):
+            coverage.add(epochs[epoch], Delivery(rank=rank, worker=None, batch=0))
+        assert coverage.num_deliveries == 22
+        make_report(coverage, expected).raise_if_wrong()
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_at_the_end_the_rest_is_empty_and_the_next_epoch_follows(make: Any, packed: Path, is_finished: bool) -> None:
+    expected = run(make, packed, epochs=3)
+    loader, order = make(packed)
+    order.set_epoch(1)
+    batches = iter(loader)
+    before = [key for batch in islice(batches, 6) for key in batch]
+    assert before == expected[1]
+    if is_finished:
+        assert next(batches, None) is None
+    state = loader.state_dict()
+    assert state["_iterator_finished"] == is_finished
+    resumed, order = make(packed)
+    resumed.load_state_dict(state)
+    if not is_finished:
+        order.set_epoch(1)
+        assert list(resumed) == []
+    order.set_epoch(2)
+    assert [key for batch in resumed for key in batch] == expected[2]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_state_of_another_share_is_refused(make: Any, packed: Path) -> None:
+    loader, _ = make(packed, rank=1, world_size=2)
+    next(iter(loader))
+    state = loader.state_dict()
+    other, _ = make(packed, rank=0, world_size=3)
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match=r"rank is 1 in the state and 0 here; world_size is 2 .* and 3 here"):
+        iter(other)
+
+
+def test_a_state_of_another_order_is_refused(packed: Path) -> None:
+    iterator: Any = iter(ShardDataset(packed, fields="key", shuffle=True, seed=1))
+    other: Any = iter(ShardDataset(packed, fields="key", shuffle=True))
+    with pytest.raises(StateError, match=r"order\.seed is 1 in the state and 0 here"):
+        other.load_state_dict(iterator.state_dict())
+    for yielded in (-1, None):
+        with pytest.raises(StateError, match="number of samples yielded"):
+            other.load_state_dict({**other.state_dict(), "yielded": yielded})
+
+
+def test_torchs_own_loader_is_as_it_was(packed: Path) -> None:
+    """The samples that an EpochSampler gave out, and its own state, in a loader that asks for neither."""
+    mapped = ShardMapDataset(packed, fields="key")
+    sampler = EpochSampler(mapped)
+    loader = TorchLoader(mapped, 4, sampler=sampler)
+    before = [key for batch in islice(loader, 2) for key in batch]
+    state = sampler.state_dict()
+    assert state["position"] == 8
+    resumed = EpochSampler(mapped)
+    resumed.load_state_dict(state)
+    rest = [key for batch in TorchLoader(mapped, 4, sampler=resumed) for key in batch]
+    assert before + rest == [key for batch in TorchLoader(mapped, 4, sampler=EpochSampler(mapped)) for key in batch]

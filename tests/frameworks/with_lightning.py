@@ -1,0 +1,109 @@
+"""What each rank of a test of Lightning does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.train.libraries import import_library
+from shardio.world import find_world
+from tests.frameworks.launch import record_epochs
+
+import_library("torchvision")  # Lightning imports it, too, and not every build of it loads beside every torch.
+from lightning.pytorch import LightningModule, Trainer  # noqa: E402
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+
+
+def make_loaders(packed: str) -> tuple[DataLoader, DataLoader]:
+    training = ShardDataset(packed, fields=("label", "key"), shuffle=True)
+    validation = ShardDataset(packed, fields=("label", "key"))
+    return DataLoader(training, batch_size=4, num_workers=1), DataLoader(validation, batch_size=4)
+
+
+def make_sampled(packed: str) -> tuple[DataLoader, DataLoader]:
+    dataset = ShardMapDataset(packed, fields=("label", "key"))
+    validation = DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset, shuffle=False))
+    return DataLoader(dataset, batch_size=4, sampler=EpochSampler(dataset)), validation
+
+
+MAKERS = {"shards": make_loaders, "sampled": make_sampled}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A batch that a model was given: in which epoch, as which of its batches, and its keys."""
+
+    epoch: int
+    number: int
+    keys: list[str]
+
+
+class Recorded(LightningModule):
+    """Trains a weight, and notes the batches that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(1, 1)
+        self.training_batches: list[Received] = []
+        self.validation_batches: list[Received] = []
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        labels, keys = batch
+        self.training_batches.append(Received(self.current_epoch, number, keys))
+        loss: torch.Tensor = self.weight(labels.float()[:, None]).square().mean()
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.validation_batches.append(Received(self.current_epoch, number, batch[1]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def fit(folder: Path, packed: str, kind: str) -> None:
+    """Train for two epochs, with a checkpoint after two batches of the second; train again from there.
+
+    What arrived is recorded: ``training``, ``resumed`` with what came before the checkpoint, and ``validation``.
+    """
+    make = MAKERS[kind]
+    whole, rest = Recorded(), Recorded()
+    loaders = make(packed)
+    step = len(loaders[0]) + 2
+    saved = ModelCheckpoint(folder, kind, every_n_train_steps=step, save_top_k=-1)
+    trainer(folder, callbacks=[saved]).fit(whole, *loaders)
+    checkpoint = f"{folder / kind}.ckpt"
+    trainer(folder, enable_checkpointing=False).fit(rest, *make(packed), ckpt_path=checkpoint)
+    before = whole.training_batches[:step]
+    assert (before[-1].epoch, before[-1].number) == (1, 1)
+    for name, batches in {
+        "training": whole.training_batches,
+        "validation": whole.validation_batches,
+        "resumed": before + rest.training_batches,
+    }.items():
+        epochs = [[batch.keys for batch in batches if batch.epoch == epoch] for epoch in range(2)]
+        record_epochs(folder / f"{kind}-{name}", epochs)
+
+
+def trainer(folder: Path, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        devices=find_world().world_size,
+        strategy="ddp",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=folder,
+        max_epochs=2,
+        **options,
+    )
+
+
+def run(folder: Path, packed: str) -> None:
+    for kind in MAKERS:
+        fit(folder, packed, kind)

@@ -1,0 +1,156 @@
+"""What each rank of a test of Hugging Face's Trainer does. The classes are those of docs/frameworks.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader as TorchLoader
+
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.train.libraries import import_library
+from shardio.world import find_world
+from tests.frameworks.launch import record_epochs
+
+import_library("torchvision")  # Transformers imports it, too, and not every build of it loads beside every torch.
+from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from transformers.trainer_pt_utils import IterableDatasetShard  # noqa: E402
+
+
+class ShardTrainer(Trainer):
+    """A Trainer whose training data come by a shardio.DataLoader."""
+
+    def get_train_dataloader(self) -> Any:
+        dataset: Any = self.train_dataset
+        arguments = self.args
+        loader = DataLoader(
+            dataset,
+            batch_size=arguments.train_batch_size,
+            sampler=None if isinstance(dataset, ShardDataset) else EpochSampler(dataset, seed=arguments.seed),
+            num_workers=arguments.dataloader_num_workers,
+            collate_fn=self.data_collator,
+        )
+        return self.accelerator.prepare(loader)
+
+
+class LoaderState(TrainerCallback):
+    """Save the loader's state with each checkpoint, and load it with the one that is resumed."""
+
+    def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **others: Any) -> None:
+        if state.is_world_process_zero:
+            self.path(args, state).write_text(json.dumps(train_dataloader.state_dict()))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **others: Any) -> None:
+        if state.global_step:
+            train_dataloader.load_state_dict(json.loads(self.path(args, state).read_text()))
+
+    def path(self, args: Any, state: Any) -> Path:
+        return Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
+
+
+def collate(samples: list[tuple[int, str]]) -> dict[str, Any]:
+    labels, keys = zip(*samples, strict=True)
+    return {"labels": torch.tensor(labels), "numbers": torch.tensor([number_of(key) for key in keys])}
+
+
+def number_of(key: str) -> int:
+    """Return a number for ``class-2/name-003``: Trainer sends numbers alone between ranks."""
+    return int("".join(filter(str.isdigit, key)))
+
+
+class Recorded(nn.Module):
+    """Trains a weight, and notes the samples that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Linear(1, 1)
+        self.batches: list[list[int]] = []
+
+    def forward(self, labels: torch.Tensor, numbers: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.batches.append(numbers.tolist())
+        return {"loss": self.weight(labels.float()[:, None]).square().mean()}
+
+
+def run(folder: Path, packed: str) -> dict[str, Any]:
+    datasets: dict[str, Any] = {
+        "shards": ShardDataset(packed, fields=("label", "key"), shuffle=True),
+        "sampled": ShardMapDataset(packed, fields=("label", "key")),
+    }
+    for kind, dataset in datasets.items():
+        fit(folder / kind, dataset)
+    shares = {"accelerator_config": {"dispatch_batches": False}}
+    alone = ShardDataset(packed, fields=("label", "key"), shuffle=True, rank=0, world_size=1)
+    return {
+        "skipped": error_of(lambda: resume(folder / "shards", datasets["shards"], ignore_data_skip=False)),
+        "not split": error_of(lambda: plain(folder / "not-split", alone, **shares)),
+        "dispatched": error_of(lambda: plain(folder / "dispatched", datasets["shards"])),
+        "shared": error_of(lambda: plain(folder / "shared", datasets["shards"], **shares)),
+        "map-style": error_of(lambda: plain(folder / "map-style", datasets["sampled"])),
+        "by hand": error_of(lambda: by_hand(packed)),
+    }
+
+
+def fit(folder: Path, dataset: Any) -> None:
+    """Train for two epochs, with a checkpoint after two batches of the second; train again from there."""
+    steps = steps_of(dataset)
+    whole = train(ShardTrainer, folder / "run", dataset, save_steps=steps + 2)
+    record_epochs(folder / "training", [whole[:steps], whole[steps:]])
+    rest = resume(folder, dataset, ignore_data_skip=True)
+    record_epochs(folder / "resumed", [whole[:steps], whole[steps : steps + 2] + rest])
+
+
+def resume(folder: Path, dataset: Any, **options: Any) -> list[list[int]]:
+    checkpoint = folder / "run" / f"checkpoint-{steps_of(dataset) + 2}"
+    return train(ShardTrainer, folder / "run", dataset, checkpoint=checkpoint, **options)
+
+
+def steps_of(dataset: Any) -> int:
+    num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
+    return -(-num_samples // (4 * find_world().world_size))
+
+
+def plain(folder: Path, dataset: Any, **options: Any) -> None:
+    """Record two epochs of a Trainer that makes its loader itself."""
+    batches = train(Trainer, folder / "run", dataset, **options)
+    record_epochs(folder / "training", [batches[: len(batches) // 2], batches[len(batches) // 2 :]])
+
+
+def train(
+    kind: type[Any], folder: Path, dataset: Any, *, checkpoint: Path | None = None, **options: Any
+) -> list[list[int]]:
+    """Return the numbers of each batch's samples that the model was given."""
+    model = Recorded()
+    arguments = TrainingArguments(
+        str(folder),
+        num_train_epochs=2,
+        per_device_train_batch_size=4,
+        dataloader_num_workers=1 if kind is ShardTrainer else 0,
+        remove_unused_columns=False,
+        save_strategy="steps" if "save_steps" in options else "no",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        **options,
+    )
+    callbacks = [LoaderState()] if kind is ShardTrainer else []
+    trainer = kind(model, arguments, data_collator=collate, train_dataset=dataset, callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    return model.batches
+
+
+def by_hand(packed: str) -> None:
+    """Wrap a dataset of one rank of two as Trainer's older versions did."""
+    dataset = ShardDataset(packed, fields="label", rank=0, world_size=2)
+    list(TorchLoader(IterableDatasetShard(dataset, 4, num_processes=2), 4))
+
+
+def error_of(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except RuntimeError as error:
+        return str(error)
+    return ""

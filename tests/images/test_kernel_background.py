@@ -1,0 +1,75 @@
+"""The background process that compiles the kernel: it keeps nothing of its parent open, and its failure is reported."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardio.images.kernel.loading import kernel_name
+from tests.images.test_kernel_files import ROOT
+
+WAIT = """
+import os
+from pathlib import Path
+(Path(os.environ["XDG_CACHE_HOME"]) / "pid").write_text(str(os.getpid()))
+os.mkfifo(os.environ["XDG_CACHE_HOME"] + "/done")
+Path(os.environ["XDG_CACHE_HOME"], "started").touch()
+open(os.environ["XDG_CACHE_HOME"] + "/done").close()  # Until another process opens it for writing.
+"""
+
+START = """
+import os, time
+from shardio.images.kernel import background, finding
+background._BUILD = {program!r}
+finding.LOOK_AGAIN_S = 0
+finding.prepare_kernel()
+while not os.path.exists(os.environ["XDG_CACHE_HOME"] + "/started"):
+    time.sleep(0.01)
+print("the last line")
+"""
+
+
+def run(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has open is read from /proc")
+def test_a_script_that_starts_it_ends_before_it_for_all_who_read_the_scripts_output(tmp_path: Path) -> None:
+    log = tmp_path / "shardio" / "kernels" / Path(kernel_name()).with_suffix(".log")
+    try:
+        done = run(START.format(program=WAIT), tmp_path)  # It returns when nobody has the script's pipes open.
+        assert (done.returncode, done.stdout) == (0, "the last line\n")
+        assert "compiles its JPEG decoder" in done.stderr
+        assert str(log) in done.stderr
+        compiler = int((tmp_path / "pid").read_text())
+        opened = {str(entry.readlink()) for entry in Path(f"/proc/{compiler}/fd").iterdir()}  # It is alive.
+        assert {str(Path(f"/proc/{compiler}/fd/{number}").readlink()) for number in (1, 2)} == {str(log)}
+        assert not {name for name in opened if name.startswith("pipe:")}
+        with log.with_suffix(".lock").open() as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        (tmp_path / "done").open("w").close()
+    with log.with_suffix(".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # The lock is free when the process has ended.
+
+
+def test_its_failure_is_said_once_and_what_it_wrote_is_kept(tmp_path: Path) -> None:
+    code = START.format(program="import os; open(os.environ['XDG_CACHE_HOME'] + '/started', 'w'); 1 / 0") + (
+        "finding._finder._build._process.wait()\n"
+        "for _ in range(3):\n"
+        "    assert finding.find_kernel() is None\n"
+        "print(finding.why_no_kernel())\n"
+    )
+    done = run(code, tmp_path)
+    (log,) = tmp_path.glob("shardio/kernels/*.log")
+    assert "ZeroDivisionError" in log.read_text()
+    _, warning = done.stderr.splitlines()
+    assert warning.startswith("shardio could not compile its JPEG decoder: the background process ended with exit")
+    assert f"what it wrote is in {log}" in warning
+    assert f"the last attempt to compile it failed: see {log}" in done.stdout

@@ -1,0 +1,217 @@
+"""What looks like another layout than class folders is refused, with the command that does it right."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import shardio
+from shardio.cli.main import app
+from tests.sources import encode
+from tests.tars import read_with_webdataset
+
+NUMBERS = [f"{number:04d}" for number in range(4)]
+LETTERS = ["bridge", "church", "tower", "wall"]
+
+
+def folders(*names: str, stems: list[str] = LETTERS, suffix: str = "jpg") -> list[str]:
+    return [f"{name}/{stem}.{suffix}" for name in names for stem in stems]
+
+
+# What lies in the source; what the error names. The commands in the error are run.
+LOOKALIKES = {
+    "masks": ([*folders("images"), *folders("masks", suffix="png")], "images/ and masks/"),
+    "masks-numbered": (folders("images", "masks", stems=NUMBERS, suffix="png"), "images/ and masks/"),
+    "labels": ([*folders("images"), *folders("labels", suffix="txt")], "images/ and labels/"),
+    "beside-more": (
+        [*folders("JPEGImages", "extra"), *folders("Annotations", suffix="xml")],
+        "JPEGImages/ and Annotations/",
+    ),
+    "masks-of-splits": (["images/train/a.jpg", "images/val/b.jpg", "masks/train/a.png", "masks/val/b.png"], "masks/"),
+    "imagenet": (folders("train/cat", "train/dog", "val/cat", "val/dog"), "train/ and val/"),
+    "coco": (folders("train2017", "val2017", "test2017"), "train2017/, test2017/ and val2017/"),
+    "kaggle": (folders("training_set/cats", "test_set/cats"), "training_set/ and test_set/"),
+    "train-alone": (folders("train/cat", "train/dog"), "train/"),
+    "one-level-too-high": (folders("photos/cat", "photos/dog"), "one folder alone"),
+}
+
+
+def write(root: Path, names: list[str]) -> None:
+    for number, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(number, suffix=path.suffix[1:]) if path.suffix in (".jpg", ".png") else b"text")
+
+
+def run_command(line: str) -> None:
+    """Run a command of an error as it stands there."""
+    program, *arguments = shlex.split(line)
+    assert program == "shardio"
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize(("names", "words"), LOOKALIKES.values(), ids=LOOKALIKES.keys())
+def test_what_looks_like_another_layout_is_refused_and_the_commands_in_the_error_work(
+    tmp_path: Path, names: list[str], words: str
+) -> None:
+    source, out = tmp_path / "in it", tmp_path / "out"
+    write(source, names)
+    with pytest.raises(shardio.PackError) as caught:
+        shardio.pack(source, out)
+    message = str(caught.value)
+    assert words in message
+    assert not out.exists()
+    commands = re.findall(r"^  (shardio pack .*)$", message, re.MULTILINE)
+    assert commands
+    for command in commands:
+        run_command(command)
+
+
+def test_insisting_makes_classes_of_all_folders(tmp_path: Path) -> None:
+    for name, (names, _) in LOOKALIKES.items():
+        images = [path for path in names if not path.endswith((".txt", ".xml"))]
+        write(tmp_path / name, images)
+        manifest = shardio.pack(tmp_path / name, tmp_path / "out" / name, layout="classes")
+        assert manifest.classes == tuple(sorted({path.split("/")[0] for path in images}))
+        assert manifest.num_samples == len(images)
+
+
+ORDINARY = {
+    "numbered-alike": folders("bus", "train", "car", stems=NUMBERS),
+    "the-same-stems": folders("real", "fake"),
+    "train-the-vehicle": folders("train", "bus"),
+    "a-mask-is-worn": folders("with_mask", "without_mask", stems=NUMBERS),
+    "images-and-other-things": folders("images", "drawings", stems=NUMBERS),
+    "labels-are-things": folders("bottles", "labels", stems=NUMBERS),
+    "tests": folders("test tubes", "val d'isere"),
+    "deep": ["cats/a/1.jpg", "cats/b/2.jpg", "dogs/c/1.jpg"],
+    "one-class": folders("cats"),
+    "one-class-deep": ["cats/a/1.jpg", "cats/2.jpg"],
+    "flat": ["train.jpg", "val.jpg", "mask.jpg"],
+}
+
+
+@pytest.mark.parametrize("names", ORDINARY.values(), ids=ORDINARY.keys())
+def test_ordinary_directories_are_packed_as_ever(tmp_path: Path, names: list[str]) -> None:
+    write(tmp_path / "in", names)
+    manifest = shardio.pack(tmp_path / "in", tmp_path / "out")
+    assert manifest.num_samples == len(names)
+    assert list(manifest.classes) == sorted({name.split("/")[0] for name in names if "/" in name})
+
+
+def read(out: Path) -> dict[str, list[str]]:
+    return {key: sorted(fields) for key, fields in read_with_webdataset(out / "shard-000000.tar")}
+
+
+PAIRS: dict[str, tuple[list[str], dict[str, list[str]]]] = {
+    "folders": (["images/a.jpg", "images/b.jpg", "masks/a.png", "masks/b.png"], {"a": ["jpg", "masks.png"]}),
+    "two companions": (["images/a.jpg", "Masks/a.png", "labels/a.txt"], {"a": ["jpg", "labels.txt", "masks.png"]}),
+    "deeper": (["images/x/a.jpg", "masks/x/a.png", "images/x/a.json"], {"x/a": ["jpg", "json", "masks.png"]}),
+    "dots": (["a.jpg", "a.mask.png", "b.jpg", "b.mask.png"], {"a": ["jpg", "mask.png"]}),
+    "dots in classes": (["c/a.jpg", "c/a.mask.png", "c/a.JSON"], {"c/a": ["cls", "jpg", "json", "mask.png"]}),
+}
+
+
+@pytest.mark.parametrize(("names", "some"), PAIRS.values(), ids=PAIRS.keys())
+def test_pairs_become_fields_of_one_sample(tmp_path: Path, names: list[str], some: dict[str, list[str]]) -> None:
+    write(tmp_path / "in", [*names, "masks/notes.md"] if "images/a.jpg" in names else names)
+    manifest = shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
+    found = read(tmp_path / "out")
+    assert found == {**found, **some}
+    assert manifest.num_samples == len(found) == len([name for name in names if name.endswith(".jpg")])
+    assert manifest.classes == (("c",) if names[0].startswith("c/") else ())
+    companion = next(field for field in next(iter(some.values())) if "mask" in field)
+    image, mask = shardio.ShardMapDataset(tmp_path / "out", fields=("image", companion))[0]
+    assert image.shape == (3, 32, 48)
+    assert (
+        mask == (tmp_path / "in" / next(name for name in names if "mask" in name.lower())).read_bytes()
+        or len(found) > 1
+    )
+
+
+@pytest.mark.parametrize("mask", ["bridge.png", "bridge_mask.png"])
+def test_few_masks_or_masks_named_otherwise_are_seen_too(tmp_path: Path, mask: str) -> None:
+    """Pairs cannot be made of them, and the next error says why."""
+    write(tmp_path / "in", [*folders("img"), f"mask/{mask}"])
+    with pytest.raises(shardio.PackError, match=r"img/ and mask/: .* two files of each sample"):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    with pytest.raises(shardio.PackError, match=r"has no mask, and 1 of 4|holds no pairs"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
+
+
+INCOMPLETE = {
+    "a mask is missing": (["images/a.jpg", "images/b.jpg", "masks/a.png"], "in/images/b.jpg has no masks, and 1 of 2"),
+    "a mask is missing, dots": (["a.jpg", "a.mask.png", "b.jpg"], "in/b.jpg has no mask, and 1 of 2"),
+    "named otherwise": (["images/a.jpg", "masks/a_mask.png"], "holds no pairs: files of one sample have the same name"),
+    "no pairs at all": (["c/a.jpg", "d/a.jpg"], "or a.jpg with a.mask.png"),
+    "a mask without image": (["a.jpg", "a.mask.png", "b.mask.png"], "in/b.mask.png has a dot in its stem"),
+    "two folders of images": (["images/a.jpg", "photos/a.jpg", "masks/a.png"], "images and photos are both named"),
+}
+
+
+@pytest.mark.parametrize(("names", "words"), INCOMPLETE.values(), ids=INCOMPLETE.keys())
+def test_pairs_that_are_incomplete_are_refused(tmp_path: Path, names: list[str], words: str) -> None:
+    write(tmp_path / "in", names)
+    with pytest.raises(shardio.PackError, match=re.escape(words)):
+        shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
+
+
+def test_renaming_dots_does_not_make_two_samples_of_a_pair(tmp_path: Path) -> None:
+    write(tmp_path / "in", [f"{name}{end}" for name in LETTERS for end in (".jpg", ".mask.png")])
+    for rename_dots in (False, True):
+        with pytest.raises(shardio.PackError, match=r"--layout pairs"):
+            shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=rename_dots)
+    assert shardio.pack(tmp_path / "in", tmp_path / "two", rename_dots=True, layout="flat").num_samples == 8
+    assert shardio.pack(tmp_path / "in", tmp_path / "one", layout="pairs").num_samples == 4
+
+
+@pytest.mark.parametrize("more", [["bridge.1.jpg", "bridge.2.jpg", "wall.1.jpg"], ["wall.edited.jpg"], ["v1.0.jpg"]])
+def test_renaming_dots_packs_what_only_has_dots(tmp_path: Path, more: list[str]) -> None:
+    write(tmp_path / "in", [*folders("c"), *(f"c/{name}" for name in more)])
+    assert shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=True).num_samples == 4 + len(more)
+
+
+def test_flat_takes_any_folders_without_classes(tmp_path: Path) -> None:
+    write(tmp_path / "in", ["a.jpg", "x/a.jpg", "x/y/b.jpg", "x/y/b.cls"])
+    manifest = shardio.pack(tmp_path / "in", tmp_path / "out", layout="flat")
+    assert (manifest.classes, sorted(read(tmp_path / "out"))) == ((), ["a", "x/a", "x/y/b"])
+
+
+@pytest.mark.parametrize(
+    ("url", "command"),
+    [
+        ("s3://b/some where", "aws s3 sync"),
+        ("gs://b/out", "gcloud storage rsync --recursive"),
+        ("https://x.org/images", "#"),
+        ("file:///data", "#"),
+    ],
+)
+@pytest.mark.parametrize("as_path", [False, True])
+def test_urls_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, command: str, as_path: bool
+) -> None:
+    """As they are written, and after a Path has taken one of their slashes."""
+    write(tmp_path / "in", folders("cats"))
+    monkeypatch.chdir(tmp_path)
+    name: Any = Path(url) if as_path else url
+    for arguments in (("in", name), (name, "out")):
+        with pytest.raises(shardio.PackError, match=re.escape(f"{url.replace(':///', '://')} is a URL")) as caught:
+            shardio.pack(*arguments)
+        assert f"\n  {command}" in str(caught.value)
+        assert "\n  shardio pack " in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    done = CliRunner().invoke(app, ["pack", "in", url])
+    assert done.exit_code != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(("option", "value"), [("layout", "imagenet"), ("on_changed", "ignore")])
+def test_a_choice_that_there_is_not_is_refused(tmp_path: Path, option: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be one of .*, got '{value}'"):
+        shardio.pack(tmp_path, tmp_path / "out", **{option: value})  # type: ignore[arg-type]  # that is the test

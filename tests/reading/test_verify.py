@@ -1,0 +1,160 @@
+"""Where a sample is first read it is compared with its index, unless somebody opts out."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shardio
+from shardio import DataLoader, EpochSampler, SampleError, ShardDataset, ShardMapDataset
+from shardio.reading import SampleReader
+from shardio.reading.seen import Seen
+from shardio.shards import open_table
+from tests.tars import read_members
+
+CROP = shardio.transforms.RandomResizedCrop(32)
+
+
+def flip(tar: Path, offset: int) -> None:
+    with tar.open("r+b") as file:
+        file.seek(offset)
+        (byte,) = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(packed, tmp_path / "copy")
+
+
+def find(tar: Path, name: str) -> int:
+    """Return where the content of a member begins."""
+    with tarfile.open(tar) as file:
+        return file.getmember(name).offset_data
+
+
+@pytest.fixture
+def damaged(copy: Path) -> tuple[str, str]:
+    """A bit of the second shard's third label is flipped; its key, and what an error must say."""
+    tar = copy / "shard-000001.tar"
+    name, content = [member for member in read_members(tar) if member[0].endswith(".cls")][2]
+    offset = find(tar, name)
+    flip(tar, offset)
+    key, other = name.removesuffix(".cls"), bytes([content[0] ^ 1])
+    message = (
+        f"field 'cls' of sample {key} in {tar} at byte {offset} is damaged: its 1 bytes have xxh3-64 "
+        f"{xxhash.xxh3_64_hexdigest(other)}, expected {xxhash.xxh3_64_hexdigest(content)}"
+    )
+    return key, re.escape(message)
+
+
+def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged: tuple[str, str]) -> None:
+    reader = SampleReader(open_table(copy))
+    assert len(reader.read(np.arange(7), ["cls", "jpg"])) == 7
+    for _ in range(2):  # It is no better when it is read again.
+        with pytest.raises(SampleError, match=damaged[1]) as error_info:
+            reader.read(np.arange(5, 10), ["cls"])
+        assert (error_info.value.place, error_info.value.key) == (2, damaged[0])
+
+
+def test_verify_off_reads_it_as_it_is(copy: Path, damaged: tuple[str, str], packed: Path) -> None:
+    right = ShardMapDataset(packed, fields=("key", "label"))
+    wrong = ShardMapDataset(copy, fields=("key", "label"), verify="off")
+    pairs = [(right[number], wrong[number]) for number in range(21)]
+    assert [one[0] for one, other in pairs if one != other] == [damaged[0]]
+
+
+def make_loader(kind: str, source: Path, num_workers: int, **options: Any) -> DataLoader:
+    options = {"batch_size": 4, "num_workers": num_workers, "timeout": 60.0 if num_workers else 0, **options}
+    verify = {"verify": options.pop("verify")} if "verify" in options else {}
+    fields = ("key", "label", "image")
+    if kind == "shards":
+        return DataLoader(ShardDataset(source, fields=fields, shuffle=True, transform=CROP, **verify), **options)
+    mapped = ShardMapDataset(source, fields=fields, transform=CROP, **verify)
+    return DataLoader(mapped, sampler=EpochSampler(mapped), **options)
+
+
+@pytest.mark.parametrize("kind", ["shards", "map"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_raise_or_skip_as_with_any_bad_sample(
+    kind: str, num_workers: int, copy: Path, damaged: tuple[str, str]
+) -> None:
+    with pytest.raises(SampleError, match=damaged[1]):
+        list(make_loader(kind, copy, num_workers))
+    unverified = [key for keys, _, _ in make_loader(kind, copy, num_workers, verify="off") for key in keys]
+    assert len(set(unverified)) == 21
+    loader = make_loader(kind, copy, num_workers, on_error="skip", quarantine=copy / "quarantine")
+    with pytest.warns(RuntimeWarning, match="skipped: 1"):
+        kept = [key for keys, _, _ in loader for key in keys]
+    assert kept == [key for key in unverified if key != damaged[0]]
+
+
+def test_a_sample_is_compared_once_in_a_process(copy: Path) -> None:
+    dataset = ShardMapDataset(copy, fields="label")
+    labels = dataset.__getitems__(range(21))
+    tar = copy / "shard-000001.tar"
+    flip(tar, find(tar, next(name for name, _ in read_members(tar) if name.endswith(".cls"))))
+    found = dataset.__getitems__(range(21))
+    assert sum(one != other for one, other in zip(labels, found, strict=True)) == 1
+    with pytest.raises(SampleError, match="is damaged"):
+        ShardMapDataset(copy, fields="label").__getitems__(range(21))
+
+
+def test_fields_that_were_not_read_before_are_compared(copy: Path, damaged: tuple[str, str]) -> None:
+    reader = SampleReader(open_table(copy))
+    reader.read(np.arange(21), ["jpg"])
+    with pytest.raises(SampleError, match=damaged[1]):
+        reader.read(np.arange(21), ["cls"])
+
+
+def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> None:
+    tar = copy / "shard-000000.tar"
+    name = read_members(tar)[2][0]
+    offset = find(tar, name)
+    flip(tar, offset - 512)
+    key, field = name.split(".")
+    message = f"the tar header before field {field!r} of sample {key} in {tar} at byte {offset} is damaged"
+    with pytest.raises(SampleError, match=re.escape(message)):
+        SampleReader(open_table(copy)).read(np.arange(5), ["cls", "jpg"])
+
+
+def test_names_in_extended_headers_are_those_that_count(tmp_path: Path) -> None:
+    """Some archivers write them where the plain header would do, and put something else there."""
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        for number in range(5):
+            info = tarfile.TarInfo(f"@PaxHeader-{number}")
+            info.size, info.pax_headers = 3, {"path": f"{number}.txt"}
+            tar.addfile(info, io.BytesIO(b"%03d" % number))
+    samples = SampleReader(open_table(tmp_path)).read(np.arange(5), ["txt"])
+    assert [(sample.key, sample.fields["txt"]) for sample in samples] == [(str(i), b"%03d" % i) for i in range(5)]
+
+
+@pytest.mark.parametrize("verify", ["always", True, None, ""])
+def test_verify_is_first_or_off(packed: Path, verify: Any) -> None:
+    for kind in ShardDataset, ShardMapDataset:
+        with pytest.raises(ValueError, match="verify must be one of 'first', 'off', got"):
+            kind(packed, verify=verify)
+
+
+@given(st.integers(0, 40), st.data())
+def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataObject) -> None:
+    seen = Seen(np.array([3, num_samples])).of_shard(1, ("jpg",))
+    noted = set[int]()
+    numbers = st.lists(st.integers(0, max(num_samples - 1, 0)), max_size=12 if num_samples else 0)
+    for asked in [*data.draw(st.lists(numbers, max_size=12)), list(range(num_samples))]:
+        unseen = seen.find_unseen(np.array(asked, np.int64))
+        assert ([False] * len(asked) if unseen is None else unseen.tolist()) == [each not in noted for each in asked]
+        seen.add(np.array(asked, np.int64))
+        noted |= set(asked)
+    assert seen.find_unseen(np.arange(num_samples)) is None

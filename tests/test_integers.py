@@ -1,0 +1,113 @@
+"""Integers of any library become Python's at the edge, so that states and checkpoints hold nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.integers import check_integer
+from shardio.train import TrainConfig
+
+THREE: list[Any] = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)]
+NO_INTEGERS: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), "3", None, True, np.True_, torch.tensor(True), [3]]
+
+
+@pytest.mark.parametrize("value", THREE, ids=repr)
+def test_integers_of_all_libraries_become_pythons(value: Any) -> None:
+    checked = check_integer("seed", value, at_least=3, below=4)
+    assert checked == 3
+    assert type(checked) is int
+
+
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
+def test_all_else_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="seed must be an integer, got"):
+        check_integer("seed", value)
+
+
+def make_sharded(packed: Path, settings: dict[str, Any], **options: Any) -> DataLoader:
+    return DataLoader(ShardDataset(packed, fields="key", shuffle=True, **settings), **options)
+
+
+def make_sampled(packed: Path, settings: dict[str, Any], **options: Any) -> DataLoader:
+    dataset = ShardMapDataset(packed, fields="key")
+    return DataLoader(dataset, sampler=EpochSampler(dataset, **settings), **options)
+
+
+@pytest.mark.parametrize("make", [make_sharded, make_sampled])
+def test_a_run_with_numpys_integers_is_saved_and_resumed(make: Any, packed: Path) -> None:
+    plain: dict[str, Any] = {"seed": 7, "lanes": 2, "window": 5, "rank": 1, "world_size": 2}
+    settings = {name: np.int64(value) for name, value in plain.items()}
+    options = {"batch_size": np.int64(4), "num_workers": np.int32(0)}
+    whole = [key for batch in make(packed, plain, batch_size=4) for key in batch]
+    loader = make(packed, settings, **options)
+    loader.set_epoch(np.int64(0))
+    before = [key for batch in islice(loader, 2) for key in batch]
+    state = loader.state_dict()
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    for saved in (json.loads(json.dumps(state)), torch.load(file, weights_only=True)):
+        resumed = make(packed, plain, batch_size=4)
+        resumed.load_state_dict(saved)
+        assert before + [key for batch in resumed for key in batch] == whole
+
+
+@pytest.mark.parametrize("make", [make_sharded, make_sampled])
+def test_a_state_whose_numbers_a_checkpoint_changed_is_read(make: Any, packed: Path) -> None:
+    loader = make(packed, {}, batch_size=4)
+    before = [key for batch in islice(loader, 2) for key in batch]
+
+    def change(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: change(inner) for name, inner in value.items()}
+        return np.int64(value) if type(value) is int else value
+
+    resumed = make(packed, {}, batch_size=4)
+    resumed.load_state_dict(change(loader.state_dict()))
+    json.dumps(resumed.state_dict())
+    assert len(before + [key for batch in resumed for key in batch]) == 21
+
+
+@pytest.mark.parametrize("wrong", [1.5, True, "2"])
+def test_each_integer_setting_refuses_what_is_none(packed: Path, images: Path, wrong: Any) -> None:
+    dataset = ShardMapDataset(packed)
+    sharded = ShardDataset(packed)
+    settings = ("seed", "batch_size", "lanes", "window")
+    makes: dict[str, list[Any]] = {
+        **{name: [lambda name=name: ShardDataset(packed, shuffle=True, **{name: wrong})] for name in settings},
+        "rank": [lambda: ShardDataset(packed, rank=wrong, world_size=4)],
+        "world_size": [lambda: EpochSampler(dataset, rank=0, world_size=wrong)],
+        "max_pixels": [lambda: ImageFolder(images, max_pixels=wrong)],
+        "epoch": [lambda: sharded.set_epoch(wrong), lambda: dataset.set_epoch(wrong)],
+        "num_workers": [lambda: DataLoader(sharded, num_workers=wrong)],
+        "prefetch_factor": [lambda: DataLoader(sharded, prefetch_factor=wrong)],
+        "depth": [lambda: DevicePrefetcher([], "cpu", depth=wrong)],
+        "accumulate": [lambda: TrainConfig(accumulate=wrong)],
+    }
+    makes["seed"] += [
+        lambda: EpochSampler(dataset, seed=wrong),
+        lambda: dataset.set_epoch(1, seed=wrong),
+        lambda: TrainConfig(seed=wrong),
+    ]
+    makes["batch_size"] += [lambda: DataLoader(sharded, batch_size=wrong)]
+    for name, several in makes.items():
+        for make in several:
+            with pytest.raises(TypeError, match=f"{name} must be an integer, got {wrong!r}"):
+                make()
+
+
+def test_a_training_config_holds_pythons_integers() -> None:
+    settings: dict[str, Any] = {"epochs": np.int64(3), "seed": np.int64(5), "accumulate": np.int32(2)}
+    config = TrainConfig(**settings)
+    assert json.dumps({"epochs": 3, "seed": 5, "accumulate": 2}) == json.dumps(
+        {name: getattr(config, name) for name in ("epochs", "seed", "accumulate")}
+    )

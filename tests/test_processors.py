@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardio import processors
+from shardio.processors import count_processors
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="affinity masks are Linux's")
+def test_the_affinity_mask_counts() -> None:
+    code = (
+        "import os; from shardio.processors import count_processors as c;"
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); print(c())"
+    )
+    root = str(Path(processors.__file__).parents[1])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert done.stdout == "1\n"
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8),
+        ({"proc/self/cgroup": "0::/\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 2),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "10000 100000\n"}, 1),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "300000 100000\n"}, 3),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "300000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+            },
+            3,
+        ),
+        (
+            {
+                "proc/self/cgroup": "3:cpuset:/\n2:cpu,cpuacct:/docker/x\n",
+                "sys/fs/cgroup/cpu/docker/x/cpu.cfs_quota_us": "400000\n",
+                "sys/fs/cgroup/cpu/docker/x/cpu.cfs_period_us": "100000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            4,
+        ),
+    ],
+)
+def test_the_quota_of_each_control_group_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: int
+) -> None:
+    root, quotas = write(tmp_path, files), processors._quotas
+    monkeypatch.setattr(processors, "_quotas", lambda _: quotas(root))
+    if hasattr(os, "process_cpu_count"):
+        monkeypatch.setattr(os, "process_cpu_count", lambda: 8)
+    elif hasattr(os, "sched_getaffinity"):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    else:
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert count_processors() == expected
+
+
+def test_there_is_one_place_that_counts_processors() -> None:
+    package = Path(processors.__file__).parent
+    words = ("cpu_count", "sched_getaffinity")
+    found = {path for path in package.rglob("*.py") if any(word in path.read_text() for word in words)}
+    assert found == {package / "processors.py"}

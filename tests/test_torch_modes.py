@@ -1,0 +1,155 @@
+"""What shardio makes are ordinary tensors in the CPU's memory, whatever modes of torch's the caller has set.
+
+The default device is ``meta`` here, in the place of a GPU: a tensor there has no values, and whatever reads one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.torch_modes import own_tensors
+from shardio.train import TrainConfig, train
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip
+from tests.device.late_stream import prefetch_late
+
+CROP = Compose([CenterCrop(32), RandomHorizontalFlip()])
+
+
+def sharded(packed: Path, **options: Any) -> DataLoader:
+    return DataLoader(ShardDataset(packed, shuffle=True, transform=CROP), batch_size=4, **options)
+
+
+def sampled(packed: Path, **options: Any) -> DataLoader:
+    dataset = ShardMapDataset(packed, transform=CROP)
+    return DataLoader(dataset, sampler=EpochSampler(dataset), batch_size=4, **options)
+
+
+def shuffled(packed: Path, **options: Any) -> DataLoader:
+    """Return a loader with a sampler of torch's."""
+    dataset = ShardMapDataset(packed, transform=CROP)
+    return DataLoader(dataset, shuffle=True, batch_size=4, **options)
+
+
+MAKES: list[Callable[..., DataLoader]] = [sharded, sampled, shuffled]
+WAYS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 0, "worker_init_fn": id},
+    {"num_workers": 2, "worker_init_fn": id},
+]
+
+
+@pytest.fixture
+def on_meta() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+def count_labels(loader: DataLoader) -> list[int]:
+    labels = [label for _, several in loader for label in several.tolist()]
+    return [labels.count(number) for number in range(3)]
+
+
+@pytest.mark.usefixtures("on_meta")
+@pytest.mark.parametrize("make", MAKES)
+def test_a_loader_is_the_same_with_another_default_device(make: Any, packed: Path) -> None:
+    for options in WAYS:
+        loader = make(packed, **options)
+        for _ in range(2):
+            assert count_labels(loader) == [7, 7, 7], options
+        images, labels = next(iter(loader))
+        assert (images.device.type, labels.device.type) == ("cpu", "cpu"), options
+    assert torch.empty(1).device.type == "meta", "the caller's default is as it was"
+
+
+@pytest.mark.usefixtures("on_meta")
+def test_datasets_by_hand_and_the_order_are_the_same_with_another_default_device(packed: Path) -> None:
+    dataset = ShardMapDataset(packed, transform=CROP)
+    dataset.set_epoch(3, seed=5)
+    image, _ = dataset[-1]
+    assert image.numpy().shape == (3, 32, 32)
+    values = [image.float().mean().item() for image, _ in ShardDataset(packed, shuffle=True, transform=CROP)]
+    sampler = EpochSampler(dataset, seed=4)
+    order = list(sampler)
+    torch.set_default_device(None)
+    assert order == list(EpochSampler(dataset, seed=4))
+    assert values == [image.float().mean().item() for image, _ in ShardDataset(packed, shuffle=True, transform=CROP)]
+    torch.manual_seed(7)
+    drawn = [dataset[0][0] for _ in range(4)]
+    torch.set_default_device("meta")
+    torch.manual_seed(7)
+    assert all(np.array_equal(one.numpy(), dataset[0][0].numpy()) for one in drawn)
+
+
+@pytest.mark.usefixtures("on_meta")
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_prefetcher_and_training_are_the_same_with_another_default_device(packed: Path, is_late: bool) -> None:
+    normalize = ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    loader = sharded(packed)
+    wrapped = (
+        prefetch_late(loader, normalize=normalize)[0]
+        if is_late
+        else DevicePrefetcher(loader, "cpu", normalize=normalize)
+    )
+    assert all(images.isfinite().all() for images, _ in wrapped)
+    with torch.device("cpu"):
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 3))
+    results = train(model, sharded(packed), TrainConfig(epochs=1, device="cpu", precision="fp32"))
+    assert results is not None
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_a_loader_first_used_in_inference_mode_goes_on_outside(make: Any, packed: Path) -> None:
+    for options in WAYS:
+        with torch.inference_mode():
+            loader = make(packed, **options)
+            batches = iter(loader)
+            received = list(islice(batches, 2))
+        received += list(batches)
+        received += list(loader)
+        assert len(received) == 12
+        for images, labels in received:
+            assert (images.is_inference(), labels.is_inference()) == (False, False), options
+            images.fill_(1)
+            labels.add_(1)
+        if hasattr(loader.dataset, "set_epoch"):
+            loader.dataset.set_epoch(9)
+
+
+@pytest.mark.parametrize("is_late", [True, False])
+def test_what_a_prefetcher_brought_in_inference_mode_is_ordinary(packed: Path, is_late: bool) -> None:
+    normalize = ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    with torch.inference_mode():
+        loader = sharded(packed)
+        wrapped = (
+            prefetch_late(loader, normalize=normalize)[0]
+            if is_late
+            else DevicePrefetcher(loader, "cpu", normalize=normalize)
+        )
+        batches = iter(wrapped)
+        received = list(islice(batches, 2))
+    received += [*batches, *wrapped]
+    weight = torch.ones((), requires_grad=True)
+    for images, _ in received:
+        (images.mul_(2) * weight).sum().backward()
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta"), torch.no_grad])
+def test_the_callers_modes_are_as_they_were(mode: Callable[[], Any]) -> None:
+    def modes() -> tuple[Any, ...]:
+        return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.empty(0).device.type
+
+    with mode():
+        before = modes()
+        with own_tensors():
+            assert modes() == (False, torch.is_grad_enabled() and before[1], "cpu")
+        assert modes() == before

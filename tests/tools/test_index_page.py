@@ -1,0 +1,92 @@
+"""What a package index is told of shardio, and that nobody is sent there for the other project of that name."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardio import __file__ as package_file
+from tools.index_page import make_index_page
+
+ROOT = Path(package_file).parents[1]
+TEXTS = [
+    path
+    for pattern in ("*.md", "*.toml", "*.txt", "[!.]*/**/*.py", "[!.]*/**/*.md", "[!.]*/**/*.sh")
+    for path in ROOT.glob(pattern)
+    if path != Path(__file__)
+]
+"""All that people read, as it lies in the repository."""
+
+WRONG_INSTALL = re.compile(
+    r"\b(?:install|add)\s+(?:-\S+\s+(?:\S+\.txt\s+)?)*['\"]?shardio(?![-\w./])|(?<![/\w])shardio\[[a-z]"
+)
+"""``install``, options, and the bare name; or an extra of it. A path, as /path/to/shardio[tile], is right."""
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def read_project() -> dict[str, Any]:
+    if sys.version_info < (3, 11):
+        pytest.skip("tomllib is there from Python 3.11 on")
+    import tomllib
+
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project
+
+
+def test_nobody_is_sent_to_the_other_project_of_the_name() -> None:
+    assert len(TEXTS) > 300
+    found = [(path.relative_to(ROOT), match[0]) for path in TEXTS for match in WRONG_INSTALL.finditer(path.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wrong"),
+    [
+        ("pip install shardio", True),
+        ("pip install -U\n'shardio[tile]'", True),
+        ("uv add shardio", True),
+        ("pip install -c constraints.txt shardio", True),
+        ("needs numba: 'shardio[tile]'", True),
+        ("pip install shardio-loader", False),
+        ("pip install '/path/to/shardio[tile]'", False),
+        ("pip install ./shardio", False),
+        ("pip install numba, which shardio uses", False),
+    ],
+)
+def test_the_test_above_knows_what_is_wrong(text: str, is_wrong: bool) -> None:
+    assert bool(WRONG_INSTALL.search(text)) == is_wrong
+
+
+def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:
+    project = read_project()
+    assert project["name"] == "shardio-loader"
+    assert project["scripts"] == {"shardio": "shardio.cli.main:main"}
+    assert not [url for url in project.get("urls", {}).values() if "example" in url]
+
+
+def test_classifiers_name_what_is_supported() -> None:
+    project = read_project()
+    versions = {line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r"Python :: 3\.\d+$", line)}
+    assert versions == {f"3.{minor}" for minor in range(10, 15)}
+    assert project["requires-python"] == ">=3.10"
+    assert {"Operating System :: POSIX :: Linux", "Operating System :: MacOS"} <= set(project["classifiers"])
+    # By PEP 639 the licence is an expression, beside which there must be no classifier of one.
+    assert (project["license"], [line for line in project["classifiers"] if "License" in line]) == ("Apache-2.0", [])
+
+
+def test_no_link_of_the_indexs_page_leads_nowhere() -> None:
+    readme = (ROOT / "README.md").read_text()
+    relative = [target for target in LINK.findall(readme) if not target.startswith(("https:", "#"))]
+    assert relative
+    plain = make_index_page(readme, None)
+    assert all(target.startswith(("https:", "#")) for target in LINK.findall(plain))
+    assert "CHANGELOG.md" in plain  # Its name stays.
+    linked = make_index_page(readme, "https://host/project/")
+    targets = LINK.findall(linked)
+    assert [target.removeprefix("https://host/project/") for target in targets] == LINK.findall(readme)
+    assert all((ROOT / target).exists() for target in relative)

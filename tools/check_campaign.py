@@ -1,0 +1,62 @@
+"""Plant faults in loaders, and see whether the checker finds and names each, and accuses none that is right.
+
+The cases are those of ``tests/check/campaign.py``; tests run the quick ones. Prints two tables in Markdown, and fails
+if a fault is called right or goes without its name, or a loader that is right is called wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
+
+import shardio
+from tests.check.campaign import PLANTED, UNUSUAL
+from tests.check.cases import Case
+from tests.sources import write_images
+
+
+def tell(case: Case, packed: Path, *, is_fault: bool) -> tuple[bool, str]:
+    """Return whether the checker is right about a case, and the case's row of the table."""
+    start = time.perf_counter()
+    verdict, message = case.judge(packed)
+    seconds = time.perf_counter() - start
+    is_named = case.says in message
+    holds = is_named and (
+        verdict != "right" if is_fault else (verdict == "right") == (not case.says) and verdict != "wrong"
+    )
+    what = f"{verdict}: …{case.says}…" if is_fault and is_named else verdict if holds else f"**{verdict}**: {message!r}"
+    return holds, f"| {case.name} | {what} | {seconds:.1f} s |"
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Run the cases whose names contain this.")] = "",
+    quick: Annotated[bool, typer.Option(help="Leave out cases with worker processes or 10^6 samples.")] = False,
+) -> None:
+    """Ask the checker about faults and about loaders that are right."""
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    start, wrong = time.perf_counter(), 0
+    with tempfile.TemporaryDirectory() as work:
+        write_images(Path(work) / "in", classes=3, per_class=7, width=8, height=8)
+        shardio.pack(Path(work) / "in", Path(work) / "out", max_shard_samples=6)
+        for title, cases in ("planted fault", PLANTED), ("loader that is right", UNUSUAL):
+            chosen = [case for case in cases if only in case.name and not (quick and case.is_slow)]
+            typer.echo(f"\n| {title} | verdict | time |\n|---|---|---|")
+            for case in chosen:
+                holds, row = tell(case, Path(work) / "out", is_fault=cases is PLANTED)
+                wrong += not holds
+                typer.echo(row)
+            typer.echo(f"\n{len(chosen)} cases")
+    typer.echo(f"\n{wrong} verdicts are wrong, in {time.perf_counter() - start:.0f} s")
+    raise typer.Exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)
