@@ -183,6 +183,7 @@ def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
             "damaged": [_as_row(problem) for problem in jpegs.damaged],
         },
         "mislabelled": [_as_row(problem) for problem in scan.mislabelled],
+        "packed_again": [_as_row(problem) for problem in result.damaged_shards],
         "changed": [_as_row(problem) for problem in result.changed],
         "left_out": [_as_row(problem) for problem in scan.unreadable],
         "ignored": [str(path) for path in scan.ignored],
@@ -204,6 +205,8 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
     mode = result.manifest.pack["jpeg"]
     if mode != "copy":
         _print_jpegs(result.jpegs, "encoded again and tiled" if mode == "reencode" else "tiled")
+    for problem in result.damaged_shards:
+        typer.echo(f"packed again: {problem.path} {problem.what}", err=True)
     scan = result.scan
     _print_files("packed, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
     _print_files("changed meanwhile, of samples left out", [f"{p.path} {p.what}" for p in result.changed])

@@ -2,8 +2,9 @@
 
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
 from shardio.packing.layouts import Layout
-from shardio.packing.packer import DEFAULT_SHARD_SIZE, OnChanged, PackProgress, PackResult, pack, pack_directory
+from shardio.packing.packer import DEFAULT_SHARD_SIZE, PackResult, pack, pack_directory
 from shardio.packing.plan import JpegMode, PackSettings
+from shardio.packing.shard_writer import OnChanged, PackProgress
 from shardio.packing.sources import Problem
 
 __all__ = [

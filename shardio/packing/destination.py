@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from shardio.errors import FormatError, PackError
-from shardio.packing.jpegs import JpegTally
+from shardio.errors import PackError
+from shardio.packing.finished import note_path, refuse_unplanned
 from shardio.packing.plan import Plan
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
-    Shard,
-    ShardEntry,
     index_path,
     write_manifest,
 )
 from shardio.storage import PARTIAL_SUFFIX, write_whole
 
 LOCK_NAME = ".shardio-pack.lock"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    """A finished shard: its entry, the names of its fields, and what became of its JPEGs."""
-
-    entry: ShardEntry
-    fields: tuple[str, ...]
-    jpegs: JpegTally
 
 
 def check_destination(src: Path, dst: Path) -> None:
@@ -61,7 +49,8 @@ def locked(src: Path, dst: Path) -> Iterator[None]:
     """Make the destination, hold it for this process, and check it again: another pack may have finished meanwhile.
 
     Raises:
-        PackError: If it cannot be made, another process is packing into it, or it must not be packed into any more.
+        PackError: If it cannot be made or written, another process is packing into it, or it must not be packed into
+            any more.
     """
     try:
         dst.mkdir(parents=True, exist_ok=True)
@@ -77,13 +66,18 @@ def locked(src: Path, dst: Path) -> Iterator[None]:
         raise PackError(f"another process is packing into {dst}: wait for it, or choose another destination") from error
     except (FileExistsError, NotADirectoryError) as error:
         raise PackError(f"the destination {dst} cannot be made: {error.strerror}") from error
+    except OSError as error:
+        raise PackError(
+            f"packing into {dst} failed: {error}. Remove the cause (make room if the disk is full), and run the same "
+            "command again: it keeps the shards that are finished"
+        ) from error
 
 
 def begin(dst: Path, plan: Plan) -> None:
     """Make the destination ready for a plan, or for going on with it.
 
     Raises:
-        PackError: If an unfinished pack of another plan lies there.
+        PackError: If an unfinished pack of another plan lies there, or a tar that is not of this one.
     """
     for leftover in dst.glob(f".*.*{PARTIAL_SUFFIX}"):
         if leftover.name != UNFINISHED_NAME:
@@ -95,33 +89,15 @@ def begin(dst: Path, plan: Plan) -> None:
                 f"{dst} holds an unfinished pack of other images or with other settings: delete {dst}, or "
                 "choose another destination"
             )
+        refuse_unplanned(dst, plan)
         return
     with write_whole(note) as file:
         file.write(plan.digest.encode())
 
 
-def find_finished(dst: Path, plan: Plan) -> dict[str, Written]:
-    """Return the shards that an earlier run finished, by name: those that lie there, and of which it took a note."""
-    finished = {}
-    for plan_of_shard in plan.shards:
-        path = dst / plan_of_shard.name
-        with suppress(FileNotFoundError, FormatError), Shard(path, index_path(path)) as shard:
-            if shard.entry.num_samples < len(plan_of_shard.samples):
-                continue  # Files had changed, and their samples were left out: they may be as they were again.
-            tally = JpegTally.load(_note_path(path).read_bytes())
-            finished[path.name] = Written(entry=shard.entry, fields=shard.index.header.fields, jpegs=tally)
-    return finished
-
-
-def note_finished(path: Path, tally: JpegTally) -> None:
-    """Note what became of the JPEGs of a shard, so that a later run knows."""
-    with write_whole(_note_path(path)) as file:
-        file.write(tally.dump())
-
-
 def remove_shard(path: Path) -> None:
     """Remove a shard that holds no sample."""
-    for each in path, index_path(path), _note_path(path):
+    for each in path, index_path(path), note_path(path):
         each.unlink(missing_ok=True)
 
 
@@ -129,12 +105,8 @@ def finish(dst: Path, manifest: Manifest) -> None:
     """Commit the pack: from here on the destination holds a dataset."""
     write_manifest(dst / MANIFEST_NAME, manifest)
     for shard in manifest.shards:
-        _note_path(dst / shard.name).unlink(missing_ok=True)
+        note_path(dst / shard.name).unlink(missing_ok=True)
     (dst / UNFINISHED_NAME).unlink()
-
-
-def _note_path(shard: Path) -> Path:
-    return shard.with_name(f".{shard.name}.jpegs")
 
 
 def _is_ours(name: str) -> bool:

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.packing import destination
-from shardio.packing.destination import Written
-from shardio.packing.jpegs import JpegTally, Rewrite, choose_rewrite, describe, rewrite_sample, sum_tallies
+from shardio.packing.finished import Written
+from shardio.packing.jpegs import JpegTally, choose_rewrite, describe, sum_tallies
 from shardio.packing.layouts import Layout, refuse_urls
-from shardio.packing.plan import JpegMode, PackSettings, ShardPlan, make_plan
-from shardio.packing.scan import Scan, SourceSample, scan_directory
-from shardio.packing.sources import FileChangedError, Problem, explain_changes, read_unchanged
-from shardio.processors import count_processors
-from shardio.sample import Sample
-from shardio.shards import LABEL_FIELD, Manifest, write_shard
+from shardio.packing.plan import JpegMode, PackSettings, make_plan
+from shardio.packing.scan import Scan, scan_directory
+from shardio.packing.shard_writer import OnChanged, PackProgress, ShardWriter
+from shardio.packing.sources import FileChangedError, Problem, explain_changes
+from shardio.shards import Manifest
 from shardio.storage import make_path
-
-OnChanged = Literal["raise", "skip"]
-"""What becomes of samples whose files change while they are packed."""
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """256 MiB."""
-
-MAX_WORKERS = 4
-"""Threads that write shards, at the most, unless the caller says otherwise."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +36,7 @@ class PackResult:
         num_kept: The samples of shards that an earlier run had finished.
         jpegs: What became of the JPEGs.
         changed: Files that changed while they were packed; their samples were left out.
+        damaged_shards: Shards that an earlier run had finished and that were damaged since; they were packed again.
     """
 
     manifest: Manifest
@@ -52,16 +44,7 @@ class PackResult:
     num_kept: int
     jpegs: JpegTally
     changed: list[Problem]
-
-
-class PackProgress:
-    """What a caller is told while packing goes on; this one says nothing. Methods are called from threads."""
-
-    def planned(self, num_samples: int, num_bytes: int) -> None:
-        """Called once, before the first shard is written."""
-
-    def packed(self, num_samples: int, num_bytes: int) -> None:
-        """Called for each sample (or, where a shard is there already, for all of its samples at once)."""
+    damaged_shards: list[Problem]
 
 
 def pack(
@@ -86,8 +69,8 @@ def pack(
 
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard; files
     with the same stem become further fields of the sample. Image bytes are copied untouched, unless ``jpeg`` says
-    otherwise. The same input and settings give the same bytes. A pack that was killed is gone on with by the same
-    call.
+    otherwise. The same input and settings give the same bytes. The same call resumes an interrupted pack: it keeps the
+    finished shards whose contents are still those that were written, and packs damaged ones again.
 
     Args:
         src: The directory: class folders with images, or a flat directory of images.
@@ -155,6 +138,8 @@ def pack(
         logger.warning("%s %s: left out", problem.path, problem.what)
     for problem in result.changed:
         logger.warning("%s %s: its sample is left out", problem.path, problem.what)
+    for problem in result.damaged_shards:
+        logger.warning("%s %s: packed again", problem.path, problem.what)
     for problem in result.jpegs.damaged:
         logger.warning("%s %s: packed as it is", problem.path, problem.what)
     return result.manifest
@@ -187,9 +172,8 @@ def pack_directory(
     plan = make_plan(scan, settings)
     with destination.locked(src, dst):
         destination.begin(dst, plan)
-        finished = destination.find_finished(dst, plan)
         progress.planned(len(scan.samples), plan.num_bytes)
-        writer = _ShardWriter(dst, finished, rewrite, strict, on_changed, progress)
+        writer = ShardWriter(dst, rewrite, strict, on_changed, progress)
         try:
             written = writer.write_all(plan.shards, num_workers)
         except FileChangedError as change:
@@ -200,8 +184,14 @@ def pack_directory(
         jpegs = sum_tallies([shard.jpegs for shard in written])
         manifest = _make_manifest(written, scan, settings, jpegs)
         destination.finish(dst, manifest)
-    num_kept = sum(shard.entry.num_samples for shard in written if shard.entry.name in finished)
-    return PackResult(manifest=manifest, scan=scan, num_kept=num_kept, jpegs=jpegs, changed=writer.changed)
+    return PackResult(
+        manifest=manifest,
+        scan=scan,
+        num_kept=sum(shard.entry.num_samples for shard in written if shard.was_kept),
+        jpegs=jpegs,
+        changed=writer.changed,
+        damaged_shards=writer.damaged,
+    )
 
 
 def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings, jpegs: JpegTally) -> Manifest:
@@ -216,81 +206,3 @@ def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings, j
             **describe(settings, jpegs),
         },
     )
-
-
-class _ShardWriter:
-    """Writes the shards of a plan that are not there yet, side by side; after an error the others stop soon."""
-
-    def __init__(
-        self,
-        dst: Path,
-        finished: Mapping[str, Written],
-        rewrite: Rewrite,
-        strict: bool,
-        on_changed: OnChanged,
-        progress: PackProgress,
-    ) -> None:
-        self._dst, self._finished, self._rewrite = dst, finished, rewrite
-        self._strict, self._on_changed, self._progress = strict, on_changed, progress
-        self.changed: list[Problem] = []
-        self._stopped = threading.Event()
-        self._failures: list[Exception] = []
-
-    def write_all(self, shards: Sequence[ShardPlan], num_workers: int | None) -> list[Written]:
-        workers = num_workers or min(MAX_WORKERS, count_processors())
-        with ThreadPoolExecutor(workers, thread_name_prefix="shardio-pack") as pool:
-            try:
-                return [written for written in pool.map(self._write, shards) if written is not None]
-            except Exception as error:
-                raise self._failures[0] from error  # The first failure; the others stopped because of it.
-            finally:
-                self._stopped.set()
-                pool.shutdown(wait=True, cancel_futures=True)
-
-    def _write(self, plan: ShardPlan) -> Written | None:
-        try:
-            written = self._finished.get(plan.name)
-            if written is None:
-                return self._write_new(plan)
-            self._check(written.jpegs)
-            self._progress.packed(len(plan.samples), written.entry.num_bytes)
-            return written
-        except Exception as error:
-            self._failures.append(error)
-            self._stopped.set()
-            raise
-
-    def _write_new(self, plan: ShardPlan) -> Written | None:
-        path, tally = self._dst / plan.name, JpegTally()
-        entry, fields = write_shard(path, self._read_samples(plan, tally))
-        if not entry.num_samples:  # The files of all of them changed.
-            destination.remove_shard(path)
-            return None
-        destination.note_finished(path, tally)
-        return Written(entry=entry, fields=fields, jpegs=tally)
-
-    def _check(self, tally: JpegTally) -> None:
-        if self._strict and tally.damaged:
-            raise PackError(f"{tally.damaged[0].path} {tally.damaged[0].what}")
-
-    def _read_samples(self, plan: ShardPlan, tally: JpegTally) -> Iterator[Sample]:
-        for source in plan.samples:
-            if self._stopped.is_set():
-                raise PackError(f"{plan.name} was left unfinished because another shard failed")
-            try:
-                sample = _read_files(source)
-            except FileChangedError as change:
-                if self._on_changed == "raise":
-                    raise
-                self.changed.append(change.problem)
-                continue
-            rewritten = rewrite_sample(self._rewrite, source, sample, tally)
-            self._check(tally)
-            yield rewritten
-            self._progress.packed(1, sum(map(len, sample.fields.values())))
-
-
-def _read_files(sample: SourceSample) -> Sample:
-    label = {} if sample.label is None else {LABEL_FIELD: str(sample.label).encode()}
-    files = {field: read_unchanged(file) for field, file in sample.files.items()}
-    return Sample(key=sample.key, fields=dict(sorted({**label, **files}.items())), origin=sample.key)

@@ -130,6 +130,10 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
 
     The content goes to a temporary file beside ``path``, is synced to disk and renamed at the end. If the
     block raises, the temporary file is removed and ``path`` is left as it was.
+
+    Raises:
+        OSError: If it cannot be written, for example because the disk is full. The error names ``path``: the system
+            names no file where a write fails.
     """
     temporary = temporary_path(path)
     try:
@@ -139,8 +143,10 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
         _sync_directory(path.parent)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
 
 

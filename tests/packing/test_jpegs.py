@@ -161,8 +161,8 @@ def test_a_pack_that_goes_on_says_the_same_as_one_that_was_not_disturbed(
         return write_shard(path, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.packing.packer.write_shard", write_two)
-        with pytest.raises(OSError, match="the disk is full"):
+        patch.setattr("shardio.packing.shard_writer.write_shard", write_two)
+        with pytest.raises(PackError, match="the disk is full"):
             pack_it(source, tmp_path / "out", jpeg=jpeg)
     resumed = pack_it(source, tmp_path / "out", jpeg=jpeg)
     assert resumed.num_kept > 0
@@ -202,7 +202,7 @@ def test_strict_refuses_a_damaged_jpeg_of_a_shard_that_an_earlier_run_finished(
 
     with monkeypatch.context() as patch:
         patch.setattr("shardio.packing.destination.finish", stop)
-        with pytest.raises(OSError, match="stopped before the end"):
+        with pytest.raises(PackError, match="stopped before the end"):
             pack_it(source, tmp_path / "out", jpeg="tile")
     settings = PackSettings(max_shard_size=10**9, max_shard_samples=3, jpeg="tile")
     monkeypatch.setattr("shardio.packing.scan._check_image", lambda files: (None, True))
