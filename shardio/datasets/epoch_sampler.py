@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from torch.utils.data import DistributedSampler, Subset
 
+from shardio.datasets.indices import check_integers
 from shardio.datasets.iteration import Iteration
 from shardio.datasets.ordered import Ordered
 from shardio.handover import hand_over
@@ -162,6 +163,6 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
 def _digest(dataset: Any) -> str:
     """Return a dataset's identity: its own, or for a Subset that of the inner dataset and the indices."""
     if isinstance(dataset, Subset):
-        indices = np.asarray(dataset.indices, dtype=np.int64).tobytes()
+        indices = check_integers(dataset.indices).astype(np.int64).tobytes()
         return xxhash.xxh3_128_hexdigest(_digest(dataset.dataset).encode() + indices)
     return str(getattr(dataset, "digest", ""))

@@ -58,11 +58,44 @@ class MapDataset(Transformed, Dataset[Any]):
         raise NotImplementedError  # Each kind of dataset counts its own.
 
     def __getitem__(self, index: int) -> Any:
-        """Return one sample; negative numbers count from the end."""
-        return self.__getitems__([index])[0]
+        """Return one sample; negative numbers count from the end.
+
+        Raises:
+            TypeError: If ``index`` is not an integer.
+            IndexError: If it is outside of the dataset.
+            SampleError: If the sample cannot be read or decoded.
+        """
+        if self._owner("__getitem__") is MapDataset:
+            return self.__getitems__([index])[0]
+        return self._get([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return a batch of samples (torch's DataLoader calls this)."""
+        """Return a batch of samples (torch's DataLoader calls this).
+
+        The samples come from ``__getitem__`` where a subclass overrides that method alone.
+
+        Raises:
+            TypeError: If an index is not an integer.
+            IndexError: If one is outside of the dataset.
+            SampleError: If a sample cannot be read or decoded.
+        """
+        single = self._owner("__getitem__")
+        # A class that overrides both methods takes care of single samples in its own __getitems__.
+        if single is MapDataset or single is self._owner("__getitems__"):
+            return self._get(indices)
+        return [self._get_single(place, index) for place, index in enumerate(indices)]
+
+    def _owner(self, method: str) -> type:
+        """Return the class that defines a method for this dataset."""
+        return next(kind for kind in type(self).__mro__ if method in vars(kind))
+
+    def _get_single(self, place: int, index: int) -> Any:
+        try:
+            return self[index]
+        except SampleError as error:
+            raise error.moved_to(place) from error
+
+    def _get(self, indices: Sequence[int]) -> list[Any]:
         numbers = check_indices(indices, len(self))
         return self.read(numbers, self.map_epoch.keys(numbers))
 

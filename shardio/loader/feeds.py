@@ -227,7 +227,10 @@ def _look_inside_ours(dataset: Any) -> Inner:
 
 
 def _takes_keys(dataset: Any) -> bool:
-    return isinstance(dataset, MapDataset) and type(dataset).__getitems__ is MapDataset.__getitems__
+    methods = ("__getitem__", "__getitems__")
+    return isinstance(dataset, MapDataset) and all(
+        getattr(type(dataset), name) is getattr(MapDataset, name) for name in methods
+    )
 
 
 def _read(inner: Inner, numbers: NDArray[np.int64], keys: Words) -> list[Any]:

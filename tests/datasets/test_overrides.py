@@ -1,0 +1,105 @@
+"""What a subclass overrides is used, whoever asks for the samples."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import Subset
+
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardMapDataset
+from shardio.transforms import RandomResizedCrop
+from tests.faults.damage import told_of_bad
+
+
+class Marked(ShardMapDataset):
+    """Overrides how one sample is made."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + "!"
+
+
+class MarkedInBatches(ShardMapDataset):
+    """Overrides how a batch of samples is made."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [key + "!" for key in super().__getitems__(indices)]
+
+
+class MarkedBothWays(ShardMapDataset):
+    """Overrides both, each with the method of the base."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + "!"
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [key + "!" for key in super().__getitems__(indices)]
+
+
+class MarkedOneByOne(ShardMapDataset):
+    """Overrides both, one with the other."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index) + "!"
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class MarkedAbove(Marked):
+    """Has one method from its base, and overrides the other."""
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return list(super().__getitems__(indices))
+
+
+@pytest.mark.parametrize("kind", [Marked, MarkedInBatches, MarkedBothWays, MarkedOneByOne, MarkedAbove])
+def test_an_overridden_method_makes_the_samples_on_all_ways(packed: Path, kind: type[ShardMapDataset]) -> None:
+    plain = ShardMapDataset(packed, fields="key")
+    expected = [plain[number] + "!" for number in range(4)]
+    dataset = kind(packed, fields="key")
+    assert [dataset[number] for number in range(4)] == dataset.__getitems__(range(4)) == expected
+    for subject in (dataset, Subset(dataset, range(21))):
+        loaders: list[Any] = [
+            DataLoader(subject, batch_size=4),
+            DataLoader(subject, batch_size=4, sampler=EpochSampler(subject, shuffle=False)),
+            torch.utils.data.DataLoader(subject, batch_size=4),
+        ]
+        for loader in loaders:
+            assert list(next(iter(loader))) == expected
+
+
+class Inverted(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return 255 - image, label
+
+
+def test_in_worker_processes_with_the_crops_of_the_order(images: Path) -> None:
+    crops = []
+    for kind in (ImageFolder, Inverted):
+        dataset = kind(images, transform=RandomResizedCrop(16))
+        loader = DataLoader(dataset, batch_size=21, sampler=EpochSampler(dataset), num_workers=1)
+        ((cropped, _),) = loader
+        assert loader.runs_torchs_workers == (kind is Inverted)
+        crops.append(cropped)
+    assert torch.equal(crops[1], 255 - crops[0])
+
+
+def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(images, tmp_path / "images")
+    dataset = Inverted(root)
+    Path(dataset.samples[3][0]).unlink()
+    with pytest.raises(SampleError) as raised:
+        dataset.__getitems__(range(5))
+    assert raised.value.place == 3
+    loader = DataLoader(
+        dataset, batch_size=7, sampler=EpochSampler(dataset), on_error="skip", quarantine=tmp_path / "quarantine"
+    )
+    with told_of_bad(1):
+        assert sum(len(labels) for _, labels in loader) == 20
