@@ -62,7 +62,7 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
     """Return the world: as given, else as carried, else torch.distributed's, else torchrun's, else 0 of 1.
 
     Raises:
-        ValueError: If only one of the two is given, or the rank is out of range.
+        ValueError: If only one of the two is given or set in the environment, or the rank is out of range.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together, got rank={rank} and world_size={world_size}")
@@ -76,6 +76,13 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
         return World(rank=torch.distributed.get_rank(), world_size=torch.distributed.get_world_size())
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return World(rank=_read_variable("RANK"), world_size=_read_variable("WORLD_SIZE"))
+    for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
+        if name in os.environ:
+            raise ValueError(
+                f"the environment variable {name} is {os.environ[name]!r} and {other} is not set, so it is not known "
+                "which of how many training processes this is: start with torchrun, which sets RANK and WORLD_SIZE, "
+                f"or unset {name}"
+            )
     return World(rank=0, world_size=1)
 
 

@@ -92,9 +92,29 @@ def test_a_rank_out_of_range_is_an_error(rank: int, world_size: int, monkeypatch
         find_world()
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [("3", None), (None, "7")])
-def test_half_an_environment_is_none(rank: str | None, world_size: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("rank", "world_size", "found"),
+    [("3", None, "RANK is '3' and WORLD_SIZE is not set"), (None, "1", "WORLD_SIZE is '1' and RANK is not set")],
+)
+def test_half_an_environment_is_an_error_that_names_both(
+    rank: str | None, world_size: str | None, found: str, monkeypatch: pytest.MonkeyPatch, packed: Path
+) -> None:
     set_environment(monkeypatch, rank, world_size)
+    dataset = ShardDataset(packed, fields="key")  # The process may join a group before it needs the world.
+    for read in (
+        find_world,
+        lambda: len(TorchLoader(dataset)),
+        lambda: iter(DataLoader(dataset)),
+        lambda: iter(dataset),
+    ):
+        with pytest.raises(ValueError, match=found):
+            read()
+    assert find_world(1, 2) == World(rank=1, world_size=2)
+
+
+@pytest.mark.usefixtures("group")
+def test_a_process_group_goes_before_half_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_environment(monkeypatch, "3", None)
     assert find_world() == ALONE
 
 

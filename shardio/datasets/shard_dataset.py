@@ -12,11 +12,11 @@ from torch.utils.data import IterableDataset
 
 from shardio.classes import Classes
 from shardio.datasets.bad_samples import BadSamples, Broken, Skipped, read_with
+from shardio.datasets.epoch_cell import EpochCell
 from shardio.datasets.iteration import Iteration
 from shardio.datasets.labels import follow_classes
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
-from shardio.datasets.shared_cell import SharedCell
 from shardio.datasets.transformed import Transformed
 from shardio.datasets.valid import mark_valid
 from shardio.datasets.values import make_samples
@@ -112,7 +112,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
         self.verify = verify
         self.reader = SampleReader(self.table, verify)
-        self._cell = SharedCell(0, 0)  # epoch, position where it begins
+        self._cell = EpochCell()
         self._bad_samples: BadSamples | None = None
         self._keeps_broken = False
 
@@ -124,7 +124,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration is."""
-        return self._cell.values[0]
+        return self._cell.next.epoch
 
     @property
     def num_epoch_sets(self) -> int:
@@ -134,13 +134,16 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next iteration is; workers that already run see it too.
 
+        Call it before ``iter`` of the loader: an iteration that has begun keeps its epoch, in all its workers. Where a
+        dataset of another kind iterates over this one in torch's workers, each worker takes the epoch as it begins.
+
         Raises:
             TypeError: If ``epoch`` is no integer.
             ValueError: If it is negative.
             RuntimeError: If a caller splits the samples over ranks again.
         """
         self.check_split_once()
-        self._cell.set(check_epoch(epoch), 0)
+        self._cell.set(Cursor(epoch=check_epoch(epoch)))
 
     def locate(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what the reader reads samples by."""
@@ -160,15 +163,14 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         Raises:
             RuntimeError: If a caller splits the samples over ranks again.
         """
-        epoch, position = self._cell.values  # Now, not when the first sample is asked for.
-        cursor = Cursor(epoch=epoch, position=position)
+        cursor = self._cell.start(self)  # Now, not when the first sample is asked for.
         if self._keeps_broken:
             return self._samples(cursor, self.own_split(cursor), num_left_out=0)
         return Iteration(self, cursor, self._samples)
 
     def start_at(self, cursor: Cursor) -> None:
         """Let the next iteration begin at ``cursor``, in this process and in workers that already run."""
-        self._cell.set(cursor.epoch, cursor.position)
+        self._cell.set(cursor)
 
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
         """Return a copy for one loader: with the batch size and world of ``split``, and an epoch of its own.
@@ -183,7 +185,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self.verify)
-        dataset._cell = SharedCell(0, 0)
+        dataset._cell = EpochCell()
         dataset._bad_samples, dataset._keeps_broken = bad_samples, True
         return dataset
 

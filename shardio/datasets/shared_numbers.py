@@ -6,11 +6,13 @@ processes that are spawned get it, and that of Python's mapping. Forked ones inh
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -46,6 +48,15 @@ class SharedNumbers:
             self.array = tensor.numpy()
         self.array[:] = values
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out of such a block of theirs. Where the memory is not anonymous, nobody is kept out."""
+        if isinstance(self._memory, _Place):
+            with self._memory.locked():
+                yield
+        else:
+            yield
+
     def __reduce__(self) -> Any:
         if get_spawning_popen() is None:
             return SharedNumbers, (self.array.tolist(),)
@@ -63,6 +74,15 @@ class _Arena:
         self._descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
+    @contextmanager
+    def locked(self, line: int) -> Iterator[None]:
+        """Hold a lock on one line. It belongs to this process alone, also after a fork, and ends with the process."""
+        fcntl.lockf(self._descriptor, fcntl.LOCK_EX, LINE, line * LINE)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_UN, LINE, line * LINE)
+
     def __reduce__(self) -> Any:
         return _open_arena, (reduction.DupFd(self._descriptor), self.num_lines * LINE)
 
@@ -75,6 +95,9 @@ class _Place:
 
     def view(self) -> NDArray[np.int64]:
         return np.frombuffer(self._arena.memory, np.int64, self._size, self._line * LINE)
+
+    def locked(self) -> AbstractContextManager[None]:
+        return self._arena.locked(self._line)
 
 
 _arena: _Arena | None = None
