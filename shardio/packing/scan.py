@@ -20,7 +20,7 @@ from shardio.packing.layouts import (
     refuse_lookalikes,
 )
 from shardio.packing.sources import SHOWN, Problem, SourceFile, see_file
-from shardio.shards import IMAGE_FIELDS, IMAGE_FORMATS, LABEL_FIELD, join_name, split_name
+from shardio.shards import IMAGE_FIELDS, IMAGE_FORMATS, LABEL_FIELD, MAX_MEMBER, TOO_LARGE, join_name, split_name
 from shardio.storage import read_as_utf8, walk_files
 
 
@@ -89,6 +89,7 @@ def scan_directory(
         samples, mislabelled, unreadable = [], list[Problem](), list[Problem]()
         for key, group in sorted(groups.items()):
             files = {field: see_file(path) for field, path in group.items()}  # Before anything of them is read.
+            _check_sizes(files)
             problem, is_image = _check_image(group)
             if problem is not None:
                 (mislabelled if is_image else unreadable).append(problem)
@@ -210,6 +211,12 @@ def _find_classes(src: Path, groups: Mapping[str, Mapping[str, Path]]) -> tuple[
         if LABEL_FIELD in files:
             raise PackError(f"{files[LABEL_FIELD]} is a label, and so is its class folder: remove one of them")
     return tuple(sorted(used))
+
+
+def _check_sizes(files: Mapping[str, SourceFile]) -> None:
+    for file in files.values():
+        if file.size > MAX_MEMBER:
+            raise PackError(f"{file.path} has {file.size} bytes, {TOO_LARGE}")
 
 
 def _check_image(files: Mapping[str, Path]) -> tuple[Problem | None, bool]:

@@ -7,7 +7,7 @@ from shardio.shards.open_index import ShardIndex
 from shardio.shards.parts import PartCache
 from shardio.shards.shard import Shard
 from shardio.shards.table import ShardTable, Source, open_table
-from shardio.shards.tar import END, size_in_tar
+from shardio.shards.tar import END, MAX_MEMBER, TOO_LARGE, size_in_tar
 from shardio.shards.writer import write_shard
 
 __all__ = [
@@ -16,6 +16,8 @@ __all__ = [
     "IMAGE_FORMATS",
     "LABEL_FIELD",
     "MANIFEST_NAME",
+    "MAX_MEMBER",
+    "TOO_LARGE",
     "UNFINISHED_NAME",
     "Manifest",
     "PartCache",

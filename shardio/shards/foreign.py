@@ -127,7 +127,5 @@ def _group(tar: Path, named: _Members) -> Iterator[StoredSample]:
         for (_, field), member in members:
             if field in fields:
                 raise FormatError(f"{tar} holds the field {field} of sample {key} twice (at byte {member.offset})")
-            fields[field] = StoredField(
-                offset=member.offset, size=len(member.content), hash=xxhash.xxh3_64_intdigest(member.content)
-            )
+            fields[field] = StoredField(offset=member.offset, size=member.size, hash=member.hash)
         yield StoredSample(key=key, fields=fields)

@@ -15,7 +15,7 @@ from shardio.shards.comparison import Comparison, describe_place
 from shardio.shards.manifest import ShardEntry
 from shardio.shards.open_index import ShardIndex
 from shardio.shards.parts import PartCache
-from shardio.shards.tar import BLOCK
+from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE
 from shardio.storage import LocalFile, read_pieces
 
 
@@ -84,12 +84,14 @@ class Shard:
             For each field the content of each sample, or None where it lacks the field.
 
         Raises:
-            SampleError: If the tar cannot be read at one of them, or one is not what was indexed.
+            SampleError: If the tar cannot be read at one of them, one is not what was indexed, or a field is too large.
             StaleIndexError: If the tar holds another sample there.
         """
         row = self.index.row
         there = tuple(field for field in fields if field in row)
         starts, stops, hashes = self.index.locate(samples, there)  # each [n, F]
+        if (stops - starts > MAX_MEMBER).any():
+            self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
         try:
             pieces: list[bytes] = read_pieces(self.tar, starts[present], stops[present])
@@ -113,6 +115,20 @@ class Shard:
         starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = starts[starts >= 0]
         return self.index.key(sample), describe_place(self.tar, int(found.min()) if len(found) else 0)
+
+    def _raise_too_large(
+        self,
+        samples: NDArray[np.int64],
+        fields: Sequence[str],
+        starts: NDArray[np.int64],
+        stops: NDArray[np.int64],
+    ) -> None:
+        """Raise SampleError for the first field that is too large to be held in memory."""
+        place, field = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
+        key, origin = self.describe(int(samples[place]), (fields[field],))
+        num_bytes = int(stops[place, field] - starts[place, field])
+        message = f"field {fields[field]!r} of sample {key} in {origin} has {num_bytes} bytes, {TOO_LARGE}"
+        raise SampleError(message, place=place, key=key, where=origin)
 
     def _raise_unreadable(
         self,

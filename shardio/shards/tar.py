@@ -13,17 +13,26 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import xxhash
 
 from shardio.errors import FormatError
+from shardio.shards.forward import PIECE, ForwardFile
 
 BLOCK = 512
 """The size of a tar block in bytes."""
 
 END = bytes(2 * BLOCK)
 """What ends a tar."""
+
+MAX_MEMBER = 2**31
+"""Bytes of a member at the most. Samples are read whole, many at a time."""
+
+TOO_LARGE = f"more than {MAX_MEMBER}, the most that a field of a sample may have: split it, or keep it beside the tars"
+"""What is said of a member that is larger."""
+
+TAR_ERRORS = (tarfile.TarError, EOFError, ValueError)
+"""What tarfile raises for a damaged tar; ValueError where it reads digits."""
 
 
 def make_header(name: str, num_bytes: int) -> bytes:
@@ -87,23 +96,25 @@ def is_header(block: bytes) -> bool:
 def find_name(path: Path, offset: int) -> str | None:
     """Return the name of the member whose content begins at a byte, by all headers before it; None if there is none."""
     try:
-        with tarfile.open(path, "r:") as tar:
+        with path.open("rb") as raw, (file := ForwardFile(raw)).open() as tar:
             for info in tar:
                 if info.offset_data >= offset:
                     return info.name if info.offset_data == offset else None
+                file.end_member()
                 tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
-    except tarfile.TarError:
+    except TAR_ERRORS:
         pass  # What cannot be read as a tar has no member there.
     return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarMember:
-    """A regular file in a tar: its name, content, and the byte where the content begins."""
+    """A regular file in a tar: its name, the byte where its content begins, the content's size and its xxh3-64."""
 
     name: str
     offset: int
-    content: bytes
+    size: int
+    hash: int
 
 
 class TarScan:
@@ -124,33 +135,58 @@ class TarScan:
         return self._hash.hexdigest()
 
     def members(self) -> Iterator[TarMember]:
-        """Yield the regular files in their order.
+        """Yield the regular files in their order. Of their content only a piece is in memory at a time.
 
         Raises:
-            FormatError: If the file is not a plain tar, or ends too early.
+            FormatError: If the file is not a plain tar, ends too early, or holds a member of more than
+                :data:`MAX_MEMBER` bytes.
         """
-        with self._path.open("rb") as self._file:
+        with self._path.open("rb") as raw:
+            file = ForwardFile(raw, self._hash)
             try:
-                # "r|" reads blocks in sequence, so that every byte passes through read() below.
-                with tarfile.open(fileobj=cast(BinaryIO, self), mode="r|") as tar:
+                with file.open() as tar:
                     for info in tar:
-                        if info.issparse():
-                            raise FormatError(
-                                f"{self._path} holds {info.name} as a sparse file (at byte {info.offset_data}), whose "
-                                "content is not one range of bytes: pack it again without --sparse"
-                            )
-                        content = tar.extractfile(info) if info.isreg() else None
-                        if content is not None:
-                            yield TarMember(name=info.name, offset=info.offset_data, content=content.read())
+                        if info.isreg():
+                            yield self._read_member(file, info, tar.offset)
+                        file.end_member()
+                        self.num_bytes = file.position
                         tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
-            except (tarfile.TarError, EOFError) as error:
+            except TAR_ERRORS as error:
                 raise FormatError(
-                    f"{self._path} is not a whole plain tar: {error} (near byte {self.num_bytes}). "
+                    f"{self._path} is not a whole plain tar: {error} (near byte {file.position}). "
                     "A compressed tar must be decompressed first"
                 ) from error
             self._check_end(tar.offset)
-            while self.read(1 << 20):  # What follows the end blocks belongs to the digest.
+            while file.read_content(PIECE):  # What follows the end blocks belongs to the digest.
                 pass
+            self.num_bytes = file.position
+
+    def _read_member(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> TarMember:
+        """Return a member, after reading its content."""
+        where = f"{self._path} holds {info.name} at byte {info.offset_data}"
+        if info.issparse():
+            raise FormatError(
+                f"{where} as a sparse file, whose content is not one range of bytes: pack it again without --sparse"
+            )
+        if not info.name or info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size):
+            raise FormatError(f"{where} without a name or a valid size: it is damaged. Fetch or pack it again")
+        if info.offset_data + info.size > file.size:
+            raise FormatError(
+                f"{where} with {info.size} bytes, and ends at byte {file.size}: it is damaged or truncated. Fetch or "
+                "pack it again"
+            )
+        if info.size > MAX_MEMBER:
+            raise FormatError(f"{where} with {info.size} bytes, {TOO_LARGE}")
+        if info.offset_data + info.size + -info.size % BLOCK != next_header:
+            raise FormatError(f"{where} with two sizes that differ: it is damaged. Fetch or pack it again")
+        content_hash, left = xxhash.xxh3_64(), info.size
+        while left:
+            piece = file.read_content(min(PIECE, left))
+            if not piece:
+                raise FormatError(f"{self._path} was cut while it was read, at byte {file.position}")
+            content_hash.update(piece)
+            left -= len(piece)
+        return TarMember(name=info.name, offset=info.offset_data, size=info.size, hash=content_hash.intdigest())
 
     def _check_end(self, offset: int) -> None:
         """Refuse a tar that goes on with something else than its end: tarfile takes a damaged header for the end."""
@@ -160,12 +196,3 @@ class TarScan:
                 raise FormatError(
                     f"{self._path} is not a whole plain tar: at byte {offset} there is neither a member nor the end"
                 )
-
-    def read(self, num_bytes: int) -> bytes:
-        """Read on and hash what was read (tarfile calls this)."""
-        content = self._file.read(num_bytes)
-        self._hash.update(content)
-        self.num_bytes += len(content)
-        return content
-
-    _file: BinaryIO

@@ -190,3 +190,11 @@ def test_strict_refuses_a_file_that_is_not_what_its_name_says(tmp_path: Path, co
 def test_strict_packs_a_directory_without_faults(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/notes.txt")
     assert shardio.pack(tmp_path / "in", tmp_path / "out", strict=True).num_samples == 1
+
+
+def test_a_file_that_is_too_large_for_a_sample_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """It is a hole, and what reads it whole needs more memory than the test's machine may have."""
+    write(tmp_path / "in", "c/a.jpg", "c/a.npy")
+    with (tmp_path / "in/c/a.npy").open("r+b") as file:
+        file.truncate(2**31 + 1)
+    refuse(tmp_path, names=f"in/c/a.npy has {2**31 + 1} bytes, more than {2**31}")

@@ -1,0 +1,112 @@
+"""Tars whose headers lie about sizes: an error that names the file, at once, and with little memory."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardio.errors import FormatError, SampleError
+from shardio.sample import Sample
+from shardio.shards import Shard, index_path, open_table, write_shard
+from shardio.shards.tar import END, MAX_MEMBER, find_name
+
+
+def make_header(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.txt") -> bytes:
+    """Return a header of one block that says ``size``: in octal digits, or else in GNU's base 256."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT))
+    if 0 <= size < 8**11:
+        block[124:136] = b"%011o\0" % size
+    else:
+        block[124:136] = (b"\x80" if size > 0 else b"\xff") + (size % 256**11).to_bytes(11, "big")
+    block[156:157], block[148:156] = kind, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def fill_up(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 512)
+
+
+def make_pax(keyword: str, value: str, kind: bytes = tarfile.XHDTYPE) -> bytes:
+    """Return an extended header of one record: its length, which counts itself, keyword and value."""
+    rest = f" {keyword}={value}\n".encode()
+    length = next(n for n in range(len(rest), len(rest) + 9) if len(str(n)) + len(rest) == n)
+    record = str(length).encode() + rest
+    return make_header(len(record), kind) + fill_up(record)
+
+
+MEMBER = make_header(3) + fill_up(b"abc")
+LONG_NAME = make_header(6, tarfile.GNUTYPE_LONGNAME) + fill_up(b"b.txt\0")
+
+HOSTILE = {
+    "pax-headers-in-a-row": 3000 * make_pax("comment", "x") + MEMBER,
+    "global-headers-in-a-row": 3000 * make_pax("comment", "x", tarfile.XGLTYPE) + MEMBER,
+    "long-names-in-a-row": 3000 * LONG_NAME + MEMBER,
+    "pax-header-huge": make_header(2**43, tarfile.XHDTYPE) + MEMBER,
+    "pax-header-negative": make_header(-5, tarfile.XHDTYPE) + MEMBER,
+    "long-name-huge": make_header(2**62, tarfile.GNUTYPE_LONGNAME) + MEMBER,
+    "long-name-negative": make_header(-5, tarfile.GNUTYPE_LONGNAME) + MEMBER,
+    "member-huge": make_header(2**80) + MEMBER,
+    "member-negative": make_header(-512) + MEMBER,
+    "unknown-type-huge": make_header(2**46, b"Q") + MEMBER,
+    "pax-size-huge": make_pax("size", "1" + "0" * 30) + MEMBER,
+    "pax-size-negative": make_pax("size", "-512") + MEMBER,
+    "pax-size-no-number": make_pax("size", "abc") + make_header(1024) + bytes(1024) + MEMBER,
+    "pax-size-global": make_pax("size", "2", tarfile.XGLTYPE) + make_header(1024) + bytes(1024) + MEMBER,
+    "pax-length-of-5000-digits": make_header(5010, tarfile.XHDTYPE) + fill_up(b"9" * 5000 + b" size=3\n\0\0") + MEMBER,
+    "sparse-map-no-number": make_pax("GNU.sparse.map", "a,b") + MEMBER,
+    "sparse": make_header(3, tarfile.GNUTYPE_SPARSE) + fill_up(b"abc"),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_tar_whose_headers_lie_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(content + END)
+    with pytest.raises(FormatError, match=r"a\.tar"):
+        open_table(tmp_path / "a.tar")
+    assert not index_path(tmp_path / "a.tar").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [MEMBER, LONG_NAME + MEMBER, make_pax("size", "2") + MEMBER, make_pax("x", "y", tarfile.XGLTYPE) * 9 + MEMBER],
+    ids=["plain", "long-name", "pax-size", "some-global-headers"],
+)
+def test_a_tar_whose_headers_are_right_is_read(tmp_path: Path, content: bytes) -> None:
+    """Else the test above would show nothing of headers that are made so."""
+    (tmp_path / "a.tar").write_bytes(content + END)
+    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
+
+
+def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
+    """The name is looked for where a sample is not what was indexed."""
+    (tmp_path / "a.tar").write_bytes(HOSTILE["pax-headers-in-a-row"] + END)
+    assert find_name(tmp_path / "a.tar", 3000 * 1024 + 512) is None
+
+
+def test_a_member_that_is_too_large_is_refused_when_it_is_indexed(tmp_path: Path) -> None:
+    """It is a hole: nothing of it is written, or may be read."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(make_header(MAX_MEMBER + 1))
+    with path.open("r+b") as file:
+        file.truncate(512 + MAX_MEMBER + 512 + len(END))
+    with pytest.raises(FormatError, match=rf"a\.tar holds a\.txt at byte 512 with {MAX_MEMBER + 1} bytes, more than"):
+        open_table(path)
+
+
+def test_a_field_that_an_index_says_is_too_large_is_refused_when_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards that were packed elsewhere have an index; the other fields of the sample are read."""
+    fields = {"bin": b"12345678", "txt": b"1"}
+    write_shard(tmp_path / "a.tar", [Sample(key=key, fields=fields, origin="") for key in "ab"])
+    monkeypatch.setattr("shardio.shards.shard.MAX_MEMBER", 7)
+    with Shard(tmp_path / "a.tar", index_path(tmp_path / "a.tar")) as shard:
+        with pytest.raises(
+            SampleError, match=r"field 'bin' of sample b in .*a\.tar at byte 2560 has 8 bytes, more than"
+        ):
+            shard.read_many(np.array([1]), ["txt", "bin"])
+        assert shard.read_many(np.array([1]), ["txt"]) == [[b"1"]]
