@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +16,18 @@ def find_causes(report: CoverageReport) -> list[str]:
     """Return the likely causes of what is wrong, most telling first; nothing if nothing is wrong."""
     if report.is_right:
         return []
+    if not report.num_deliveries:
+        return ["nothing arrived: an iterator that is used up, or an empty dataset"]
     if found := _other_kind(report):
         return found
     if report.num_repeats > report.expected.num_repeats:
-        found = [*_same_workers(report), *_same_ranks(report)] or _worker_overlap(report) or _padding(report)
-        return found or [*_same_batches(report), *_overlaps(report), *_equal_keys(report)]
+        found = [*_same_workers(report), *_same_ranks(report)] or _same_batches(report) or _padding(report)
+        return found or [*_overlaps(report), *_equal_keys(report)]
     if report.num_unexpected:
         return _multiples(report)
-    return _losses(report) if report.num_missing > report.expected.num_missing else []
+    if report.num_missing > report.expected.num_missing:
+        return _left_over(report) or _losses(report)
+    return []
 
 
 def _other_kind(report: CoverageReport) -> list[str]:
@@ -69,14 +73,35 @@ def _same_ranks(report: CoverageReport) -> list[str]:
     ]
 
 
+def _by_rank(report: CoverageReport) -> Counter[int]:
+    """Return how many samples each rank delivered."""
+    numbers = Counter[int]()
+    for (rank, _), totals in report.totals.items():
+        numbers[rank] += totals.num_samples
+    return numbers
+
+
 def _distinct(report: CoverageReport, rank: int) -> int:
     """Return how many different samples a rank delivered, taking workers that delivered the same for one."""
     return sum({t.signature: t.num_samples for (r, _), t in report.totals.items() if r == rank}.values())
 
 
 def _padding(report: CoverageReport) -> list[str]:
+    """Return a cause where each repeat lies in a last batch, and is of a sample that came first, or in that batch."""
     if report.num_late_repeats < report.num_repeats or report.num_missing:
         return []
+    # Nobody pads to unequal lengths.
+    by_worker = {totals.num_samples for totals in report.totals.values()}
+    if (report.num_rank_repeats and len(set(_by_rank(report).values())) > 1) or (
+        report.num_worker_repeats and len(by_worker) > 1
+    ):
+        return []
+    num_workers = max(Counter(rank for rank, _ in report.totals).values())
+    first_batches = num_workers + report.num_repeats // max(totals.largest_batch for totals in report.totals.values())
+    for found in report.repeated.values():
+        batches = sorted(delivery.batch for delivery in found)
+        if batches[0] >= first_batches and batches[0] != batches[-1]:
+            return []
     return [
         f"all repeats ({report.num_repeats:,}) lie in the last batch of a rank or worker: the loader pads them to "
         "equal lengths (shardio's remainder='pad', instead of which take 'keep' or 'mask'; DistributedSampler without "
@@ -85,12 +110,12 @@ def _padding(report: CoverageReport) -> list[str]:
 
 
 def _same_batches(report: CoverageReport) -> list[str]:
-    """Return a cause where all repeats that are shown lie in the same two batches of a rank."""
-    places = {tuple(deliveries) for deliveries in report.repeated.values()}
-    batches = {tuple((delivery.rank, delivery.batch) for delivery in place) for place in places}
-    if len(batches) != 1 or len(report.repeated) < 2:
+    """Return a cause where all repeats lie in the same two batches, and are the whole of one."""
+    places = {tuple((delivery.rank, delivery.batch) for delivery in found) for found in report.repeated.values()}
+    sizes = {size for totals in report.totals.values() for size in (totals.largest_batch, totals.last_batch_size)}
+    if len(places) != 1 or report.num_repeats < 2 or report.num_repeats not in sizes:
         return []
-    (pairs,) = batches
+    (pairs,) = places
     if len(pairs) != 2 or pairs[0] == pairs[1]:
         return []
     (rank, first), (other, second) = pairs
@@ -98,25 +123,36 @@ def _same_batches(report: CoverageReport) -> list[str]:
     return [f"{where} hold the same samples: a batch is delivered again"]
 
 
-def _worker_overlap(report: CoverageReport) -> list[str]:
-    """Return a cause where each repeat comes from another worker of the same rank."""
-    if report.num_worker_repeats < report.num_repeats:
-        return []
-    return [f"the shares of workers overlap by {report.num_repeats:,}: an error where one worker's share ends"]
-
-
 def _overlaps(report: CoverageReport) -> list[str]:
-    """Return a cause by who shares the repeated samples: ranks, or nobody."""
-    if report.num_rank_repeats == report.num_repeats:
-        if report.num_missing:
+    """Return a cause by who shares the repeated samples: workers, ranks, or nobody."""
+    is_missing = report.num_missing > report.expected.num_missing
+    if report.num_own_repeats:
+        if report.num_own_repeats >= 3 and is_missing and not report.num_unexpected:
             return [
-                "ranks share samples and leave out others, and none repeats its own: they are in different epochs or "
-                "shuffle by different seeds (call set_epoch with the same number on every rank, and give all one seed)"
+                "samples come again while others never come: drawn with replacement, or a wrong number is looked up"
             ]
-        return [f"the shares of ranks overlap by {report.num_repeats:,}: an error where one rank's share ends"]
-    if report.num_own_repeats == report.num_repeats >= 3 and report.num_missing and not report.num_unexpected:
-        return ["samples come again while others never come: drawn with replacement, or a wrong number is looked up"]
-    return []
+        if not is_missing and report.num_late_repeats == report.num_repeats:
+            return ["all repeats lie in a last batch, as where the shares of workers overlap at the end of one"]
+        return []
+    shared = [("workers", "worker", report.num_worker_repeats), ("ranks", "rank", report.num_rank_repeats)]
+    who = " and ".join(name for name, _, number in shared if number)
+    if is_missing and report.num_rank_repeats:
+        return [
+            f"{who} share samples and leave out others, and none repeats its own: they are in different epochs or "
+            "shuffle by different seeds (call set_epoch with the same number on every rank, and give all one seed)"
+        ]
+    if is_missing:
+        return [
+            "workers share samples and leave out others, and none repeats its own: they shuffle by different seeds, "
+            "before they take their shares (in each worker torch's seed is another one)"
+        ]
+    # With nothing known of what should come, it cannot be seen whether anything is left out.
+    more = ", or they shuffle by different seeds" if report.expected.number is None else ""
+    return [
+        f"the shares of {name} overlap by {number:,}: an error where one {one}'s share ends{more}"
+        for name, one, number in shared
+        if number
+    ]
 
 
 def _equal_keys(report: CoverageReport) -> list[str]:
@@ -136,6 +172,20 @@ def _multiples(report: CoverageReport) -> list[str]:
     if rest or times < 2:
         return [f"{report.num_deliveries:,} samples arrive where {number:,} are expected"]
     return [f"{report.num_deliveries:,} samples arrive, {times} times the expected {number:,}: all come {times} times"]
+
+
+def _left_over(report: CoverageReport) -> list[str]:
+    """Return a cause where all ranks or workers got the same number, and what does not divide by them is missing."""
+    missing, number = report.num_missing - report.expected.num_missing, report.expected.number or 0
+    by_worker = {f"{rank} {worker}": totals.num_samples for (rank, worker), totals in report.totals.items()}
+    for who, numbers in ("ranks", _by_rank(report)), ("workers", by_worker):
+        count = len(numbers)
+        if count > 1 and len(set(numbers.values())) == 1 and missing == number % count:
+            return [
+                f"each of {count} {who} delivered {number // count:,} of {number:,} samples, and nobody the "
+                f"{missing:,} left over: shares by floor division, or a sampler's drop_last"
+            ]
+    return []
 
 
 def _losses(report: CoverageReport) -> list[str]:

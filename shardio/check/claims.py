@@ -8,6 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from shardio.check.allowance import find_remainder
 
+MIN_WINDOW = 10
+"""Windows of fewer samples leave few orders, which come again by chance."""
+
 
 @runtime_checkable
 class HasWorkers(Protocol):
@@ -34,6 +37,7 @@ class RankEpoch:
         num_marked: How many repeats were marked as such; None where marks were not looked at.
         shuffles: Whether the loader shuffles; None where that is not known.
         cause: What the loader does that makes it wrong, where that shows.
+        sampler_state: The epoch and the seed of a sampler that splits the dataset over ranks, in words.
     """
 
     num_batches: int = 0
@@ -47,13 +51,15 @@ class RankEpoch:
     num_marked: int | None = None
     shuffles: bool | None = None
     cause: str = ""
+    sampler_state: str = ""
 
 
 def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     """Return what a loader says of the epoch that it is about to deliver to one of ``world_size`` ranks."""
     outer, loader = loader, source_of(loader)
     epoch = RankEpoch(shuffles=_find_shuffle(loader))
-    sampler, dataset = getattr(loader, "sampler", None), getattr(loader, "dataset", None)
+    sampler, dataset = sampler_of(loader), getattr(loader, "dataset", None)
+    epoch.sampler_state = _find_state(sampler)
     if getattr(sampler, "replacement", False):
         epoch.cause = f"the sampler ({type(sampler).__name__}) draws with replacement"
     if (found := find_remainder(loader)) is not None:
@@ -61,20 +67,27 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
         return epoch
     if not isinstance(loader, HasWorkers) or not is_batching(loader):
         return epoch
-    batch_size = getattr(loader, "batch_size", None)
+    batching = _batching_of(loader)
+    batch_size = getattr(batching, "batch_size", None)
     if not is_map_style(loader):
         # Of several ranks an iterable dataset may count its own share or all samples. torch warns of more than that.
         if world_size == 1 and batch_size is not None:
             epoch.num_claimed, epoch.may_be_fewer = _length(dataset), True
         return epoch
     num_own = _length(sampler)
+    num_all = _length(dataset)
+    if num_own is not None and num_all is not None and world_size == 1 and num_own < num_all:
+        epoch.cause = epoch.cause or (
+            f"the sampler ({type(sampler).__name__}) has {num_own:,} numbers, and the dataset {num_all:,} samples: "
+            "give expected= if that is meant"
+        )
     if batch_size is None or num_own is None:  # Or by a batch sampler of the user's own.
         return epoch
-    epoch.num_claimed = num_own // batch_size * batch_size if getattr(loader, "drop_last", False) else num_own
+    epoch.num_claimed = num_own // batch_size * batch_size if getattr(batching, "drop_last", False) else num_own
     is_own_loop = not _module_of(type(loader).__iter__).startswith(("torch.", "torchdata.", "shardio."))
     epoch.may_be_fewer = is_own_loop or _skips(loader) or outer is not loader
     if world_size == 1 or splits(loader):
-        epoch.num_dataset = _length(dataset)
+        epoch.num_dataset = num_all
     return epoch
 
 
@@ -83,6 +96,19 @@ def source_of(loader: Any) -> Any:
     while not hasattr(loader, "dataset") and hasattr(loader, "loader"):
         loader = loader.loader
     return loader
+
+
+def sampler_of(loader: Any) -> Any:
+    """Return what draws the numbers of a loader's samples, also inside of torch's BatchSampler; None where unknown."""
+    return getattr(_batching_of(loader), "sampler", None)
+
+
+def _batching_of(loader: Any) -> Any:
+    """Return what holds the sampler and the batch size: the loader, or its batch sampler; None where unknown."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    if getattr(loader, "batch_size", None) is not None or batch_sampler is None:
+        return loader
+    return batch_sampler if _is_torchs(batch_sampler, "BatchSampler") else None
 
 
 def is_map_style(loader: HasWorkers) -> bool:
@@ -94,7 +120,7 @@ def is_map_style(loader: HasWorkers) -> bool:
 
 def splits(loader: HasWorkers) -> bool:
     """Return whether a loader's sampler splits a map-style dataset, which is then the same on all ranks."""
-    return is_map_style(loader) and _is_torchs(getattr(loader, "sampler", None), "DistributedSampler")
+    return is_map_style(loader) and _is_torchs(sampler_of(loader), "DistributedSampler")
 
 
 def is_batching(loader: Any) -> bool:
@@ -115,7 +141,7 @@ def collate_of(loader: Any) -> Any:
 
 def numbers_of(loader: HasWorkers) -> Any:
     """Return the numbers that a loader's sampler draws from, in the dataset's order; None where they are not known."""
-    sampler: Any = getattr(loader, "sampler", None)
+    sampler: Any = sampler_of(loader)
     length = _length(loader.dataset)
     if _is_torchs(sampler, "SubsetRandomSampler"):
         return sorted(int(number) for number in sampler.indices)
@@ -127,20 +153,31 @@ def _find_shuffle(loader: Any) -> bool | None:
     """Return whether a loader shuffles, where it shows."""
     found = find_remainder(loader)
     if found is not None:
-        return found[0].settings.shuffle
-    sampler: Any = getattr(loader, "sampler", None)
+        settings = found[0].settings
+        return settings.shuffle and (settings.window >= MIN_WINDOW or None)
+    if not getattr(loader, "in_order", True):
+        return False  # Its order says nothing.
+    sampler: Any = sampler_of(loader)
     if _is_torchs(sampler, "DistributedSampler"):
         return bool(sampler.shuffle)
-    if _is_torchs(sampler, "SequentialSampler") and getattr(loader, "batch_size", None) is not None:
+    if _is_torchs(sampler, "SequentialSampler"):
         return False
     return True if _is_torchs(sampler, "RandomSampler", "SubsetRandomSampler") else None
 
 
+def _find_state(sampler: Any) -> str:
+    """Return the epoch and the seed of torch's DistributedSampler, in words; "" of other samplers."""
+    if not _is_torchs(sampler, "DistributedSampler") or not sampler.shuffle:
+        return ""
+    return f"epoch {sampler.epoch} and seed {sampler.seed}"
+
+
 def _is_torchs(sampler: Any, *names: str) -> bool:
-    """Return whether a sampler is one of torch's, or of a kind that is derived from it."""
+    """Return whether a sampler is one of torch's, or of a kind that is derived from it and draws as it does."""
     import torch.utils.data
 
-    return isinstance(sampler, tuple(getattr(torch.utils.data, name) for name in names))
+    kinds = tuple(getattr(torch.utils.data, name) for name in names)
+    return isinstance(sampler, kinds) and _module_of(type(sampler).__iter__).startswith("torch.")
 
 
 def _skips(loader: Any) -> bool:

@@ -51,6 +51,7 @@ class SourceTotals:
     id_sum: int = 0
     id_xor: int = 0
     last_batch: int = 0
+    last_batch_size: int = 0
     largest_batch: int = 0
 
     @property
@@ -62,7 +63,9 @@ class SourceTotals:
         self.num_samples += len(ids)
         self.id_sum = (self.id_sum + int(ids.sum(dtype=np.uint64))) % 2**64
         self.id_xor ^= int(np.bitwise_xor.reduce(ids))
-        self.last_batch = max(self.last_batch, batch)
+        if batch >= self.last_batch:
+            self.last_batch_size = len(ids) + (self.last_batch_size if batch == self.last_batch else 0)
+            self.last_batch = batch
         self.largest_batch = max(self.largest_batch, len(ids))
 
 

@@ -55,7 +55,7 @@ def assert_exactly_once(
     """
     loaders = loader if isinstance(loader, tuple) else (loader,)
     wanted, is_stable = _make_expected(loaders, expected, key)
-    has_names = expected is not None and not isinstance(expected, int)
+    has_names = expected is not None and not isinstance(expected, int | np.integer)
     found: list[Coverage] = []
 
     def read_epoch() -> Coverage:
@@ -71,6 +71,8 @@ def assert_exactly_once(
         coverage = read_epoch()
         if is_by_content(coverage) and has_names:
             raise IdentityError("the batches carry no keys that could be compared with the expected ones: give key=")
+        if expected is None and wanted.number and not coverage.num_deliveries and isinstance(loaders[0], HasWorkers):
+            _refuse_one_pass(wanted.number, len(_read_alone(loaders[0], key)[0]))
         report = judge_epoch(coverage, wanted, allow=False)
         if not is_by_content(coverage) or is_surely_wrong(report):
             report.raise_if_wrong()
@@ -83,7 +85,7 @@ def assert_exactly_once(
         read_epoch()
     for report in judge(found, wanted, num_judged=epochs, allow=False):
         report.raise_if_wrong()
-    if causes := find_frozen_orders(found[:epochs], wanted):
+    if causes := find_frozen_orders(found[:epochs]):
         raise CoverageError("\n".join(causes))
 
 
@@ -97,8 +99,8 @@ def _make_expected(
     loaders: tuple[Iterable[Any], ...], expected: Collection[Hashable] | int | None, key: Key
 ) -> tuple[Expected, bool]:
     """Return what each epoch should deliver, and whether the samples' contents were not seen to change."""
-    if isinstance(expected, int):
-        return Expected(ids=None, number=expected), True
+    if isinstance(expected, int | np.integer):
+        return Expected(ids=None, number=int(expected)), True
     if expected is not None:
         return Expected.of_keys(expected), True
     first = loaders[0]
@@ -106,9 +108,22 @@ def _make_expected(
     if not isinstance(first, HasWorkers) or (len(loaders) > 1 and not splits(first)):
         return Expected(ids=None, number=None), True
     ids, names = _read_alone(first, key)
-    if not names and not np.array_equal(ids, _read_alone(first, key)[0]):
-        return Expected(ids=None, number=len(ids)), False
+    if not len(ids) and not is_map_style(first):
+        return Expected(ids=None, number=None), True
+    if not names:
+        again = _read_alone(first, key)[0]
+        _refuse_one_pass(len(ids), len(again))
+        if not np.array_equal(np.sort(ids), np.sort(again)):
+            return Expected(ids=None, number=len(ids)), False
     return Expected(ids=ids, number=len(ids), names=names), True
+
+
+def _refuse_one_pass(num_samples: int, num_again: int) -> None:
+    if num_samples and not num_again:
+        raise IdentityError(
+            f"the dataset was read alone to learn what it holds ({num_samples:,} samples), and then held nothing: an "
+            "iterator can be read only once. Give expected=, or a dataset that starts anew in __iter__"
+        )
 
 
 def _read_alone(loader: HasWorkers, key: Key) -> tuple[Ids, dict[int, Hashable]]:

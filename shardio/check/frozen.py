@@ -3,53 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 
 from shardio.check.coverage import Coverage
-from shardio.check.report import Expected
+from shardio.check.identity import Ids
 
 MIN_SAMPLES = 10
 """Fewer samples come in one order twice by chance: 10 do once in 3.6 million times."""
 
+MAX_COMPARED = 1_000_000
+"""How many samples of an epoch are compared to see whether a loader shuffles."""
 
-def find_frozen_orders(epochs: Sequence[Coverage], expected: Expected) -> list[str]:
+
+def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
     """Return a verdict for each epoch with the order of an earlier one, where that is not meant.
 
-    A loader that says it does not shuffle may repeat its order. Where it does not say, an order is taken as meant if it
-    is the dataset's own.
+    A loader that does not say whether it shuffles may mean to repeat its order, as a fixed or sorted sampler does. It
+    is judged only where another epoch or another rank shows that it shuffles.
     """
-    verdicts = []
-    digests = [{rank: coverage.order_digest(rank) for rank in _judged_ranks(coverage, expected)} for coverage in epochs]
+    digests = [
+        {rank: epoch.order_digest(rank) for rank in epoch.ranks if epoch.num_delivered_by(rank) >= MIN_SAMPLES}
+        for epoch in epochs
+    ]
+    frozen: list[tuple[int, int, list[int]]] = []
     for later in range(1, len(epochs)):
         for earlier in reversed(range(later)):
             alike = [rank for rank, digest in digests[later].items() if digest == digests[earlier].get(rank)]
             if alike:
-                where = "" if alike == epochs[later].ranks else f" on rank {', '.join(map(str, alike))}"
-                verdicts.append(f"epochs {earlier} and {later} have the same order{where}: set_epoch is not called")
+                frozen.append((earlier, later, alike))
                 break
-    return verdicts
+    said = {rank for epoch in epochs for rank, known in epoch.rank_epochs.items() if known.shuffles}
+    if frozen and any(rank not in said for _, _, alike in frozen for rank in alike) and _is_shuffled(epochs):
+        said |= {rank for _, _, alike in frozen for rank in alike}
+    return [
+        f"epochs {earlier} and {later} have the same order{_where(judged, epochs[later])}: set_epoch is not called, or "
+        "every epoch starts from the same seed"
+        for earlier, later, alike in frozen
+        if (judged := [rank for rank in alike if rank in said])
+    ]
 
 
-def _judged_ranks(coverage: Coverage, expected: Expected) -> list[int]:
-    """Return the ranks of an epoch whose order should differ from the last epoch's."""
-    ranks = [rank for rank in coverage.ranks if coverage.num_delivered_by(rank) >= MIN_SAMPLES]
-    known = {rank: coverage.rank_epochs[rank].shuffles for rank in ranks if rank in coverage.rank_epochs}
-    unsaid = [rank for rank in ranks if known.get(rank) is None]
-    natural = _natural_ranks(coverage, expected) if unsaid else set()
-    return [rank for rank in ranks if known.get(rank) or (rank in unsaid and rank not in natural)]
+def _where(ranks: list[int], epoch: Coverage) -> str:
+    return "" if ranks == epoch.ranks else f" on rank {', '.join(map(str, ranks))}"
 
 
-def _natural_ranks(coverage: Coverage, expected: Expected) -> set[int]:
-    """Return the ranks whose batches each keep to the dataset's order; all of them where that is not known."""
-    if expected.ids is None or not expected.has_order or not len(expected.ids):
-        return set(coverage.ranks)
-    order = np.argsort(expected.ids, kind="stable")
-    natural = set()
-    for rank in coverage.ranks:
-        ids, batches, _ = coverage.arrays(rank)
-        found = np.minimum(np.searchsorted(expected.ids, ids, sorter=order), len(order) - 1)
-        falls = np.diff(order[found]) < 0
-        if not (falls & (np.diff(batches) == 0)).any():
-            natural.add(rank)
-    return natural
+def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
+    """Return whether any rank delivered the samples of one epoch in quite another order in another one."""
+    for rank in sorted({rank for epoch in epochs for rank in epoch.ranks}):
+        known = [epoch.rank_epochs[rank].shuffles for epoch in epochs if rank in epoch.rank_epochs]
+        if False in known:  # Its batches may still arrive in another order.
+            continue
+        orders = {epoch.order_digest(rank): epoch for epoch in epochs}
+        found = [epoch.arrays(rank)[0][:MAX_COMPARED] for epoch in orders.values()]
+        if any(_differ(first, second) for first, second in combinations(found, 2)):
+            return True
+    return False
+
+
+def _differ(first: Ids, second: Ids) -> bool:
+    """Return whether a quarter of the neighbours, and ten at least, are no neighbours in another epoch.
+
+    Batches that arrive as workers finish them, or shards in another order, keep most neighbours together, and may come
+    in the same order again by chance.
+    """
+    before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
+    num_parted = int((~np.isin(before, after)).sum())
+    return num_parted >= max(MIN_SAMPLES, len(before) // 4)

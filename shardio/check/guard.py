@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import compress
 from typing import Any, Generic, TypeVar
 
 from shardio.check.claims import RankEpoch, collates_columns, find_claims, source_of
 from shardio.check.identity import Ids, Key, content_ids, key_ids, keys_in
-from shardio.check.recording import find_marks, marks_repeats
+from shardio.check.recording import find_marks, leave_out_marked, marks_repeats
 from shardio.check.stability import probe_contents
 from shardio.errors import CoverageError, IdentityError
 from shardio.world import find_world
@@ -56,7 +55,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         """
         seen: dict[int, int] = {}
         by_content, num_new = False, 0
-        has_marks = marks_repeats(source_of(self.loader), self._key)
+        has_marks = marks_repeats(source_of(self.loader))
         for number, batch in enumerate(self.loader):
             keys = keys_in(batch, self._key)
             valid = find_marks(batch) if has_marks else None
@@ -65,7 +64,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
                 ids = self._content_ids(batch)
                 ids = ids if valid is None else ids[valid]
             else:
-                keys = keys if valid is None else list(compress(keys, valid))
+                keys = leave_out_marked(keys, valid)
                 ids = key_ids(keys)
             for place, identity in enumerate(ids.tolist()):
                 if identity in seen:
@@ -90,7 +89,9 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
 
     def _refuse(self, number: int, key: object, earlier: int) -> None:
         if key is not None:
-            raise CoverageError(f"batch {number} repeats {key}, which came in batch {earlier} of this epoch")
+            is_given = self._key is not None
+            taken = "" if is_given else " (text and integers alone are taken for keys; otherwise give key=)"
+            raise CoverageError(f"batch {number} repeats {key}, which came in batch {earlier} of this epoch{taken}")
         raise IdentityError(
             f"batch {number} holds a sample with the content of one in batch {earlier} of this epoch, which may be a "
             f"repeat "

@@ -148,9 +148,14 @@ def _as_keys(batch: Any) -> list[Hashable] | None:
         return _as_list(batch, None) if is_key and batch.ndim <= 1 else None
     if isinstance(batch, list | tuple):
         kinds = {type(value) for value in batch}
-        if all(issubclass(kind, str | bytes) for kind in kinds) or kinds == {int}:
+        if all(issubclass(kind, str | bytes) for kind in kinds) or kinds == {int} or all(map(_is_integer, batch)):
             return list(batch)
     return None
+
+
+def _is_integer(value: Any) -> bool:
+    """Return whether a value is an integer of Python's, or a single one of numpy's or torch's."""
+    return type(value) is int or (getattr(value, "ndim", None) == 0 and "int" in str(value.dtype))
 
 
 def _as_list(found: Any, key: Key) -> list[Hashable]:

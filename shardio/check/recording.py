@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import compress
@@ -26,6 +26,7 @@ class _Tagged:
 
     worker: int
     batch: Any
+    is_tuple: bool
 
     def pin_memory(self) -> _Tagged:
         """Do nothing: torch's pinning thread asks it of batches whose type it does not know."""
@@ -39,7 +40,7 @@ class _TaggingCollate:
     untagged: Callable[[Any], Any]
 
     def __call__(self, samples: Any) -> _Tagged:
-        return _Tagged(find_worker().worker_id, self.untagged(samples))
+        return _Tagged(find_worker().worker_id, self.untagged(samples), isinstance(samples, tuple))
 
 
 def record(
@@ -52,7 +53,7 @@ def record(
         coverage: What to add to.
         rank: The rank that the loader is.
         key: Where a batch has its keys, see :func:`shardio.check.assert_exactly_once`. Repeats that
-            ``remainder="mask"`` marks are left out, unless ``key`` is a function, which sees the marks itself.
+            ``remainder="mask"`` marks are left out, where a ``key`` that is a function has not left them out itself.
         world_size: How many ranks there are; by default one more than ``rank``.
 
     Returns:
@@ -73,8 +74,8 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
     epoch.is_whole = False
     source = source_of(loader)
     before = find_cursor(source)
-    has_marks = marks_repeats(source, key)
-    epoch.num_marked = 0 if has_marks else None
+    has_marks = marks_repeats(source)
+    epoch.num_marked = 0 if has_marks and not callable(key) else None
     for number, tagged in enumerate(loader):
         worker, batch = (tagged.worker, tagged.batch) if isinstance(tagged, _Tagged) else (None, tagged)
         epoch.num_batches += 1
@@ -85,8 +86,9 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
         if valid is not None:
             epoch.num_marked = (epoch.num_marked or 0) + int((~valid).sum())
         if (keys := keys_in(batch, key)) is not None:
-            _refuse_tuple(source, batch, key)
-            coverage.add(keys if valid is None else compress(keys, valid), delivery)
+            if key is None and (isinstance(batch, tuple) or (isinstance(tagged, _Tagged) and tagged.is_tuple)):
+                _refuse_tuple(source)
+            coverage.add(leave_out_marked(keys, valid), delivery)
         else:
             if epoch.by_keys:
                 epoch = coverage.rank_epochs[rank] = probe_contents(source, epoch)
@@ -100,10 +102,10 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
         _note_allowance(source, coverage, rank, before)
 
 
-def marks_repeats(loader: Iterable[Any], key: Key) -> bool:
-    """Return whether a loader's batches mark repeats, and ``key`` does not see to the marks itself."""
+def marks_repeats(loader: Iterable[Any]) -> bool:
+    """Return whether a loader's batches mark repeats."""
     found = find_remainder(loader)
-    return found is not None and found[1] == "mask" and not callable(key)
+    return found is not None and found[1] == "mask"
 
 
 def find_marks(batch: Any) -> NDArray[np.bool_] | None:
@@ -112,18 +114,24 @@ def find_marks(batch: Any) -> NDArray[np.bool_] | None:
     return np.asarray(marks) if "bool" in str(getattr(marks, "dtype", "")) else None
 
 
+def leave_out_marked(keys: list[Hashable], valid: NDArray[np.bool_] | None) -> list[Hashable]:
+    """Return the keys of a batch's samples that count; a function of the user's may have left out the others itself."""
+    return keys if valid is None or len(keys) != len(valid) else list(compress(keys, valid))
+
+
 def _note_allowance(loader: Iterable[Any], coverage: Coverage, rank: int, before: Any) -> None:
     if (allowance := find_allowance(loader, before)) is not None:
         coverage.allowances[rank] = allowance
 
 
-def _refuse_tuple(loader: Iterable[Any], batch: Any, key: Key) -> None:
-    """Refuse a tuple of a loader that does not collate: (index, label) is one sample, and no two keys."""
-    if key is None and isinstance(batch, tuple) and isinstance(loader, HasWorkers) and not is_batching(loader):
+def _refuse_tuple(loader: Iterable[Any]) -> None:
+    """Refuse a tuple that was not collated: (index, label) is one sample, and no two keys."""
+    if not isinstance(loader, HasWorkers):
+        raise IdentityError("a batch that is a tuple may be one sample, or as many as it has values: give key=")
+    if not is_batching(loader):
         raise IdentityError(
             "the loader does not collate (batch_size=None) and yields tuples, of which it cannot be seen what is the "
-            "key: "
-            "give key="
+            "key: give key="
         )
 
 

@@ -30,7 +30,6 @@ class Expected:
         num_repeats: How many deliveries too many the remainder policy asks for (``pad``), spread evenly.
         num_missing: How many samples it leaves out (``drop``).
         policy_ids: Which samples these are, uint64 [n] sorted; None where that is not known.
-        has_order: Whether ``ids`` are in the dataset's order.
         digest: Which dataset they are of, where they are all of its keys in its order.
     """
 
@@ -40,24 +39,15 @@ class Expected:
     num_repeats: int = 0
     num_missing: int = 0
     policy_ids: Ids | None = None
-    has_order: bool = True
     digest: str = ""
 
     @classmethod
     def of_keys(cls, keys: Iterable[Hashable], *, num_repeats: int = 0, num_missing: int = 0) -> Expected:
-        """Expect samples by their keys, of which a set has no order."""
-        has_order = not isinstance(keys, set | frozenset)
+        """Expect samples by their keys."""
         keys = list(keys)
         ids = key_ids(keys)
         names = dict(zip(ids.tolist(), keys, strict=True))
-        return cls(
-            ids=ids,
-            number=len(keys),
-            names=names,
-            num_repeats=num_repeats,
-            num_missing=num_missing,
-            has_order=has_order,
-        )
+        return cls(ids=ids, number=len(keys), names=names, num_repeats=num_repeats, num_missing=num_missing)
 
     def allow(self, allowance: Allowance | None) -> Expected:
         """Return the same with what a remainder policy asks for, and the number of samples where it was not known."""

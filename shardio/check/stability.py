@@ -77,7 +77,9 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
                 )
             if len({int(ids[0]) for ids in reads}) > 1:
                 return replace(epoch, instability=f"sample {numbers[place]} differs when it is read again")
-    return replace(epoch, is_stable=True)
+    # Code of the user's in workers may do what it does not do here: only another epoch shows it.
+    has_workers = loader.num_workers > 0 and getattr(loader, "runs_torchs_workers", True)
+    return replace(epoch, is_stable=None if has_workers else True)
 
 
 def contents_change(epochs: Sequence[Coverage], number: int | None) -> bool | None:

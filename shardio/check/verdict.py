@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardio.check.coverage import Coverage
-from shardio.check.report import CoverageReport, Expected, make_report
+from shardio.check.report import SHOWN, CoverageReport, Expected, make_report
 from shardio.check.stability import contents_change
 from shardio.errors import IdentityError
 
@@ -40,7 +40,7 @@ def judge_epoch(coverage: Coverage, expected: Expected, *, allow: bool = True) -
     report.problems += _problems(coverage, report, allow=allow)
     if not report.is_right:
         own = {epoch.cause: None for epoch in coverage.rank_epochs.values() if epoch.cause}
-        report.causes = [*own, *causes]
+        report.causes = [*own, *(_unequal_ranks(coverage, report) or causes)]
     return report
 
 
@@ -58,6 +58,21 @@ def is_surely_wrong(report: CoverageReport) -> bool:
         expected.number is not None
         and report.num_deliveries != expected.number + expected.num_repeats - expected.num_missing
     )
+
+
+def _unequal_ranks(coverage: Coverage, report: CoverageReport) -> list[str]:
+    """Return a cause where one rank delivers nothing, or the ranks' samplers are not in the same order."""
+    idle = [rank for rank in sorted(coverage.rank_epochs) if not coverage.num_delivered_by(rank)]
+    if idle and coverage.num_deliveries and report.num_missing and not report.num_repeats:
+        return [f"rank {', '.join(map(str, idle))} delivered nothing"]
+    states = {rank: epoch.sampler_state for rank, epoch in sorted(coverage.rank_epochs.items()) if epoch.sampler_state}
+    if len(set(states.values())) < 2:
+        return []
+    said = "; ".join(f"{state} on rank {rank}" for rank, state in list(states.items())[:SHOWN])
+    return [
+        f"the ranks' samplers are not in the same order ({said}): call set_epoch with the same number on every rank, "
+        "and give all one seed"
+    ]
 
 
 def _problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -> list[str]:

@@ -70,7 +70,7 @@ def check(
         typer.echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
         for rank, worker, number in report.sources:
             typer.echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
-    frozen = [] if not shuffle else find_frozen_orders(found[:num_judged], wanted)
+    frozen = [] if not shuffle else find_frozen_orders(found[:num_judged])
     for cause in frozen:
         typer.echo(f"WRONG: {cause}")
     if frozen or not reports or not all(report.is_right for report in reports):

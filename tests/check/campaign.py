@@ -8,9 +8,11 @@ from tests.check import (
     planted_samples,
     planted_shares,
     unusual_loaders,
+    unusual_orders,
     unusual_runs,
     unusual_samples,
 )
 
 PLANTED = [case for part in (planted_samples, planted_shares, planted_keys, planted_runs) for case in part.case.cases]
-UNUSUAL = [case for part in (unusual_loaders, unusual_samples, unusual_runs) for case in part.case.cases]
+_RIGHT = (unusual_loaders, unusual_orders, unusual_samples, unusual_runs)
+UNUSUAL = [case for part in _RIGHT for case in part.case.cases]

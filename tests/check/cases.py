@@ -101,7 +101,7 @@ def raise_verdict(found: list[Coverage], expected: Expected) -> None:
     """Raise unless all epochs are right."""
     for report in judge(found, expected):
         report.raise_if_wrong()
-    if causes := find_frozen_orders(found, expected):
+    if causes := find_frozen_orders(found):
         raise CoverageError("\n".join(causes))
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import (
     DataLoader,
     RandomSampler,
     WeightedRandomSampler,
+    get_worker_info,
 )
 
 from shardio.check import Expected
@@ -72,7 +73,7 @@ def _(packed: Path) -> None:
     once([cut(range(N))[0], *cut(range(N))], N)
 
 
-@case("the last batch twice on one rank of two", "all repeats (8) lie in the last batch")
+@case("the last batch twice on one rank of two", "batch 5 of rank 1 and batch 6 of rank 1 hold the same samples")
 def _(packed: Path) -> None:
     once((cut(range(0, N, 2)), [*cut(range(1, N, 2)), cut(range(1, N, 2))[-1]]), range(N))
 
@@ -163,6 +164,12 @@ def _(packed: Path) -> None:
     once(cut(random.Random(0).choices(range(N), k=N)), range(N))
 
 
+@case("a sampler with fewer numbers than samples", "has 50 numbers, and the dataset 96 samples")
+def _(packed: Path) -> None:
+    dataset: Any = range(N)
+    once(load(dataset, sampler=RandomSampler(dataset, num_samples=50)))
+
+
 @case("a retry that delivers the sample again", "1 more than once")
 def _(packed: Path) -> None:
     once(cut([*range(50), 49, *range(50, N)]), range(N))
@@ -231,14 +238,29 @@ def _(packed: Path) -> None:
     once(cut(random.Random(0).sample(range(N), N)[:-16]), range(N))
 
 
-@case("no batches at all", "0 samples")
+@case("no batches at all", "nothing arrived: an iterator that is used up")
 def _(packed: Path) -> None:
     once([])
 
 
-@case("no batches in the second epoch: the iterator is used up", "0 samples")
+@case("no batches in the second epoch: the iterator is used up", "nothing arrived: an iterator that is used up")
 def _(packed: Path) -> None:
     once(iter(cut(range(N))), epochs=2)
+
+
+@case("a stream over an iterator that is used up, nothing expected", "nothing arrived: an iterator that is used up")
+def _(packed: Path) -> None:
+    nothing = iter([0][1:])
+    once(load(Shares(lambda worker, of: nothing)))
+
+
+@case("augmented by workers alone, and one sample in place of another", "is not the same in each epoch", slow=True)
+def _(packed: Path) -> None:
+    class InWorkers(Images):
+        def __getitem__(self, number: int) -> torch.Tensor:
+            return super().__getitem__(number) + (0.0 if get_worker_info() is None else torch.rand(1))
+
+    once(load(InWorkers(), num_workers=2, sampler=[*range(N - 1), 0]), N)
 
 
 @case("only the number expected, and one too few", "1 never")

@@ -9,6 +9,7 @@ from typing import Any
 
 import webdataset
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
 )
@@ -50,6 +51,30 @@ def _(packed: Path) -> None:
     once(load(Shares(share), num_workers=2), range(N))
 
 
+@case("one sample too many at the border of persistent workers", "workers overlap at the end of one", slow=True)
+def _(packed: Path) -> None:
+    def share(worker: int, of: int) -> range:
+        return range(worker * N // of, min((worker + 1) * N // of + 1, N))
+
+    once(load(Shares(share), num_workers=2, persistent_workers=True), range(N))
+
+
+@case("workers shuffle by seeds of their own", "they shuffle by different seeds", slow=True)
+def _(packed: Path) -> None:
+    def share(worker: int, of: int) -> list[int]:
+        return random.Random(worker).sample(range(N), N)[worker::of]
+
+    once(load(Shares(share), num_workers=2), range(N))
+
+
+@case("shares of workers by floor division", "each of 3 workers delivered 33 of 100 samples", slow=True)
+def _(packed: Path) -> None:
+    def share(worker: int, of: int) -> range:
+        return range(worker * (100 // of), (worker + 1) * (100 // of))
+
+    once(load(Shares(share), num_workers=3), range(100))
+
+
 @case("WebDataset without workersplitter", "each of 2 workers delivered all", slow=True)
 def _(packed: Path) -> None:
     tars = sorted(map(str, packed.glob("*.tar")))
@@ -86,7 +111,9 @@ def _(packed: Path) -> None:
     once((load(range(N), shuffle=True), load(range(N), shuffle=True)), N)
 
 
-@case("the shares of two ranks overlap by one", "48 came 2 times: rank 0 batch 6, rank 1 batch 0")
+@case(
+    "the shares of two ranks overlap by one", "the shares of ranks overlap by 1: an error where one rank's share ends"
+)
 def _(packed: Path) -> None:
     once((cut(range(49)), cut(range(48, N))), range(N))
 
@@ -96,19 +123,34 @@ def _(packed: Path) -> None:
     once((cut(range(60)), cut(range(48, N))), range(N))
 
 
-@case("each rank shuffles by a seed of its own", "ranks share samples and leave out others")
+@case("each rank shuffles by a seed of its own", "epoch 0 and seed 0 on rank 0; epoch 0 and seed 1 on rank 1")
 def _(packed: Path) -> None:
     dataset: Any = range(N)
     once(by([DistributedSampler(dataset, 2, rank, seed=rank) for rank in range(2)]), range(N))
 
 
-@case("set_epoch on one rank only", "ranks share samples and leave out others")
+@case("set_epoch on one rank only", "epoch 1 and seed 0 on rank 0; epoch 0 and seed 0 on rank 1")
 def _(packed: Path) -> None:
     chosen = samplers(2)
     once(by(chosen), range(N), epochs=2, set_epoch=chosen[0].set_epoch)
 
 
-@case("ranks that swap epochs", "ranks share samples and leave out others")
+@case("ranks of a kind that is not known shuffle by seeds of their own", "ranks share samples and leave out others")
+def _(packed: Path) -> None:
+    once(tuple(cut(random.Random(rank).sample(range(N), N)[rank::2]) for rank in range(2)), range(N))
+
+
+@case("each of two ranks draws with replacement", "drawn with replacement")
+def _(packed: Path) -> None:
+    once(tuple(cut(random.Random(rank).choices(range(N), k=N // 2)) for rank in range(2)), range(N))
+
+
+@case("shares of ranks by floor division", "each of 3 ranks delivered 33 of 100 samples, and nobody the 1 left over")
+def _(packed: Path) -> None:
+    once(tuple(cut(range(rank * 33, (rank + 1) * 33)) for rank in range(3)), range(100))
+
+
+@case("ranks that swap epochs", "epoch 0 and seed 0 on rank 0; epoch 1 and seed 0 on rank 1")
 def _(packed: Path) -> None:
     chosen = samplers(2)
 
@@ -122,6 +164,23 @@ def _(packed: Path) -> None:
 @case("set_epoch is never called", "epochs 0 and 1 have the same order: set_epoch is not called")
 def _(packed: Path) -> None:
     once(by(samplers(2)), range(N), epochs=2)
+
+
+@case("set_epoch is never called on a sampler in a BatchSampler", "epochs 0 and 1 have the same order: set_epoch")
+def _(packed: Path) -> None:
+    ranks = [BatchSampler(sampler, 8, drop_last=False) for sampler in samplers(2)]
+    once(tuple(load(range(N), batch_size=1, batch_sampler=one) for one in ranks), N, epochs=2)
+
+
+@case("an order comes again, of a loader that does not say that it shuffles", "epochs 0 and 2 have the same order")
+def _(packed: Path) -> None:
+    class Cycling:
+        seeds = iter([0, 1, 0])
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(cut(random.Random(next(self.seeds)).sample(range(N), N)))
+
+    once(Cycling(), N, epochs=3)
 
 
 @case("the order of an epoch comes again after another", "epochs 0 and 2 have the same order")
@@ -148,7 +207,7 @@ def _(packed: Path) -> None:
                 self.draw.shuffle(self.numbers)
             return iter(cut(self.numbers))
 
-    once((Own(0), Own(1)), range(N), epochs=2)
+    once((Own(0), Own(1)), N, epochs=2)
 
 
 @case("DistributedSampler pads", "all repeats (3) lie in the last batch")
@@ -157,12 +216,15 @@ def _(packed: Path) -> None:
     once(by([DistributedSampler(dataset, 4, rank) for rank in range(4)]), range(N + 1))
 
 
-@case("DistributedSampler drops, and all samples are expected", "1 of 97, a few batches' ends, are missing: drop_last")
+@case(
+    "DistributedSampler drops, and all samples are expected",
+    "each of 4 ranks delivered 24 of 97 samples",
+)
 def _(packed: Path) -> None:
     dataset: Any = range(N + 1)
     once(by([DistributedSampler(dataset, 4, rank, drop_last=True) for rank in range(4)]), range(N + 1))
 
 
-@case("one rank has no batches", "48 never")
+@case("one rank has no batches", "rank 1 delivered nothing")
 def _(packed: Path) -> None:
     once((cut(range(0, N, 2)), []), range(N))

@@ -138,7 +138,7 @@ def test_a_missing_set_epoch() -> None:
             sampler.set_epoch(epoch)
 
     message = fault(loaders, range(N), epochs=2)
-    assert message == "epochs 0 and 1 have the same order: set_epoch is not called"
+    assert message.startswith("epochs 0 and 1 have the same order: set_epoch is not called")
     assert_exactly_once(loaders, range(N), epochs=3, set_epoch=set_epoch)
 
 

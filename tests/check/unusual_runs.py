@@ -77,6 +77,13 @@ def _(packed: Path) -> None:
     check_ranks(ours(packed, remainder="mask"), all_of(packed), key=0, epochs=3)
 
 
+@case("mask: a key function that looks at no marks")
+def _(packed: Path) -> None:
+    check_ranks(ours(packed, remainder="mask"), all_of(packed), key=lambda batch: batch[0])
+    for loader in ours(packed, 25, remainder="mask"):
+        list(guard(loader, key=lambda batch: batch[0]))
+
+
 @case("keep: uneven ranks")
 def _(packed: Path) -> None:
     check_ranks(ours(packed, 4, remainder="keep"), all_of(packed), epochs=3)

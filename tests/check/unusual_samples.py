@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,39 @@ def _(packed: Path) -> None:
     once(load(Shares(lambda worker, of: (torch.full((2, 2), number) for number in range(N)))), N)
 
 
+@case("a shuffled stream of images, nothing expected")
+def _(packed: Path) -> None:
+    draw = random.Random(0)
+    once(load(Shares(lambda worker, of: (torch.full((2, 2), number) for number in draw.sample(range(N), N)))))
+
+
+@case("pairs that were not collated, without keys", WANTED)
+def _(packed: Path) -> None:
+    once(load([(number, number % 3) for number in range(N)], batch_size=None), N)
+
+
+@case("a stream of pairs, not collated, without keys", WANTED)
+def _(packed: Path) -> None:
+    once(load(Shares(lambda worker, of: ((number, number % 3) for number in range(N))), batch_size=None), N)
+
+
+@case("plain tuples, without keys", WANTED)
+def _(packed: Path) -> None:
+    once([(number, number % 3) for number in range(N)], N)
+
+
+@case("a stream that can be read only once, nothing expected", "an iterator can be read only once")
+def _(packed: Path) -> None:
+    numbers = iter(range(N))
+    once(load(Shares(lambda worker, of: numbers)))
+
+
+@case("images that can be read only once, nothing expected", "an iterator can be read only once")
+def _(packed: Path) -> None:
+    images = iter([torch.full((2, 2), number) for number in range(N)])
+    once(load(Shares(lambda worker, of: images)))
+
+
 # Equal data.
 
 
@@ -164,6 +198,13 @@ def _(packed: Path) -> None:
 @case("whole numbers as floats")
 def _(packed: Path) -> None:
     once(load([{"id": float(number)} for number in range(N)]), range(N), key="id")
+
+
+@case("numbers of numpy's and torch's, one by one, and as what is expected")
+def _(packed: Path) -> None:
+    once(cut(list(np.arange(N))), np.int64(N))
+    once(cut(list(torch.arange(N))), torch.arange(N))
+    once([{"id": list(torch.arange(N))}], np.arange(N), key="id")
 
 
 @case("UUIDs and paths")
