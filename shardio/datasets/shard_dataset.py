@@ -182,6 +182,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             bad_samples: Decides on samples that cannot be read: some then come as Skipped.
         """
         dataset = copy.copy(self)
+        dataset._shared_num_sets = self._shared_num_sets  # A transform that is set later comes too late for this copy.
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self.verify)

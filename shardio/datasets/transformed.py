@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from shardio.datasets.shared_cell import SharedCell
 from shardio.decoding import FieldDecoder
 
 Transform = Callable[[Any], Any]
+Copied = TypeVar("Copied", bound="Transformed")
 
 TOO_LATE = (
     "dataset.transform was set while samples were being loaded, or worker processes that stay have the one before: set "
@@ -39,6 +40,13 @@ class Transformed:
         self.decoder = replace(self.decoder, transform=transform)
         self._num_sets += 1
         self._shared_num_sets.set(self._num_sets)
+
+    def __copy__(self: Copied) -> Copied:
+        """Return a copy with a transform of its own: to set one leaves the other's workers alone."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._shared_num_sets = SharedCell(self._num_sets)
+        return copied
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy of the dataset was made for a worker process."""

@@ -152,7 +152,7 @@ def plan_images(
             images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
         else:
             # One by one: whole images are large, and what a callable makes of them may be small.
-            images, plans = list(_call_each(step, images, plans)), None
+            images, plans = [foreign.call(step, image) for image in _finish_each(images, plans)], None
     if plans is None and images and isinstance(images[0], Picture):
         plans = _whole(images)
     return images, plans
@@ -220,7 +220,7 @@ def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Cal
 
 def _check_transform(transform: object) -> None:
     """Raise TypeError for what is no transform, and for a transform's class: called with an image, it would be made."""
-    if isinstance(transform, type) and issubclass(transform, Transform | Compose):
+    if isinstance(transform, type) and (issubclass(transform, Transform | Compose) or foreign.is_known(transform)):
         raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
     if not callable(transform):
         raise TypeError(f"a transform is called with an image, and {reprlib.repr(transform)} cannot be called")
@@ -250,17 +250,6 @@ def _finish_each(images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
             yield finish_images([image], plan)[0][0]
         except DecodeError as error:
             raise DecodeError(number, str(error)) from error
-
-
-def _call_each(step: Callable[[Any], Any], images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
-    """Yield what a callable makes of the images that :func:`finish_images` returns, one by one."""
-    is_silent = True
-    for image in _finish_each(images, plans):
-        result = foreign.call(step, image)
-        is_silent = is_silent and result is image and isinstance(image, np.ndarray)
-        yield result
-    if images and is_silent:
-        foreign.refuse_silent(step)
 
 
 def _whole(images: Sequence[Picture]) -> CropPlans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import shardio
 from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.train.libraries import import_library
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
@@ -116,9 +119,9 @@ def seeded(function: Callable[[], Any]) -> Any:
     return function()
 
 
-def transformed(packed: Path, transform: Any) -> Any:
+def transformed(packed: Path, transform: Any, **options: Any) -> Any:
     """Return an image of a dataset that knows the epoch, and so draws nothing from torch's generator by itself."""
-    dataset = ShardMapDataset(packed, fields="image", transform=transform)
+    dataset = ShardMapDataset(packed, fields="image", transform=transform, **options)
     dataset.set_epoch(0)
     return dataset[3]
 
@@ -177,32 +180,79 @@ def test_albumentations_get_the_array_by_name(packed: Path) -> None:
         assert torch.equal(found, 255 - image.flip(-1))
 
 
-def test_what_would_do_nothing_is_an_error(packed: Path) -> None:
+class Wrapped:
+    def __init__(self, transform: Any) -> None:
+        self.inner = {"inner": [transform]}
+
+    def __call__(self, image: Any) -> Any:
+        return self.inner["inner"][0](image)
+
+
+CALLING: dict[str, Callable[[Any], Any]] = {
+    "a class": Wrapped,
+    "a function": lambda transform: lambda image: transform(image),
+    "a partial": functools.partial,
+    "a function that changes the image": lambda transform: lambda image: transform(image[::-1]),
+    "a function that composes": lambda transform: lambda image: v2.Compose([transform])(image),
+}
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_callable_that_gives_an_array_to_a_transform_that_ignores_it_is_an_error(packed: Path, name: str) -> None:
+    transform = CALLING[name](v2.RandomInvert(1))
+    for whole in (transform, Compose([CenterCrop(20), transform])):
+        with pytest.raises(TypeError, match="torchvision's RandomInvert, called by "):
+            ShardMapDataset(packed, transform=whole)[0]
+
+
+def test_what_acts_on_no_image_is_an_error(packed: Path) -> None:
+    for name, arguments in (("ClampBoundingBoxes", []), ("ConvertBoundingBoxFormat", ["XYXY"])):
+        for whole in (getattr(v2, name)(*arguments), v2.RandomChoice([getattr(v2, name)(*arguments)])):
+            with pytest.raises(TypeError, match="does nothing to an image"):
+                next(iter(ShardDataset(packed, transform=whole)))
+    with pytest.raises(TypeError, match="Grayscale is a class, not a transform"):
+        ShardMapDataset(packed, transform=v2.Grayscale)[0]
+    mixed = v2.RandomApply([CenterCrop(20), v2.RandomInvert(1)], p=1)  # The first returns an array.
+    with pytest.raises(TypeError, match="torchvision's RandomInvert, called by RandomApply"):
+        ShardMapDataset(packed, transform=mixed)[0]
+
+
+def test_what_is_not_drawn_is_no_error(packed: Path) -> None:
     inverting = v2.RandomInvert(1)
 
-    class Wrapped:
-        def __init__(self) -> None:
-            self.inner = {"inner": [inverting]}
+    def sometimes(image: Any) -> Any:
+        return inverting(torch.from_numpy(image)) if torch.rand(1) > 1 else image
 
-        def __call__(self, image: Any) -> Any:
-            return self.inner["inner"][0](image)
-
-    def closure(image: Any) -> Any:
-        return inverting(image)
-
-    partial = functools.partial(lambda transform, image: transform(image), inverting)
-    for transform in (Wrapped(), closure, partial, lambda image: FLOAT(image)):
-        for whole in (transform, Compose([CenterCrop(20), transform])):
-            with pytest.raises(TypeError, match="returned the arrays that it got: torchvision's"):
-                ShardMapDataset(packed, transform=whole)[0]
-    for name in ("ClampBoundingBoxes", "ConvertBoundingBoxFormat"):
-        transform = getattr(v2, name)(*["XYXY"] * (name == "ConvertBoundingBoxFormat"))
-        with pytest.raises(TypeError, match="does nothing to an image"):
-            next(iter(ShardDataset(packed, transform=transform)))
-    assert ShardMapDataset(packed, transform=lambda image: image)[0][0].shape == (3, 32, 48)
+    image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
+    for transform in (
+        sometimes,
+        v2.RandomInvert(0),
+        v2.RandomApply([inverting], p=0),
+        lambda image: v2.Identity()(image),
+    ):
+        assert torch.equal(ShardMapDataset(packed, fields="image", transform=transform)[3], image)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+PILLOW: dict[str, Callable[[], Any]] = {
+    "RandomHorizontalFlip": lambda: v2.RandomHorizontalFlip(1),
+    "a container that converts": lambda: v2.RandomApply([v2.PILToTensor(), FLOAT], p=1),
+    "a choice": lambda: v2.RandomChoice([v1.Compose([v1.Resize(20), v1.ToTensor()]), v2.PILToTensor()]),
+    "v1": lambda: v1.Compose([v1.Resize(20), v1.ToTensor(), v1.Normalize(**MEAN)]),
+    "Lambda": lambda: v2.Lambda(lambda image: image.rotate(90), Image.Image),
+    "a function": lambda: lambda image: image.rotate(90),
+    "a function that calls torchvision's": lambda: lambda image: v2.RandomInvert(1)(image),
+}
+
+
+@pytest.mark.parametrize("name", PILLOW)
+def test_with_pillow_images_each_acts_as_on_one_by_itself(packed: Path, name: str) -> None:
+    transform = PILLOW[name]()
+    image: Any = ShardMapDataset(packed, fields="image", decode="pil")[3]
+    expected = as_plain(seeded(lambda: transform(image)))
+    assert same(as_plain(seeded(lambda: transformed(packed, transform, decode="pil"))), expected)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_loaders_deliver_what_they_return(packed: Path, num_workers: int) -> None:
     mixed = Compose([RandomResizedCrop(16), v2.ToImage(), FLOAT, v2.Normalize(**MEAN)])
     images, _ = next(iter(DataLoader(ShardDataset(packed, transform=mixed), batch_size=4, num_workers=num_workers)))
@@ -211,40 +261,53 @@ def test_loaders_deliver_what_they_return(packed: Path, num_workers: int) -> Non
     torch.testing.assert_close(images.as_subclass(torch.Tensor), expected)
 
 
-def datasets(packed: Path, images: Path) -> list[Any]:
-    return [ShardDataset(packed), ShardMapDataset(packed), ImageFolder(images)]
+def make(kind: str, packed: Path, images: Path) -> Any:
+    return ImageFolder(images) if kind == "ImageFolder" else getattr(shardio, kind)(packed)
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_the_transform_can_be_set_until_samples_are_loaded(packed: Path, images: Path, place: int) -> None:
+@pytest.mark.parametrize("kind", ["ShardDataset", "ShardMapDataset", "ImageFolder"])
+def test_the_transform_can_be_set_until_samples_are_loaded(packed: Path, images: Path, kind: str) -> None:
     first, second = CenterCrop(32), CenterCrop(20)
-    for options in (
-        {"num_workers": 0},
-        {"num_workers": 1, "prefetch_factor": 1, "persistent_workers": True},
-        {"num_workers": 1, "prefetch_factor": 1, "persistent_workers": True, "worker_init_fn": id},
-    ):
-        dataset = datasets(packed, images)[place]
-        assert dataset.transform is None
-        dataset.transform = first
-        assert dataset.transform is first
-        loader: Any = DataLoader(dataset, batch_size=2, **options)
-        assert next(iter(loader))[0].shape == (2, 3, 32, 32)
-        batches = iter(loader)
-        next(batches)
-        dataset.transform = second
-        with pytest.raises(RuntimeError, match=r"dataset\.transform was set while samples were being loaded"):
-            for _ in batches:
-                pass
-        if "worker_init_fn" not in options:
-            assert next(iter(loader))[0].shape == (2, 3, 20, 20)
-    torchs: Any = torch.utils.data.DataLoader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
-    assert next(iter(torchs))[0].shape == (2, 3, 20, 20)
+    dataset = make(kind, packed, images)
+    other = copy.copy(dataset)
+    assert dataset.transform is None
     dataset.transform = first
+    assert (dataset.transform, other.transform) == (first, None)
+    loader: Any = DataLoader(dataset, batch_size=2)
+    batches = iter(loader)
+    assert next(batches)[0].shape == (2, 3, 32, 32)
+    for size in (9, 8):
+        other.transform = CenterCrop(size)  # Of the copy alone.
+    assert next(batches)[0].shape == (2, 3, 32, 32)
+    assert next(iter(other))[0].shape == (3, 8, 8)
+    dataset.transform = second
+    with pytest.raises(RuntimeError, match=r"dataset\.transform was set while samples were being loaded"):
+        for _ in batches:
+            pass
+    assert next(iter(loader))[0].shape == (2, 3, 20, 20)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_workers_that_stay_refuse_a_transform_that_is_set_later(packed: Path, is_ours: bool) -> None:
+    first, second = CenterCrop(32), CenterCrop(20)
+    dataset = ShardMapDataset(packed, transform=first)
+    subset: Any = torch.utils.data.Subset(dataset, range(8))
+    make_loader: Any = DataLoader if is_ours else torch.utils.data.DataLoader
+    loader = make_loader(subset, batch_size=2, num_workers=1, persistent_workers=True)
+    assert next(iter(loader))[0].shape == (2, 3, 32, 32)
+    dataset.transform = second
+    if is_ours:  # Its workers are told anew before each epoch.
+        batches = iter(loader)
+        assert next(batches)[0].shape == (2, 3, 20, 20)
+        dataset.transform = first
+    else:
+        batches = iter(loader)
     with pytest.raises(RuntimeError, match=r"dataset\.transform was set"):
-        next(iter(torchs))
+        for _ in batches:
+            pass
 
 
 def test_a_transform_without_an_image_to_apply_it_to_is_refused(packed: Path) -> None:
-    for make in (ShardDataset, ShardMapDataset):
+    for kind in (ShardDataset, ShardMapDataset):
         with pytest.raises(ValueError, match="transform= is applied to the field 'image', and fields="):
-            make(packed, fields=("label", "key"), transform=CenterCrop(8))
+            kind(packed, fields=("label", "key"), transform=CenterCrop(8))
