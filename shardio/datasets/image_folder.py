@@ -35,7 +35,8 @@ class ImageFolder(MapDataset):
     Attributes:
         classes: The class names, by label.
         class_to_idx: The label of each class name.
-        samples: (absolute path, label) of each image, in torchvision's order.
+        samples: (absolute path, label) of each image, in torchvision's order. Another list can be set; labels that are
+            not integers are a TypeError when they are read.
 
     Raises:
         FileNotFoundError: If there is no such directory, it has no class folders, or one of them has no image.

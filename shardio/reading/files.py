@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from shardio.errors import SampleError
@@ -31,9 +32,10 @@ class FileReader:
 
         Raises:
             SampleError: If a file cannot be read.
+            TypeError: If a label is not an integer.
         """
         images = [self._read_whole(place, path) for place, (path, _) in enumerate(samples)]
-        labels = [b"%d" % label for _, label in samples]
+        labels = [_write_label(path, label) for path, label in samples]
         return StoredSamples(
             {IMAGE_FIELDS[0]: images, LABEL_FIELD: labels},
             len(samples),
@@ -55,3 +57,14 @@ class FileReader:
         except OSError as error:
             message = f"the image {path} cannot be read: {error}"
             raise SampleError(message, place=place, key=path, where=self._root) from error
+
+
+def _write_label(path: str, label: int) -> bytes:
+    """Return a label as shards hold it."""
+    try:
+        return b"%d" % operator.index(label)
+    except TypeError:  # b"%d" alone would cut floats.
+        raise TypeError(
+            f"the labels of an ImageFolder are integers, got {label!r} for {path}: give integers in samples, and "
+            "override __getitem__ to return other targets"
+        ) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,13 +32,33 @@ _REMEDY = (
 )
 
 
-class Transform(ABC):
+class Planned:
+    """What is planned for many images at once. Nothing but a use by hand calls it, so ``__call__`` stays as it is."""
+
+    _instead: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__call__ is not Planned.__call__:
+            raise TypeError(
+                f"{cls.__name__} overrides __call__, and datasets and loaders do not call it: they transform many "
+                f"images at once. {cls._instead}"
+            )
+
+    def __call__(self, image: Any) -> Any:
+        """Transform one image with parameters from torch's global generator."""
+        return apply_transform(self, [image], keys_from_torch(1))[0]
+
+
+class Transform(Planned, ABC):
     """A transform of uint8 [height, width, 3] arrays.
 
     Subclasses draw their parameters for n images at once, as a function of the images' sizes and one random
     key an image, and apply them to one image at a time. Called by hand, a transform takes its key from
-    torch's global generator, as torchvision's transforms do.
+    torch's global generator, as torchvision's transforms do. Subclasses cannot override ``__call__``.
     """
+
+    _instead = "Override apply(image, parameters), or put a function into Compose([...])"
 
     @abstractmethod
     def draw(self, sizes: Sizes, keys: Words) -> NDArray[Any]:
@@ -55,10 +75,6 @@ class Transform(ABC):
     @abstractmethod
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         """Transform one image by its row of parameters."""
-
-    def __call__(self, image: Pixels) -> Any:
-        """Transform one image with parameters from torch's global generator."""
-        return apply_transform(self, [image], keys_from_torch(1))[0]
 
 
 class Geometry(Transform):
@@ -77,8 +93,8 @@ class Geometry(Transform):
         return decode_all([picture], self.extend(_whole([picture]), np.asarray(parameters)[None]))[0]
 
 
-class Compose:
-    """Several transforms in a row.
+class Compose(Planned):
+    """Several transforms in a row. Subclasses cannot override ``__call__``.
 
     Args:
         transforms: Transforms of this package, which share the batch's random keys, and any other callables, which
@@ -90,16 +106,14 @@ class Compose:
         TypeError: If it is a single transform, or one of them cannot be called.
     """
 
+    _instead = "Put what it does into the list, as a function: Compose([..., function])"
+
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
         if not isinstance(transforms, Iterable):
             raise TypeError(f"Compose takes a list of transforms, got {transforms!r}: write Compose([...])")
         self.transforms = list(transforms)
         for transform in self.transforms:
             _check_transform(transform)
-
-    def __call__(self, image: Any) -> Any:
-        """Transform one image with parameters from torch's global generator."""
-        return apply_transform(self, [image], keys_from_torch(1))[0]
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
@@ -147,15 +161,13 @@ def plan_images(
             plans = step.extend(plans, parameters)
             continue
         if isinstance(step, Transform):
-            images, plans = finish_images(images, plans)[0], None
+            images, plans = finish_images(images, _plan_whole(images, plans))[0], None
             parameters = step.draw(_sizes([_as_picture(step, image) for image in images]), step_keys)
             images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
         else:
             # One by one: whole images are large, and what a callable makes of them may be small.
             images, plans = [foreign.call(step, image) for image in _finish_each(images, plans)], None
-    if plans is None and images and isinstance(images[0], Picture):
-        plans = _whole(images)
-    return images, plans
+    return images, _plan_whole(images, plans)
 
 
 def finish_images(
@@ -242,14 +254,18 @@ def _render(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tup
 
 def _finish_each(images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
     """Yield the images that :func:`finish_images` returns, one by one."""
-    if plans is None and images and isinstance(images[0], Picture):
-        plans = _whole(images)
+    plans = _plan_whole(images, plans)
     for number, image in enumerate(images):
         plan = None if plans is None else plans.take(np.array([number]))
         try:
             yield finish_images([image], plan)[0][0]
         except DecodeError as error:
             raise DecodeError(number, str(error)) from error
+
+
+def _plan_whole(images: Sequence[Any], plans: CropPlans | None) -> CropPlans | None:
+    """Return what is to be done with images; pictures for which there is no plan are to be decoded whole."""
+    return _whole(images) if plans is None and images and isinstance(images[0], Picture) else plans
 
 
 def _whole(images: Sequence[Picture]) -> CropPlans:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from shardio import ImageFolder, SampleError
+from shardio import DataLoader, ImageFolder, SampleError
 from shardio.transforms import RandomResizedCrop
 from tests.sources import encode, write_images
+
+TORCHS: dict[str, Any] = {"worker_init_fn": id}
+"""Has torch's workers run."""
 
 
 def test_samples_are_the_files_by_class_directory_and_name(tmp_path: Path) -> None:
@@ -106,3 +110,18 @@ def test_a_damaged_or_vanished_image_is_named(tmp_path: Path) -> None:
     second.unlink()
     with pytest.raises(SampleError, match=r"name-001\.jpg cannot be read"):
         folder[1]
+
+
+def test_labels_that_are_set_are_integers(images: Path) -> None:
+    folder: Any = ImageFolder(images)
+    found = folder.samples
+    folder.samples = [(path, np.int16(3 + label)) for path, label in found]
+    assert folder[8][1] == folder.targets[8] == 4
+    loaders = [DataLoader(folder, batch_size=4, **options) for options in ({}, TORCHS)]
+    for label in (0.5, 1.0, "1", None, [0, 1]):
+        folder.samples = [(path, label) for path, _ in found]
+        with pytest.raises(TypeError, match=r"labels of an ImageFolder are integers, got .* for /.*name-000\.jpg"):
+            folder[0]
+        for loader in loaders:
+            with pytest.raises(TypeError, match="labels of an ImageFolder are integers"):
+                next(iter(loader))

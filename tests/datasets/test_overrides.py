@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
 from torch.utils.data import Subset
 
-from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardMapDataset
-from shardio.transforms import RandomResizedCrop
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.damage import told_of_bad
 
 
@@ -103,3 +104,47 @@ def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, t
     )
     with told_of_bad(1):
         assert sum(len(labels) for _, labels in loader) == 20
+
+
+class Darkened(RandomHorizontalFlip):
+    """Overrides what is done to an image."""
+
+    def apply(self, image: Any, parameters: Any) -> Any:
+        return super().apply(image, parameters) // 2
+
+
+class Unmirrored(RandomHorizontalFlip):
+    """Overrides what is drawn."""
+
+    def draw(self, sizes: Any, keys: Any) -> Any:
+        return np.zeros(len(sizes), np.bool_)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_transforms_that_override_how_they_draw_and_apply(packed: Path, num_workers: int) -> None:
+    def load(transform: Any) -> torch.Tensor:
+        dataset = ShardDataset(packed, fields="image", transform=transform)
+        (images,) = DataLoader(dataset, batch_size=21, num_workers=num_workers)
+        return torch.as_tensor(images)
+
+    plain = load(None)
+    assert torch.equal(load(Compose([Darkened(p=1)])), plain.flip(-1) // 2)
+    assert torch.equal(load(Unmirrored(p=1)), plain)
+
+
+def test_transforms_cannot_override_what_nothing_calls() -> None:
+    message = r"overrides __call__, and datasets and loaders do not call it.*Override apply\(image, parameters\)"
+    with pytest.raises(TypeError, match=f"Called {message}"):
+
+        class Called(RandomHorizontalFlip):
+            def __call__(self, image: Any) -> Any:
+                return super().__call__(image) // 2
+
+    with pytest.raises(TypeError, match=f"Mixed {message}"):
+        type("Mixed", (torch.nn.Module, RandomHorizontalFlip), {})
+
+    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Put what it does into the list"):
+
+        class Composed(Compose):
+            def __call__(self, image: Any) -> Any:
+                return super().__call__(image) // 2
