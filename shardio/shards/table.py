@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardio.errors import FormatError
+from shardio.shards.folder import find_tars
 from shardio.shards.foreign import find_or_make_index, was_packed
 from shardio.shards.index import INDEX_SUFFIX, index_path
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest
@@ -45,11 +47,14 @@ def open_table(source: Source) -> ShardTable:
     Args:
         source: A directory (with a manifest, or with ``*.tar``, taken in sorted order), a manifest file, a
             tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of these two.
-            Tars without a manifest are indexed on first use.
+            Tars without a manifest are indexed on first use. Where two tars have equal contents, a RuntimeWarning says
+            so.
 
     Raises:
         FileNotFoundError: If there is nothing of that name.
-        FormatError: If a file is not what it should be, or the dataset has no samples.
+        FormatError: If a file is not what it should be, a tar is named twice, or the dataset has no samples.
+        OSError: If a tar cannot be read, or its index cannot be written.
+        ValueError: If a name is empty.
     """
     if isinstance(source, str | os.PathLike):
         path = make_path(source)
@@ -60,7 +65,7 @@ def open_table(source: Source) -> ShardTable:
         if path.is_dir():
             if (path / UNFINISHED_NAME).exists():
                 raise FormatError(f"{path} holds an unfinished pack: run the same pack again, which goes on with it")
-            tars = sorted(path.glob("*.tar"))
+            tars = find_tars(path)
             _refuse_unfinished(path, tars)
             if not tars:
                 raise FileNotFoundError(
@@ -98,6 +103,8 @@ def _table_of_manifest(path: Path) -> ShardTable:
     if not path.is_file():
         raise FileNotFoundError(f"there is no manifest {path}")
     manifest = read_manifest(path)
+    if twice := [name for name, number in Counter(shard.name for shard in manifest.shards).items() if number > 1]:
+        raise FormatError(f"the manifest {path} is damaged: it lists {twice[0]} twice, so its samples would come twice")
     tars = tuple(path.parent / shard.name for shard in manifest.shards)
     return _checked(ShardTable(manifest=manifest, tars=tars, indexes=tuple(index_path(tar) for tar in tars)), str(path))
 
@@ -110,6 +117,7 @@ def _table_of_tars(tars: list[Path]) -> ShardTable:
         raise FileNotFoundError(
             f"there is no such directory, manifest or tar: {', '.join(missing[:5])}{_explain_urls(missing)}"
         )
+    _refuse_same(tars)
     found = [find_or_make_index(tar) for tar in tars]
     _warn_of_skipped(num_named - len(tars), sum(each.num_skipped for each in found))
     indexes = [each.path for each in found]
@@ -118,8 +126,33 @@ def _table_of_tars(tars: list[Path]) -> ShardTable:
         with Shard(tar, index) as shard:
             entries.append(shard.entry)
             fields.update(shard.index.header.fields)
+    _warn_of_copies(tars, entries)
     manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
     return _checked(ShardTable(manifest=manifest, tars=tuple(tars), indexes=tuple(indexes)), str(tars[0].parent))
+
+
+def _refuse_same(tars: Sequence[Path]) -> None:
+    """Raise FormatError if two names are those of one file."""
+    seen = dict[tuple[int, int], Path]()
+    for tar in tars:
+        status = tar.stat()
+        if (other := seen.setdefault((status.st_dev, status.st_ino), tar)) is not tar:
+            how = f"{tar} is named twice" if other == tar else f"{other} and {tar} are the same file"
+            raise FormatError(f"{how}, and each of its samples would come twice: name it once")
+
+
+def _warn_of_copies(tars: Sequence[Path], entries: Sequence[ShardEntry]) -> None:
+    groups = defaultdict[str, list[str]](list)
+    for tar, entry in zip(tars, entries, strict=True):
+        if entry.num_samples:
+            groups[entry.digest].append(str(tar))
+    if copies := [names for names in groups.values() if len(names) > 1]:
+        message = (
+            f"{' and '.join(copies[0][:MAX_NAMED])} have equal contents, so each of their samples comes "
+            f"{len(copies[0])} times: leave the copies out unless that is wanted"
+        )
+        more = f" ({len(copies) - 1} more such groups)" if len(copies) > 1 else ""
+        warnings.warn(message + more, RuntimeWarning, stacklevel=5)
 
 
 def _warn_of_gaps(tars: Sequence[Path]) -> None:

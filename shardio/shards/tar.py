@@ -18,6 +18,7 @@ import xxhash
 
 from shardio.errors import FormatError
 from shardio.shards.forward import PIECE, ForwardFile
+from shardio.shards.names import split_name
 
 BLOCK = 512
 """The size of a tar block in bytes."""
@@ -33,6 +34,15 @@ TOO_LARGE = f"more than {MAX_MEMBER}, the most that a field of a sample may have
 
 TAR_ERRORS = (tarfile.TarError, EOFError, ValueError)
 """What tarfile raises for a damaged tar; ValueError where it reads digits."""
+
+_WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
+"""Directories, the list of a directory's files and a volume's label, both of GNU tar: nothing is lost without them."""
+
+_LINKS = {
+    tarfile.LNKTYPE: ("a hard link", "with tar --hard-dereference"),
+    tarfile.SYMTYPE: ("a symbolic link", "with tar --dereference"),
+}
+"""What links are called, and how GNU tar writes the file that they lead to in their place."""
 
 
 def make_header(name: str, num_bytes: int) -> bytes:
@@ -146,6 +156,7 @@ class TarScan:
             try:
                 with file.open() as tar:
                     for info in tar:
+                        self._refuse_without_content(info)
                         if info.isreg():
                             yield self._read_member(file, info, tar.offset)
                         file.end_member()
@@ -188,11 +199,32 @@ class TarScan:
             left -= len(piece)
         return TarMember(name=info.name, offset=info.offset_data, size=info.size, hash=content_hash.intdigest())
 
+    def _refuse_without_content(self, info: tarfile.TarInfo) -> None:
+        """Refuse a member that is named as a field of a sample and has no content of its own."""
+        if info.isreg() or info.type in _WITHOUT_CONTENT or split_name(info.name) is None:
+            return
+        how, remedy = _LINKS.get(info.type, ("no regular file", "without it"))
+        target = f" to {info.linkname}" if info.type in _LINKS else ""
+        raise FormatError(
+            f"{self._path} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), without "
+            f"content of its own: pack it again {remedy}"
+        )
+
     def _check_end(self, offset: int) -> None:
-        """Refuse a tar that goes on with something else than its end: tarfile takes a damaged header for the end."""
+        """Refuse a tar that goes on with something else than its end, and zeros behind it.
+
+        tarfile takes a damaged header for the end, and passes over a second tar that was appended.
+        """
         with self._path.open("rb") as file:
             file.seek(offset)
             if file.read(BLOCK) != bytes(BLOCK):
                 raise FormatError(
                     f"{self._path} is not a whole plain tar: at byte {offset} there is neither a member nor the end"
                 )
+            while piece := file.read(PIECE):
+                if rest := piece.lstrip(b"\0"):
+                    raise FormatError(
+                        f"{self._path} goes on behind its end: byte {file.tell() - len(rest)} is not zero, as after "
+                        "cat a.tar b.tar, and samples there would be left out. Join tars by tar --concatenate, or "
+                        "extract it with tar --ignore-zeros and pack the files again"
+                    )

@@ -91,7 +91,13 @@ class LocalFile:
 
 
 def make_path(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a file of this name. Under a locale without its letters, the name's bytes are its UTF-8."""
+    """Return the path of a file of this name. Under a locale without its letters, the name's bytes are its UTF-8.
+
+    Raises:
+        ValueError: If the name is empty, which a Path takes for the working directory.
+    """
+    if not os.fspath(name):
+        raise ValueError("the path is empty: name a file or a directory, or '.' for the working directory")
     try:
         os.fsencode(name)
     except UnicodeEncodeError:

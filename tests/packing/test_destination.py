@@ -171,3 +171,14 @@ def test_the_first_failure_is_told_and_the_other_shards_stop(tmp_path: Path, mon
     assert len(reads) < 100
     monkeypatch.undo()
     assert shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=100).num_samples == 200
+
+
+@pytest.mark.parametrize("names", [("", "out"), ("in", "")])
+def test_an_empty_name_is_not_the_working_directory(
+    source: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, str]
+) -> None:
+    monkeypatch.chdir(source.parent)
+    before = snapshot(source.parent)
+    with pytest.raises(ValueError, match="the path is empty"):
+        shardio.pack(*names)
+    assert snapshot(source.parent) == before

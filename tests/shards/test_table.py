@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -217,3 +220,75 @@ def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> 
         (f"cats/{i}-{j}", {"jpg": b"%d" % j, "cls": b"%d" % j}) for i in range(2) for j in range(3)
     ]
     assert table.manifest.fields == ("cls", "jpg")
+
+
+def make_link(tar: Path) -> Path:
+    (tar.parent / "link.tar").symlink_to(tar.name)
+    return tar.parent / "link.tar"
+
+
+def make_hard_link(tar: Path) -> Path:
+    os.link(tar, tar.parent / "link.tar")
+    return tar.parent / "link.tar"
+
+
+def take_itself(tar: Path) -> Path:
+    return tar
+
+
+def go_round(tar: Path) -> Path:
+    return tar.parent / ".." / tar.parent.name / tar.name
+
+
+@pytest.mark.parametrize("name_again", [take_itself, go_round, make_link, make_hard_link])
+def test_a_tar_that_is_named_twice_is_refused(tars: Path, name_again: Callable[[Path], Path]) -> None:
+    tar = tars / "x-000001.tar"
+    with pytest.raises(FormatError, match=r"x-000001\.tar.* and each of its samples would come twice: name it once"):
+        open_table([tar, tars / "x-000002.tar", name_again(tar)])
+
+
+def test_copies_of_a_tar_give_a_warning(tars: Path) -> None:
+    shutil.copy(tars / "x-000001.tar", tars / "copy.tar")
+    with pytest.warns(RuntimeWarning, match=r"copy\.tar and .*x-000001\.tar have equal contents, so each .* 2 times"):
+        assert open_table(tars).manifest.num_samples == 12
+
+
+def test_empty_tars_are_no_copies(tars: Path) -> None:
+    for name in "a", "b":
+        write_tar(tars / f"{name}.tar", [])
+    assert len(open_table(tars).tars) == 6
+
+
+def test_a_manifest_that_lists_a_shard_twice_is_refused(packed: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(packed, tmp_path / "copy")
+    shards = open_table(packed).manifest.shards
+    write_manifest(copy / "shardio.json", Manifest(shards=(*shards, shards[1])))
+    with pytest.raises(FormatError, match=r"shardio\.json is damaged: it lists shard-000001\.tar twice"):
+        open_table(copy)
+
+
+@pytest.mark.parametrize("name", ["y.tar.gz", "y.tgz", "y.tar.zst", "Y.TAR.GZ"])
+@pytest.mark.parametrize("is_beside_tars", [True, False])
+def test_compressed_tars_are_not_left_out_in_silence(tars: Path, name: str, is_beside_tars: bool) -> None:
+    folder = tars if is_beside_tars else tars.parent
+    (folder / name).write_bytes(b"compressed")
+    with pytest.raises(FormatError, match=rf"holds {re.escape(name)}, a compressed tar.*: decompress it"):
+        open_table(folder)
+    assert len(open_table(sorted(tars.glob("*.tar"))).tars) == 4
+
+
+def test_tars_in_capitals_are_read_and_hidden_ones_are_not(tars: Path) -> None:
+    (tars / "x-000003.tar").rename(tars / "x-000003.TAR")
+    shutil.copy(tars / "x-000000.tar", tars / ".x-000000.tar")
+    (tars / ".x.tar.gz").write_bytes(b"compressed")
+    assert shard_names(tars) == [*(f"x-{i:06d}.tar" for i in range(3)), "x-000003.TAR"]
+
+
+@pytest.mark.parametrize("source", ["", ["x.tar", ""]])
+def test_an_empty_name_is_not_the_working_directory(
+    tars: Path, monkeypatch: pytest.MonkeyPatch, source: Source
+) -> None:
+    monkeypatch.chdir(tars)
+    write_tar(tars / "x.tar", [("a.txt", b"")])
+    with pytest.raises(ValueError, match=r"the path is empty: name a file or a directory, or '\.'"):
+        open_table(source)

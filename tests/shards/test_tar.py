@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -69,11 +70,12 @@ def test_a_scan_finds_every_member_where_tarfile_finds_it(tmp_path: Path, tar_fo
     assert (scan.num_bytes, scan.digest) == (len(whole), xxhash.xxh3_128_hexdigest(whole))
 
 
-def test_a_scan_hashes_also_what_follows_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_zeros", [1, 511, 10240, 3 << 20])
+def test_a_scan_hashes_also_the_zeros_that_follow_the_end(tmp_path: Path, num_zeros: int) -> None:
     path = tmp_path / "a.tar"
     write_tar(path, [("a.txt", b"abc")])
     with path.open("ab") as file:
-        file.write(b"trailing" * 5000)
+        file.write(bytes(num_zeros))
     scan = TarScan(path)
     assert [member.name for member in scan.members()] == ["a.txt"]
     assert scan.digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
@@ -124,3 +126,59 @@ def test_what_is_no_tar_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"a\.tar is not a whole plain tar"):
         list(TarScan(path).members())
+
+
+@pytest.mark.parametrize("num_zeros", [0, 9216, 2 << 20])
+def test_a_tar_that_goes_on_behind_its_end_is_refused(tmp_path: Path, num_zeros: int) -> None:
+    """As after cat a.tar b.tar: readers stop at the first end, and the second tar's samples would be lost."""
+    path, second = tmp_path / "both.tar", tmp_path / "second.tar"
+    write_tar(path, [("a.txt", b"a")])
+    write_tar(second, [("b.txt", b"b")])
+    first = path.read_bytes() + bytes(num_zeros)
+    path.write_bytes(first + second.read_bytes())
+    with pytest.raises(
+        FormatError, match=rf"both\.tar goes on behind its end: byte {len(first)} is not zero.*--ignore"
+    ):
+        list(TarScan(path).members())
+
+
+def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
+    path, second = tmp_path / "both.tar", tmp_path / "second.tar"
+    write_tar(path, [("a.txt", b"a"), ("b.txt", b"b")])
+    write_tar(second, [(f"{'c' * 150}.txt", b"c"), ("d.txt", b"d")])
+    subprocess.run(["tar", "--concatenate", "-f", path, second], check=True)
+    assert [member.name for member in TarScan(path).members()] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (tarfile.LNKTYPE, r"b\.jpg as a hard link to a\.jpg \(its header ends at byte 1536\).*--hard-dereference"),
+        (tarfile.SYMTYPE, r"b\.jpg as a symbolic link to a\.jpg .*--dereference"),
+        (tarfile.FIFOTYPE, r"b\.jpg as no regular file .*pack it again without it"),
+    ],
+)
+def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind: bytes, message: str) -> None:
+    path = tmp_path / "links.tar"
+    write_tar_with(path, kind, "b.jpg")
+    with pytest.raises(FormatError, match=message):
+        list(TarScan(path).members())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(tarfile.SYMTYPE, "latest"), (tarfile.DIRTYPE, "v1.0"), (b"V", "backup.2024")]
+)
+def test_links_and_directories_that_are_no_field_are_passed_over(tmp_path: Path, kind: bytes, name: str) -> None:
+    write_tar_with(tmp_path / "a.tar", kind, name)
+    assert [member.name for member in TarScan(tmp_path / "a.tar").members()] == ["a.jpg"]
+
+
+def write_tar_with(path: Path, kind: bytes, name: str) -> None:
+    """Write a tar of one file, and one member of another kind that leads to it."""
+    with tarfile.open(path, "w") as tar:
+        info = tarfile.TarInfo("a.jpg")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"abc"))
+        other = tarfile.TarInfo(name)
+        other.type, other.linkname = kind, "a.jpg"
+        tar.addfile(other)
