@@ -39,11 +39,12 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
             return function(tensor)
         if movable is not None and isinstance(value, Movable) and not isinstance(value, type):
             return movable(value)
-        if isinstance(value, MutableMapping):
+        if isinstance(value, MutableMapping) and (isinstance(value, dict) or hasattr(value, "__copy__")):
             mapped = copy.copy(value)  # Keeps what kind of mapping it is.
-            mapped.update((name, walk(item)) for name, item in value.items())
+            for name, item in value.items():
+                mapped[name] = walk(item)  # A Counter's update() would add.
             return mapped
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping):  # A copy of one without __copy__ may write to what it is a copy of.
             return type(value)({name: walk(item) for name, item in value.items()})  # type: ignore[call-arg]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(walk, value))

@@ -42,10 +42,12 @@ class DevicePrefetcher:
         channels_last: Whether images lie in channels_last memory on the device.
         transform: Takes and returns a whole batch, on the device, after that; on CUDA on the prefetcher's stream.
 
-    ``normalize``, ``dtype`` and ``channels_last`` touch uint8 tensors [N, C, H, W] alone, never labels.
+    ``normalize``, ``dtype`` and ``channels_last`` touch uint8 tensors [N, C, H, W] alone, never labels nor
+    ``tv_tensors.Mask``. ``normalize`` leaves those alone, too, that have another number of channels than it.
 
     Raises:
-        ValueError: If an argument is out of range, or the device is CUDA and there is none.
+        ValueError: If an argument is out of range, ``normalize`` meets a ``dtype`` without fractions, or the device is
+            CUDA and there is none.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,7 @@ Normalize = tuple[Sequence[float], Sequence[float]]
 
 
 class Preparation:
-    """Prepares uint8 tensors [N, C, H, W]; all others pass as they are.
+    """Prepares images, uint8 tensors [N, C, H, W]; all others pass as they are, and so do masks.
 
     Args:
         device: Where that is done.
@@ -23,22 +24,31 @@ class Preparation:
     def __init__(
         self, device: torch.device, normalize: Normalize | None, dtype: torch.dtype | None, *, channels_last: bool
     ) -> None:
+        if normalize is not None and dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"normalize makes images of numbers with fractions, which dtype={dtype} would cut off")
         self._dtype = dtype if dtype is not None or normalize is None else torch.float32
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._affine = None if normalize is None else _as_affine(normalize, device)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dtype != torch.uint8 or tensor.ndim != 4:
+        if tensor.dtype != torch.uint8 or tensor.ndim != 4 or _is_mask(tensor):
             return tensor
+        if self._affine is not None and len(self._affine[0]) not in (1, tensor.shape[1]):
+            return tensor  # Of another number of channels: label images beside the images.
         if self._affine is not None:
             scale, shift = self._affine
             tensor = tensor.to(torch.float32, memory_format=self._memory_format).mul_(scale).add_(shift)
         return tensor.to(self._dtype or tensor.dtype).contiguous(memory_format=self._memory_format)
 
 
+def _is_mask(tensor: torch.Tensor) -> bool:
+    tv_tensors = sys.modules.get("torchvision.tv_tensors")
+    return tv_tensors is not None and isinstance(tensor, tv_tensors.Mask)
+
+
 def _as_affine(normalize: Normalize, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (x / 255 - mean) / std as x * scale + shift, both float32 [C, 1, 1]."""
     mean, std = (torch.tensor(values, dtype=torch.float64).reshape(-1, 1, 1) for values in normalize)
-    if (std <= 0).any():
+    if not (std > 0).all():
         raise ValueError(f"std must be positive, got {list(normalize[1])}")
     return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)

@@ -58,6 +58,8 @@ class Window:
         def pin(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_pinned():
                 return tensor
+            if type(tensor) is not torch.Tensor:  # A mask, say, of which a copy would not know that it is one.
+                return tensor
             pinned, buffer = self._pool.take(tensor)
             buffers.append(buffer)
             return pinned

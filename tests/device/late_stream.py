@@ -31,7 +31,7 @@ class LateCrossing:
         """Do the next one of two things: copy, prepare."""
         with own_tensors():  # A device does it in the modes in which it was sent.
             if self.num_steps == 0:
-                self._there = map_tensors(self._there, torch.clone)  # A device has memory of its own.
+                self._there = map_tensors(self._there, torch.Tensor.clone)  # A device has memory of its own.
             else:
                 self._made, self._there = self._prepare(self._there), None
         self.num_steps += 1
@@ -100,7 +100,7 @@ def _not_held(tensor: torch.Tensor) -> torch.Tensor:
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     memory = (ctypes.c_uint8 * (span * tensor.element_size())).from_address(tensor.data_ptr())
     seen = torch.from_numpy(np.ctypeslib.as_array(memory)).view(tensor.dtype)
-    return seen.as_strided(tensor.shape, tensor.stride())
+    return seen.as_strided(tensor.shape, tensor.stride()).as_subclass(type(tensor))
 
 
 def prefetch_late(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import Counter, UserDict, defaultdict
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,28 @@ class Graph:
         return Graph(self.nodes.to(device, non_blocking=non_blocking), self.moves + 1)
 
 
+class Closed(MutableMapping[str, Any]):
+    """A mapping of which copy.copy shares the items."""
+
+    def __init__(self, items: dict[str, Any]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._items[name]
+
+    def __setitem__(self, name: str, item: Any) -> None:
+        self._items[name] = item
+
+    def __delitem__(self, name: str) -> None:
+        del self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
 def pass_on(batch: Any, *, late: bool) -> Any:
     (passed,) = prefetch_late([batch])[0] if late else DevicePrefetcher([batch], "cpu")
     return passed
@@ -70,6 +93,22 @@ def test_mappings_stay_what_they_are(kind: Any, late: bool) -> None:
     assert type(passed) is kind
     assert list(passed) == ["b", "a"]
     assert torch.equal(passed["b"], torch.arange(3))
+
+
+def test_no_mapping_is_added_to_and_none_is_written_to(late: bool) -> None:
+    counter = Counter({"cat": 2, "dog": 1})
+    grouped = defaultdict(list, {"images": [torch.arange(3)]})
+    closed = Closed({"a": torch.arange(3)})
+    before = closed["a"]
+    passed = pass_on((counter, grouped, closed), late=late)
+    assert passed[0] == counter == {"cat": 2, "dog": 1}
+    assert passed[1].default_factory is list
+    assert torch.equal(passed[1]["images"][0], torch.arange(3))
+    assert type(passed[2]) is Closed
+    assert closed["a"] is before
+    doubled = map_tensors((counter, closed), lambda tensor: tensor * 2)
+    assert torch.equal(doubled[1]["a"], before * 2)
+    assert closed["a"] is before
 
 
 def test_what_moves_itself_does_so_once(late: bool) -> None:

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from shardio.device import DevicePrefetcher
+from shardio.train.libraries import import_library
+from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -183,6 +185,26 @@ def test_what_the_loader_raises_arrives_after_the_batches_before_it() -> None:
         for batch in DevicePrefetcher(loader, "cpu"):
             received.append(int(batch))  # noqa: PERF401  # as above
     assert received == [1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_normalised_images_have_fractions(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="normalize makes images of numbers with fractions, which dtype="):
+        DevicePrefetcher([], "cpu", normalize=(MEAN, STD), dtype=dtype)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_masks_stay_as_they_are(late: bool) -> None:
+    import_library("torchvision")
+    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+    batch = (_images(), tv_tensors.Mask(_images(seed=1)), _images(seed=2)[:, :1], tv_tensors.Image(_images()))
+    options: dict[str, Any] = {"normalize": (MEAN, STD)}
+    (passed,) = prefetch_late([batch], **options)[0] if late else [_pass(batch, **options)]
+    assert [tensor.dtype for tensor in passed] == [torch.float32, torch.uint8, torch.uint8, torch.float32]
+    assert type(passed[1]) is tv_tensors.Mask
+    assert torch.equal(passed[1], batch[1])
+    assert torch.equal(passed[2], batch[2])
+    assert torch.equal(passed[3].as_subclass(torch.Tensor), passed[0])
 
 
 @pytest.mark.parametrize("depth", [0, -1])
