@@ -143,15 +143,25 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = temporary_path(path)
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _sync_directory(path.parent)
-    except BaseException as error:
+        with naming(path):
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_directory(path.parent)
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system that names no file name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
             error.filename = str(path)
         raise
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -20,10 +20,33 @@ LAST, BEST = "last.pt", "best.pt"
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write a state: tensors, numbers, strings, and containers of them."""
+    """Write a state: tensors, numbers, strings, and containers of them.
+
+    Raises:
+        OSError: If it cannot be written, for example because the disk is full; what was saved there before is kept.
+    """
     path = Path(path)
-    with write_whole(path) as file:
-        torch.save({"format": FORMAT, **state}, file)
+    try:
+        with write_whole(path) as file:
+            _save({"format": FORMAT, **state}, file)
+    except OSError as error:
+        message = (
+            f"{error.strerror}; what was saved there before is kept: make room, and run the same command to resume"
+        )
+        raise OSError(error.errno, message, str(path)) from error
+
+
+def _save(state: dict[str, Any], file: BinaryIO) -> None:
+    """Save a state; raise what the system said, which torch replaces by a failed check of its own."""
+    failure: OSError | None = None
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if not isinstance(error.__context__, OSError):
+            raise
+        failure = error.__context__
+    if failure is not None:
+        raise failure
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device | None = "cpu") -> dict[str, Any]:

@@ -110,6 +110,8 @@ class TrainConfig:
         device = _check_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.precision == "fp16" and device.type != "cuda":
             raise ValueError(f"precision='fp16' needs CUDA, and the device is {device}: choose 'bf16' or 'fp32'")
+        if self.directory is not None and not os.fspath(self.directory):
+            raise ValueError("directory must not be empty: name one, or '.' for the working directory")
         if self.directory is not None and (url := find_url(self.directory)) is not None:
             raise ValueError(f"the directory {url} is a URL, and checkpoints are written to local directories only")
         if self.checkpoint_every is not None and self.directory is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shardio.storage import write_whole
+from shardio.storage import naming, write_whole
 from shardio.train.callbacks import Callback
 from shardio.train.meters import EpochResult, StepRecord
 
@@ -37,7 +37,7 @@ class JsonLog(Callback):
         self._append({"kind": "epoch", **dataclasses.asdict(result)})
 
     def _append(self, line: dict[str, Any]) -> None:
-        with self.path.open("ab") as file:
+        with naming(self.path), self.path.open("ab") as file:
             file.write(_dump(line))
 
 

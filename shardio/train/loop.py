@@ -70,8 +70,10 @@ def train(
 
     Raises:
         NonFiniteLossError: If the loss is NaN or infinite.
-        StateError: If the directory holds a run of other settings, another model or other data.
+        StateError: If the directory holds a run of other settings, another model or other data, or a run whose last
+            checkpoint is gone.
         FormatError: If its checkpoint cannot be read.
+        OSError: If a checkpoint cannot be written; the one before it is kept.
         BusyError: If another run writes into the directory.
     """
     if val_loader is not None:

@@ -18,6 +18,7 @@ from shardio.storage import PARTIAL_SUFFIX
 from shardio.train.callbacks import Callback
 from shardio.train.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
 from shardio.train.config import TrainConfig
+from shardio.train.leftovers import explain_lost_checkpoint
 from shardio.train.losses import Losses
 from shardio.train.memory import measure_memory
 from shardio.train.meters import EpochResult, Interval, Score, StepRecord
@@ -181,13 +182,21 @@ class Run:
         self._save([BEST, LAST] if result.is_best else [LAST], is_within_epoch=False)
 
     def _is_to_go_on(self, last: Path) -> bool:
-        """Say whether there is a checkpoint to go on from; take those away that are not wanted."""
+        """Say whether there is a checkpoint to go on from; take those away that are not wanted.
+
+        Raises:
+            StateError: If ranks see different files, or the run's last checkpoint is gone and others are there.
+        """
         found = gather(last.exists())
         if len(set(found)) > 1:
             raise StateError(f"{last} is seen by some ranks and not by others: name a directory that all ranks share")
-        if not self.config.resume and self.world.rank == 0:
-            for name in (LAST, BEST):
+        if not self.config.resume:
+            for name in (LAST, BEST) if self.world.rank == 0 else ():
                 last.with_name(name).unlink(missing_ok=True)
+        elif not found[0]:
+            lost = explain_lost_checkpoint(last.parent, self.config) if self.world.rank == 0 else None
+            if (lost := gather(lost)[0]) is not None:
+                raise StateError(lost)
         return found[0] and self.config.resume
 
     def _is_out_of_patience(self) -> bool:

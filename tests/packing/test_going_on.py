@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from shardio.errors import PackError
 from shardio.packing import shard_writer
 from shardio.sample import Sample
 from shardio.shards import write_shard
-from tests.files import read_files
+from tests.files import files_of_at_most, read_files
 from tests.sources import write_images
 
 
@@ -115,17 +113,6 @@ def test_a_tar_that_is_not_of_this_pack_is_refused(source: Path, unfinished: Pat
     foreign.unlink()
     go_on(source, unfinished)
     assert_undisturbed(source, unfinished)
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """Let every write fail that makes a file larger; Python ignores the signal that the system sends as well."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_pack_that_cannot_write_names_the_file_and_is_gone_on_with(source: Path, tmp_path: Path) -> None:

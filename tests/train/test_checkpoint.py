@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from shardio.errors import FormatError
+from shardio.errors import FormatError, StateError
 from shardio.train import Callback, load_checkpoint, train
 from shardio.train import checkpoint as checkpoint_module
+from tests.files import files_of_at_most, read_files
 from tests.train.runs import (
     StopError,
     assert_same_weights,
@@ -53,6 +54,20 @@ def test_a_failed_save_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
         checkpoint_module.save_checkpoint(tmp_path / "last.pt", {"model": lambda: None})
     assert (tmp_path / "last.pt").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize("num_bytes", [500, 5000, 200_000])
+def test_a_checkpoint_on_a_full_disk_is_an_error_of_the_system_and_the_last_one_is_kept(
+    tmp_path: Path, num_bytes: int
+) -> None:
+    """Wherever the disk becomes full: torch says "unexpected pos" of what it could not write."""
+    path = tmp_path / "last.pt"
+    state = {"model": {"weight": torch.zeros(40_000)}, "step": {"moment": torch.zeros(40_000)}}
+    checkpoint_module.save_checkpoint(path, {"model": {}})
+    with files_of_at_most(num_bytes), pytest.raises(OSError, match=r"File too large; what was saved .*last\.pt'"):
+        checkpoint_module.save_checkpoint(path, state)
+    assert load_checkpoint(path)["model"] == {}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_a_checkpoints_memory_is_freed_after_it_was_loaded(
@@ -101,3 +116,27 @@ def test_killed_between_both_checkpoints_the_best_one_is_still_written(
             train(make_model(), make_loader(packed), make_config(tmp_path))
     results = train(make_model(), make_loader(packed), make_config(tmp_path))
     assert load_checkpoint(tmp_path / "best.pt")["results"][-1]["loss"] == min(result.loss for result in results)
+
+
+@pytest.mark.parametrize("kept", [["best.pt", "log.jsonl"], ["best.pt"], ["log.jsonl"]])
+def test_a_run_whose_last_checkpoint_is_gone_does_not_start_anew_in_silence(
+    packed: Path, tmp_path: Path, kept: list[str]
+) -> None:
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
+    for path in tmp_path.iterdir():
+        if path.is_file() and path.name not in kept:
+            path.unlink()
+    before = read_files(tmp_path)
+    with pytest.raises(StateError, match=r"of an earlier run, and no last\.pt to resume it from\. Put last\.pt back"):
+        train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
+    assert {name: content for name, content in read_files(tmp_path).items() if name in kept} == before
+    assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, resume=False))) == 1
+
+
+def test_a_best_checkpoint_of_other_settings_is_not_written_over(packed: Path, tmp_path: Path) -> None:
+    """One epoch of the same settings may be written again: a run killed before its last.pt leaves that."""
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    (tmp_path / "last.pt").unlink()
+    with pytest.raises(StateError, match=r"holds best\.pt of an earlier run"):
+        train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, lr=0.123))
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
