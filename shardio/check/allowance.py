@@ -70,6 +70,17 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
     return Cursor(epoch=state["epoch"], position=state["position"])
 
 
+def goes_on(loader: Iterable[Any], num_batches: int) -> bool | None:
+    """Return whether a loader goes on with an epoch of which a rank got ``num_batches``; None where that was over."""
+    found = find_remainder(loader)
+    if found is None or not hasattr(loader, "runs_torchs_workers"):
+        length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # it has one
+        return True if length is None or num_batches < length else None
+    cursor = find_cursor(loader)
+    assert cursor is not None, "shardio's loader has a state"
+    return None if cursor.position >= found[0].num_all_samples else cursor.position > 0
+
+
 def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
     """Return what an epoch of a loader delivers by its policy; None where the order is not shardio's.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -160,6 +160,16 @@ class Coverage:
             worker = int(workers[start])
             delivery = Delivery(rank=rank, worker=None if worker == UNKNOWN else worker, batch=int(batches[start]))
             self.add_ids(ids[start:stop], delivery)
+
+    def until(self, rank: int, num_batches: int) -> Coverage:
+        """Return what a rank received in its first batches, with what else is known of its epoch."""
+        ids, batches, workers = self.arrays(rank)
+        chosen = batches < num_batches
+        first = Coverage()
+        first.add_arrays(rank, ids[chosen], batches[chosen], workers[chosen])
+        first.names, first.allowances = self.names, self.allowances
+        first.rank_epochs[rank] = replace(self.rank_epochs[rank], num_batches=num_batches, is_whole=False)
+        return first
 
     def buckets(self) -> Iterator[tuple[int, Bucket]]:
         """Yield the deliveries part by part, with the number of the part."""

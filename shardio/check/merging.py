@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import safetensors
-import safetensors.numpy
-
-from shardio.check.allowance import Allowance
 from shardio.check.claims import RankEpoch
 from shardio.check.coverage import Coverage
-from shardio.check.recorder import COLUMNS, RECORDING_FORMAT, Recording
+from shardio.check.recording_file import Recording, read_recording
 from shardio.errors import FormatError
 
 CLOCK_SLACK_S = 60.0
@@ -30,13 +24,7 @@ def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) ->
     Raises:
         FormatError: If a file is not a recording, a rank has none or two, or they are not of one run.
     """
-    recordings = []
-    for path in paths:
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise FormatError(f"{path} is not a recording of CoverageRecorder: {error}") from error
-        recordings.append((load_recording(content, str(path)), path))
+    recordings = [(read_recording(path), path) for path in paths]
     seen: dict[int, Path] = {}
     for recording, path in recordings:
         rank = recording.rank
@@ -44,44 +32,6 @@ def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) ->
             raise FormatError(f"{path} and {seen[rank]} are both recordings of rank {rank}: merge those of one run")
         seen[rank] = path
     return merge([recording for recording, _ in recordings], world_size=world_size)
-
-
-def load_recording(content: bytes, name: str) -> Recording:
-    """Return what the content of a recording's file holds.
-
-    Raises:
-        FormatError: If it is no recording; ``name`` says which in the message.
-    """
-    try:
-        tensors = safetensors.numpy.load(content)
-        (length,) = struct.unpack("<Q", content[:8])
-        header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["recording"])
-        if header["format"] != RECORDING_FORMAT:
-            raise FormatError(
-                f"{name} has the format {header['format']}, and this shardio reads {RECORDING_FORMAT}: record the run "
-                f"again"
-            )
-        rank, names = header["rank"], {int(identity, 16): text for identity, text in header["names"].items()}
-        recording = Recording(
-            rank=rank,
-            world_size=header["world_size"],
-            process=header["process"],
-            started=header["started"],
-            written=header["written"],
-        )
-        for number, epoch in enumerate(header["epochs"]):
-            coverage = Coverage()
-            coverage.add_arrays(rank, *(tensors[f"{column}.{number}"] for column in COLUMNS))
-            coverage.names.update(names)
-            if epoch["known"] is not None:
-                coverage.rank_epochs[rank] = RankEpoch(**epoch["known"])
-            if (allowance := epoch["allowance"]) is not None:
-                samples = allowance.pop("samples")
-                coverage.allowances[rank] = Allowance(samples=None if samples is None else tuple(samples), **allowance)
-            recording.epochs.append(coverage)
-    except (safetensors.SafetensorError, struct.error, TypeError, KeyError, ValueError) as error:
-        raise FormatError(f"{name} is not a recording of CoverageRecorder: {error}") from error
-    return recording
 
 
 def merge(recordings: Sequence[Recording], *, world_size: int | None = None) -> list[Coverage]:

@@ -13,8 +13,8 @@ from shardio.check.coverage import Coverage
 from shardio.check.exactly_once import needs_second_look
 from shardio.check.launching import RankCommand, run_ranks
 from shardio.check.merging import merge_recordings
-from shardio.check.recorder import Recording, write_recording
 from shardio.check.recording import record
+from shardio.check.recording_file import Recording, write_recording
 from shardio.check.report import Expected
 from shardio.functions import load_function
 

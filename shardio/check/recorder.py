@@ -1,57 +1,21 @@
-"""CoverageRecorder: notes, from inside a training run, which samples a rank received; one small file a rank.
-
-A recording is a safetensors file with, for each epoch ``e``, the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
-[n]) and ``workers.e`` (int16 [n], -1 for an unknown worker), and one metadata key, ``recording``, with a JSON object:
-its format, the rank and the number of ranks, when and by which process it was written, the keys' names where they are
-few, and for each epoch what is known beside the deliveries, and what the loader's remainder policy asks for.
-"""
+"""CoverageRecorder: notes, from inside a training run, which samples a rank received; one small file a rank."""
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import safetensors.numpy
-
+from shardio.check.allowance import goes_on
+from shardio.check.claims import source_of
 from shardio.check.coverage import Coverage
 from shardio.check.identity import Key
+from shardio.check.merging import merge
 from shardio.check.recording import observe
+from shardio.check.recording_file import Recording, dump_recording, load_recording, read_recording, write_recording
+from shardio.errors import FormatError
 from shardio.world import find_world
-
-RECORDING_FORMAT = 2
-COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
-"""What a recording says of each delivery: 14 bytes."""
-
-MAX_SAVED_NAMES = 20_000
-"""Keys that a recording names; in a larger one, strings are known by their hash."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Recording:
-    """What one rank received.
-
-    Attributes:
-        rank: Which of the ranks it is.
-        world_size: How many there are; None where that is not known.
-        epochs: What it received in each epoch.
-        process: The machine and the process that recorded it.
-        started: When the recording began, in seconds since the epoch.
-        written: When it was last written.
-    """
-
-    rank: int
-    world_size: int | None
-    epochs: list[Coverage] = field(default_factory=list)
-    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
-    started: float = field(default_factory=time.time)
-    written: float = field(default_factory=time.time)
 
 
 class CoverageRecorder:
@@ -64,15 +28,26 @@ class CoverageRecorder:
     ``shardio check --merge run/*.cov`` judges the recordings of all ranks.
 
     Args:
-        directory: Where the file ``rank-00000.cov`` goes; made if it is not there. A former run's file is replaced at
-            once.
+        directory: Where the file ``rank-00000.cov`` goes; made if it is not there. A former run's file becomes
+            ``rank-00000.cov.old``.
         key: Where a batch has its keys, as for :func:`shardio.check.assert_exactly_once`.
         rank: This process; by default torch.distributed's or torchrun's rank.
         world_size: How many processes there are, likewise.
+        resume: What :meth:`state_dict` returned when the checkpoint was written that training resumes from. The former
+            run's file is continued from there; what it received after the checkpoint is left out.
+
+    Raises:
+        FormatError: If there is no such file, or it does not reach as far as the checkpoint.
     """
 
     def __init__(
-        self, directory: str | Path, *, key: Key = None, rank: int | None = None, world_size: int | None = None
+        self,
+        directory: str | Path,
+        *,
+        key: Key = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        resume: Mapping[str, int] | None = None,
     ) -> None:
         world = find_world()
         if rank is None:
@@ -80,6 +55,11 @@ class CoverageRecorder:
         self.recording = Recording(rank=rank, world_size=world_size)
         self.path = Path(directory) / f"rank-{rank:05d}.cov"
         self._key = key
+        self._is_resumed = resume is not None
+        if resume is not None:
+            self._continue(resume)
+        elif self.path.exists():
+            self.path.replace(f"{self.path}.old")
         self.close()
 
     @property
@@ -98,8 +78,7 @@ class CoverageRecorder:
         Raises:
             IdentityError: If a key is none, or it cannot be seen where samples lie in a batch.
         """
-        coverage = Coverage()
-        self.epochs.append(coverage)
+        coverage = self._start_epoch(loader)
         world_size = self.recording.world_size or self.rank + 1
         try:
             yield from observe(loader, coverage, rank=self.rank, key=self._key, world_size=world_size)
@@ -116,11 +95,51 @@ class CoverageRecorder:
         """
         import torch.distributed
 
-        from shardio.check.merging import load_recording, merge
-
         parts: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(parts, dump_recording(self.recording))
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
+
+    def state_dict(self) -> dict[str, int]:
+        """Write what was noted so far, and return how much that is: how many epochs, and batches of the last one.
+
+        Save it in each checkpoint, beside the loader's own state.
+        """
+        self.close()
+        known = self.epochs[-1].rank_epochs.get(self.rank) if self.epochs else None
+        return {"num_epochs": len(self.epochs), "num_batches": 0 if known is None else known.num_batches}
+
+    def _continue(self, state: Mapping[str, int]) -> None:
+        """Take over what a former run noted until its checkpoint."""
+        former = read_recording(self.path)
+        if former.world_size != self.recording.world_size:
+            raise FormatError(
+                f"{self.path} was recorded on {former.world_size} ranks, and training resumes on "
+                f"{self.recording.world_size}: record the rest of the run into another directory"
+            )
+        num_epochs, num_batches = state["num_epochs"], state["num_batches"]
+        epochs = former.epochs[:num_epochs]
+        last = epochs[-1].rank_epochs.get(self.rank) if epochs else None
+        if len(epochs) < num_epochs or (last is not None and last.num_batches < num_batches):
+            raise FormatError(
+                f"{self.path} ends before batch {num_batches} of epoch {num_epochs - 1}, where the checkpoint was "
+                "written: it is of another run"
+            )
+        self.recording.started = former.started
+        self.epochs.extend(epochs)
+        if last is not None and (last.num_batches > num_batches or not last.is_whole):
+            self.epochs[-1] = self.epochs[-1].until(self.rank, num_batches)
+
+    def _start_epoch(self, loader: Iterable[Any]) -> Coverage:
+        """Return the coverage to add to: a new one, or that of the epoch that was interrupted by a checkpoint."""
+        last = self.epochs[-1].rank_epochs.get(self.rank) if self._is_resumed and self.epochs else None
+        self._is_resumed = False
+        if last is not None and not last.is_whole:
+            goes_on_here = goes_on(source_of(loader), last.num_batches)
+            if goes_on_here:
+                return self.epochs[-1]
+            last.is_whole = goes_on_here is None
+        self.epochs.append(Coverage())
+        return self.epochs[-1]
 
     def close(self) -> None:
         """Write what was noted so far."""
@@ -133,40 +152,3 @@ class CoverageRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def dump_recording(recording: Recording) -> bytes:
-    """Return a recording as the content of its file."""
-    tensors, names, epochs = {}, {}, []
-    recording.written = time.time()
-    for number, coverage in enumerate(recording.epochs):
-        for (name, dtype), column in zip(COLUMNS.items(), coverage.arrays(), strict=True):
-            tensors[f"{name}.{number}"] = column.astype(dtype)
-        names.update(coverage.names)
-        known, allowance = coverage.rank_epochs.get(recording.rank), coverage.allowance
-        epochs.append(
-            {
-                "known": None if known is None else asdict(known),
-                "allowance": None if allowance is None else asdict(allowance),
-            }
-        )
-    shown = {f"{identity:016x}": str(name) for identity, name in names.items()} if len(names) <= MAX_SAVED_NAMES else {}
-    header = {
-        "format": RECORDING_FORMAT,
-        "rank": recording.rank,
-        "world_size": recording.world_size,
-        "process": recording.process,
-        "started": recording.started,
-        "written": recording.written,
-        "epochs": epochs,
-        "names": shown,
-    }
-    return safetensors.numpy.save(tensors, {"recording": json.dumps(header)})
-
-
-def write_recording(path: Path, recording: Recording) -> None:
-    """Write what a rank received; the file is there whole or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(dump_recording(recording))
-    partial.replace(path)

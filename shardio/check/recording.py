@@ -69,17 +69,21 @@ def record(
 
 
 def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, world_size: int) -> Iterator[Any]:
-    """Pass on the batches of one epoch, and add what they deliver to ``coverage``."""
+    """Pass on the batches of one epoch, and add what they deliver to ``coverage``, which may have its beginning."""
+    former = coverage.rank_epochs.get(rank)
     epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
     epoch.is_whole = False
     source = source_of(loader)
-    before = find_cursor(source)
+    before = find_cursor(source) if former is None else None  # What came before the interruption is in the coverage.
     has_marks = marks_repeats(source)
     epoch.num_marked = 0 if has_marks and not callable(key) else None
-    for number, tagged in enumerate(loader):
+    if former is not None:
+        epoch.num_batches, epoch.num_marked = former.num_batches, former.num_marked
+    first = epoch.num_batches
+    for number, tagged in enumerate(loader, start=first):
         worker, batch = (tagged.worker, tagged.batch) if isinstance(tagged, _Tagged) else (None, tagged)
         epoch.num_batches += 1
-        if number == 0:
+        if number == first:
             _note_allowance(source, coverage, rank, before)
         delivery = Delivery(rank=rank, worker=worker, batch=number)
         valid = find_marks(batch) if has_marks else None

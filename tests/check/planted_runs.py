@@ -84,6 +84,32 @@ def _(packed: Path) -> None:
         merge(Path(run))
 
 
+@case("a run resumes, and its loader begins the epoch again", "32 more than once")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        recorder = CoverageRecorder(run, rank=0, world_size=1)
+        states = [recorder.state_dict() for _ in recorder.watch(load(range(N)))]
+        list(CoverageRecorder(run, rank=0, world_size=1, resume=states[3]).watch(load(range(N))))
+        merge(Path(run))
+
+
+@case("a run resumes on fewer ranks, in the same directory", "was recorded on 3 ranks, and training resumes on 2")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        state = CoverageRecorder(run, rank=0, world_size=3).state_dict()
+        CoverageRecorder(run, rank=0, world_size=2, resume=state)
+
+
+@case("a run resumes where another one recorded since", "it is of another run")
+def _(packed: Path) -> None:
+    with tempfile.TemporaryDirectory() as run:
+        recorder = CoverageRecorder(run, rank=0, world_size=1)
+        list(recorder.watch(cut(range(N))))
+        state = recorder.state_dict()
+        recorded(run, 0, [cut(range(8))], world_size=1)
+        CoverageRecorder(run, rank=0, world_size=1, resume=state)
+
+
 @case("a recording by content of augmented images", "differs when it is read again")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:

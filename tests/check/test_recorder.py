@@ -60,6 +60,13 @@ def test_what_was_received_before_a_crash_is_there(tmp_path: Path) -> None:
     assert sorted(coverage.arrays()[0].tolist()) == [1, 2, 3]
 
 
+def test_a_former_runs_file_is_kept_aside(tmp_path: Path) -> None:
+    (path,) = record_ranks(tmp_path, [[[["a"]]]])
+    before = path.read_bytes()
+    assert record_ranks(tmp_path, [[[["b"]]]]) == [path]
+    assert Path(f"{path}.old").read_bytes() == before
+
+
 def test_files_that_are_no_recordings_or_of_one_rank_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.cov").write_bytes(b"nothing of the kind")
     with pytest.raises(FormatError, match=r"x\.cov is not a recording"):

@@ -16,7 +16,7 @@ from torch.utils.data import (
 
 import shardio
 from shardio import EpochSampler, ShardDataset, ShardMapDataset
-from shardio.check import CoverageRecorder, Expected, guard
+from shardio.check import CoverageRecorder, Expected, guard, merge_recordings
 from tests.check.cases import (
     Images,
     Keyed,
@@ -30,6 +30,7 @@ from tests.check.cases import (
     merge,
     once,
     ours,
+    raise_verdict,
 )
 
 case = Registry()
@@ -144,6 +145,43 @@ def _(packed: Path) -> None:
         with CoverageRecorder(run, rank=0, world_size=1) as recorder:
             list(recorder.watch(resumed))
         merge(Path(run), all_of(packed))
+
+
+def resumed(packed: Path, run: str, at: int) -> None:
+    """Record two epochs on two ranks that end some batches after their checkpoint, and resume from it."""
+    for rank, (loader, again) in enumerate(zip(ours(packed), ours(packed), strict=True)):
+        first = CoverageRecorder(run, rank=rank, world_size=2)
+        states: list[Any] = []
+        for _ in range(2):
+            states.extend((loader.state_dict(), first.state_dict()) for _ in first.watch(loader))
+        again.load_state_dict(states[at][0])
+        with CoverageRecorder(run, rank=rank, world_size=2, resume=states[at][1]) as second:
+            for _ in range(2):
+                list(second.watch(again))
+
+
+@case("recordings that resume at a checkpoint: in the middle of an epoch, and at its last batch")
+def _(packed: Path) -> None:
+    for at, num_epochs in ((1, 2), (2, 3), (4, 3)):  # An epoch has three batches.
+        with tempfile.TemporaryDirectory() as run:
+            resumed(packed, run, at)
+            found = merge_recordings(sorted(Path(run).glob("*.cov")))
+            assert [epoch.num_deliveries for epoch in found] == [22] * num_epochs
+            raise_verdict(found, all_of(packed))
+
+
+@case("a recording of torchdata's loader that resumes at a checkpoint")
+def _(packed: Path) -> None:
+    dataset: Any = list(range(N))
+    first, second = (torchdata.stateful_dataloader.StatefulDataLoader(dataset, batch_size=8) for _ in range(2))
+    with tempfile.TemporaryDirectory() as run:
+        recorder = CoverageRecorder(run, rank=0, world_size=1)
+        states = [(first.state_dict(), recorder.state_dict()) for _ in recorder.watch(first)]
+        second.load_state_dict(states[4][0])
+        list(CoverageRecorder(run, rank=0, world_size=1, resume=states[4][1]).watch(second))
+        found = merge_recordings([recorder.path])
+        assert [epoch.num_deliveries for epoch in found] == [N]
+        raise_verdict(found, Expected.of_keys(range(N)))
 
 
 @case("a recording whose loop ends with the last batch")

@@ -1,0 +1,141 @@
+"""The file of a recording: what one rank received, in each epoch.
+
+A recording is a safetensors file with, for each epoch ``e``, the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
+[n]) and ``workers.e`` (int16 [n], -1 for an unknown worker), and one metadata key, ``recording``, with a JSON object:
+its format, the rank and the number of ranks, when and by which process it was written, the keys' names where they are
+few, and for each epoch what is known beside the deliveries, and what the loader's remainder policy asks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import safetensors
+import safetensors.numpy
+
+from shardio.check.allowance import Allowance
+from shardio.check.claims import RankEpoch
+from shardio.check.coverage import Coverage
+from shardio.errors import FormatError
+
+RECORDING_FORMAT = 2
+COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
+"""What a recording says of each delivery: 14 bytes."""
+
+MAX_SAVED_NAMES = 20_000
+"""Keys that a recording names; in a larger one, strings are known by their hash."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """What one rank received.
+
+    Attributes:
+        rank: Which of the ranks it is.
+        world_size: How many there are; None where that is not known.
+        epochs: What it received in each epoch.
+        process: The machine and the process that recorded it.
+        started: When the recording began, in seconds since the epoch.
+        written: When it was last written.
+    """
+
+    rank: int
+    world_size: int | None
+    epochs: list[Coverage] = field(default_factory=list)
+    process: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}")
+    started: float = field(default_factory=time.time)
+    written: float = field(default_factory=time.time)
+
+
+def dump_recording(recording: Recording) -> bytes:
+    """Return a recording as the content of its file."""
+    tensors, names, epochs = {}, {}, []
+    recording.written = time.time()
+    for number, coverage in enumerate(recording.epochs):
+        for (name, dtype), column in zip(COLUMNS.items(), coverage.arrays(), strict=True):
+            tensors[f"{name}.{number}"] = column.astype(dtype)
+        names.update(coverage.names)
+        known, allowance = coverage.rank_epochs.get(recording.rank), coverage.allowance
+        epochs.append(
+            {
+                "known": None if known is None else asdict(known),
+                "allowance": None if allowance is None else asdict(allowance),
+            }
+        )
+    shown = {f"{identity:016x}": str(name) for identity, name in names.items()} if len(names) <= MAX_SAVED_NAMES else {}
+    header = {
+        "format": RECORDING_FORMAT,
+        "rank": recording.rank,
+        "world_size": recording.world_size,
+        "process": recording.process,
+        "started": recording.started,
+        "written": recording.written,
+        "epochs": epochs,
+        "names": shown,
+    }
+    return safetensors.numpy.save(tensors, {"recording": json.dumps(header)})
+
+
+def write_recording(path: Path, recording: Recording) -> None:
+    """Write what a rank received; the file is there whole or as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(dump_recording(recording))
+    partial.replace(path)
+
+
+def read_recording(path: Path) -> Recording:
+    """Return what a recording's file holds.
+
+    Raises:
+        FormatError: If it cannot be read, or is no recording.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FormatError(f"{path} is not a recording of CoverageRecorder: {error}") from error
+    return load_recording(content, str(path))
+
+
+def load_recording(content: bytes, name: str) -> Recording:
+    """Return what the content of a recording's file holds.
+
+    Raises:
+        FormatError: If it is no recording; ``name`` says which in the message.
+    """
+    try:
+        tensors = safetensors.numpy.load(content)
+        (length,) = struct.unpack("<Q", content[:8])
+        header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["recording"])
+        if header["format"] != RECORDING_FORMAT:
+            raise FormatError(
+                f"{name} has the format {header['format']}, and this shardio reads {RECORDING_FORMAT}: record the run "
+                f"again"
+            )
+        rank, names = header["rank"], {int(identity, 16): text for identity, text in header["names"].items()}
+        recording = Recording(
+            rank=rank,
+            world_size=header["world_size"],
+            process=header["process"],
+            started=header["started"],
+            written=header["written"],
+        )
+        for number, epoch in enumerate(header["epochs"]):
+            coverage = Coverage()
+            coverage.add_arrays(rank, *(tensors[f"{column}.{number}"] for column in COLUMNS))
+            coverage.names.update(names)
+            if epoch["known"] is not None:
+                coverage.rank_epochs[rank] = RankEpoch(**epoch["known"])
+            if (allowance := epoch["allowance"]) is not None:
+                samples = allowance.pop("samples")
+                coverage.allowances[rank] = Allowance(samples=None if samples is None else tuple(samples), **allowance)
+            recording.epochs.append(coverage)
+    except (safetensors.SafetensorError, struct.error, TypeError, KeyError, ValueError) as error:
+        raise FormatError(f"{name} is not a recording of CoverageRecorder: {error}") from error
+    return recording
