@@ -66,6 +66,8 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
     holder: Any = loader if hasattr(loader, "runs_torchs_workers") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
+    if not getattr(holder, "has_state", True):  # Its sampler holds shardio's order, and iterates in a way of its own.
+        return None
     state = holder.state_dict()
     return Cursor(epoch=state["epoch"], position=state["position"])
 

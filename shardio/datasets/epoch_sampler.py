@@ -30,7 +30,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
     """Give each rank its share of a map-style dataset, in shardio's order.
 
     A subclass of torch's DistributedSampler, by which frameworks see that the data are split already. In
-    shardio.DataLoader its state counts the batches that arrived, in torch's the samples that it gave out.
+    shardio.DataLoader its state counts the batches that arrived, in torch's the samples that it gave out. A subclass
+    that overrides ``__iter__`` or ``__len__`` is a sampler like any other to both: see :class:`shardio.DataLoader`.
 
     Args:
         dataset: A map-style dataset. One that has shards is ordered by them; others as one lane and one window.
@@ -46,7 +47,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         window: Neighbouring samples that are shuffled together, with ``shuffle``.
 
     Raises:
-        ValueError: If an argument is out of range, or the dataset is empty.
+        ValueError: If an argument is out of range, or the dataset is empty, or has another length than its shards.
     """
 
     def __init__(
@@ -70,8 +71,13 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         self.num_all_samples = len(dataset)
         if self.num_all_samples == 0:
             raise ValueError("the dataset is empty")
-        self.digest = _digest(dataset)
+        self.digest = find_digest(dataset)
         sizes = getattr(dataset, "shard_sizes", None)
+        if sizes is not None and sizes.sum() != len(dataset):
+            raise ValueError(
+                f"{type(dataset).__name__} says that it has {len(dataset)} samples, and its shards hold {sizes.sum()}: "
+                "the order is by shards. Leave __len__ as it is, and take torch's Subset(dataset, indices) for a part"
+            )
         self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
         if sizes is None and shuffle:
             lanes, window = 1 if lanes is None else lanes, len(dataset) if window is None else window
@@ -160,9 +166,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         hand_over([partial(setattr, progress, "is_finished", True)])
 
 
-def _digest(dataset: Any) -> str:
+def find_digest(dataset: Any) -> str:
     """Return a dataset's identity: its own, or for a Subset that of the inner dataset and the indices."""
     if isinstance(dataset, Subset):
         indices = check_integers(dataset.indices).astype(np.int64).tobytes()
-        return xxhash.xxh3_128_hexdigest(_digest(dataset.dataset).encode() + indices)
+        return xxhash.xxh3_128_hexdigest(find_digest(dataset.dataset).encode() + indices)
     return str(getattr(dataset, "digest", ""))

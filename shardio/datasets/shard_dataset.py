@@ -33,7 +33,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     """Iterate over the samples of packed shards.
 
     Each sample of an epoch comes exactly once over all ranks and workers (or as ``remainder`` says), for any
-    number of shards, in torch's DataLoader as well as in shardio's.
+    number of shards, in torch's DataLoader as well as in shardio's. A subclass that overrides ``__iter__`` yields one
+    value for each sample of ``super().__iter__()``, in that order.
 
     >>> dataset = ShardDataset("out", shuffle=True, transform=RandomResizedCrop(224))  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=2)  # doctest: +SKIP
@@ -131,6 +132,11 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         """How often the epoch was set, by which a loader notices that its user did."""
         return self._cell.num_sets
 
+    @property
+    def overrides_iteration(self) -> bool:
+        """Whether a subclass makes something else of the samples."""
+        return type(self).__iter__ is not ShardDataset.__iter__
+
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next iteration is; workers that already run see it too.
 
@@ -175,7 +181,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
         """Return a copy for one loader: with the batch size and world of ``split``, and an epoch of its own.
 
-        It yields Broken for samples that cannot be made.
+        It yields Broken for samples that cannot be made, unless a subclass looks at what is yielded.
 
         Args:
             split: The loader's.
@@ -187,7 +193,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self.verify)
         dataset._cell = EpochCell()
-        dataset._bad_samples, dataset._keeps_broken = bad_samples, True
+        dataset._bad_samples, dataset._keeps_broken = bad_samples, not self.overrides_iteration
         return dataset
 
     def _samples(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -17,6 +18,11 @@ from shardio.device.streams import CudaStream, SideStream
 from shardio.device.window import Here, Window
 from shardio.integers import check_integer
 from shardio.torch_modes import own_tensors
+
+_NO_STATE = (
+    "{} has no state: what is saved of it is empty, and a run that is resumed begins its epoch anew. Wrap a "
+    "shardio.DataLoader with shardio's order instead"
+)
 
 
 class DevicePrefetcher:
@@ -109,16 +115,31 @@ class DevicePrefetcher:
         return _has_state(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state as of the last batch that was handed out."""
+        """Return the loader's state as of the last batch that was handed out.
+
+        It is empty, and a RuntimeWarning says so, if the loader has none.
+        """
         running = self._running()
         if running is not None and running.state is not None:
             return running.state
-        return self.loader.state_dict()  # type: ignore[attr-defined, no-any-return]  # it may have none
+        if callable(state_dict := getattr(self.loader, "state_dict", None)):
+            return cast(dict[str, Any], state_dict())
+        warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state into the loader."""
+        """Load a state into the loader. An empty one changes nothing where the loader has none, and says so.
+
+        Raises:
+            TypeError: If the loader has no state, and this one is not empty.
+        """
         self.close()
-        self.loader.load_state_dict(state)  # type: ignore[attr-defined]  # as state_dict
+        if callable(load_state_dict := getattr(self.loader, "load_state_dict", None)):
+            load_state_dict(state)
+            return
+        if state:
+            raise TypeError(f"{type(self.loader).__name__} has no load_state_dict: wrap a shardio.DataLoader instead")
+        warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)
 
     def close(self) -> None:
         """End the iteration that is going on, if one is, and let go of what is under way."""
@@ -155,12 +176,8 @@ def _nothing() -> None:
 
 
 def _has_state(loader: Any) -> bool:
-    """Return whether a loader can say where it is. shardio's own raises TypeError where it has nobody's order."""
-    try:
-        loader.state_dict()
-    except (AttributeError, TypeError):
-        return False
-    return True
+    """Return whether a loader can say where it is. shardio's own have the methods in any case."""
+    return bool(getattr(loader, "has_state", callable(getattr(loader, "state_dict", None))))
 
 
 def _pick_device() -> torch.device:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sized
 from typing import Any
 
 from shardio.classes import warn_of_other_classes
-from shardio.datasets import ShardDataset
+from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, OnError, check_quarantine
+from shardio.datasets.epoch_sampler import find_digest
 from shardio.datasets.ordered import Ordered
 from shardio.integers import check_integer
 from shardio.loader.collate import yields_images
@@ -19,6 +21,31 @@ def check_dataset(dataset: Any, *, shuffle: bool | None) -> None:
     if isinstance(dataset, ShardDataset) and shuffle:
         raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
     warn_of_other_classes(dataset, stacklevel=4)
+
+
+def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool = False) -> None:
+    """Raise ValueError if an EpochSampler was made over another dataset than the loader's, or that has changed since.
+
+    Args:
+        dataset: The loader's.
+        sampler: Any sampler.
+        compares_digests: Whether to compare what is in the datasets, where both say, beside their sizes.
+    """
+    if not isinstance(sampler, EpochSampler) or not isinstance(dataset, Sized):
+        return
+    remedy = "make the EpochSampler over the dataset that the loader gets, as it is now"
+    if len(dataset) != sampler.num_all_samples:
+        raise ValueError(
+            f"the EpochSampler was made over {sampler.num_all_samples} samples, and the loader's "
+            f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
+        )
+    if not compares_digests or dataset is sampler.dataset:
+        return
+    if "" not in (digests := {find_digest(dataset), sampler.digest}) and len(digests) > 1:
+        raise ValueError(
+            f"the EpochSampler was made over other samples than those of the loader's {type(dataset).__name__}, though "
+            f"there are {len(dataset)} of both: {remedy}"
+        )
 
 
 def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
@@ -48,6 +75,11 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
     if on_error == "skip" and not has_batches:
         raise ValueError(
             "on_error='skip' makes batches smaller, and with batch_size=None there are none: use on_error='replace'"
+        )
+    if on_error == "skip" and isinstance(dataset, ShardDataset) and dataset.overrides_iteration:
+        raise ValueError(
+            f"on_error='skip' leaves samples out, and the __iter__ of {type(dataset).__name__} would see their gaps: "
+            "use on_error='replace', or change samples in the transform or in collate_fn"
         )
     if has_order or obstacle is None:
         return

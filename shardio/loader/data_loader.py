@@ -9,34 +9,42 @@ from typing import Any
 
 import torch.utils.data
 
-from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import OnError, check_on_error
 from shardio.datasets.subsets import look_inside
 from shardio.datasets.transformed import TOO_LATE
 from shardio.integers import check_integer, check_optional_integer
 from shardio.loader.accelerated import Preparable
-from shardio.loader.arguments import check_dataset, check_order, check_policy, check_prefetch_factor, make_bad_samples
+from shardio.loader.arguments import (
+    check_dataset,
+    check_order,
+    check_policy,
+    check_prefetch_factor,
+    check_samplers_dataset,
+    make_bad_samples,
+)
 from shardio.loader.batches import ordered_batches, sampled_batches
 from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
 from shardio.loader.delivery import SUPERSEDED
 from shardio.loader.epoch_batches import Batches, EpochBatches
 from shardio.loader.fast_path import FastPath, why_not_fast
-from shardio.loader.feeds import SamplerFeed, ShardFeed, WorkersBatches, make_feed
+from shardio.loader.feeds import SamplerFeed, ShardFeed, WorkersBatches, holds_order, make_feed
 from shardio.loader.layouts import Unsaid
 from shardio.loader.slots import OnMemory
+from shardio.loader.stateful import Stateful
 from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import WorkerInit, explain_obstacles
-from shardio.order import Cursor, Progress, Remainder, Split, check_epoch, dump_state, read_state
+from shardio.order import Cursor, Progress, Remainder, Split
 from shardio.torch_modes import own_tensors
 
 
-class DataLoader(Preparable, torch.utils.data.DataLoader[Any]):
+class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     """Torch's DataLoader with the same arguments, and more where it is given shardio's order.
 
     With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, every ``iter``
     is the next epoch unless ``set_epoch`` names one, ``drop_last=True`` means ``remainder="drop"``, and
     ``state_dict`` counts the batches that the user received. Images of shardio's datasets come as uint8
-    [N, 3, H, W] tensors in channels_last memory. With anything else it is torch's loader.
+    [N, 3, H, W] tensors in channels_last memory. With anything else it is torch's loader. So it is with a subclass of
+    EpochSampler that overrides ``__iter__`` or ``__len__``: there is no state, and ``set_epoch`` names the epochs.
 
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
@@ -121,52 +129,13 @@ class DataLoader(Preparable, torch.utils.data.DataLoader[Any]):
         self._fast_settings: tuple[Any, ...] = ()
         self._base_seed: tuple[int, int] | None = None
         self._memory_watchers: list[OnMemory] = []
+        check_samplers_dataset(dataset, getattr(self.batch_sampler, "sampler", self.sampler), compares_digests=True)
         self._check_policy()
         self._bad_samples = make_bad_samples(self.on_error, self.quarantine, self.dataset)
         self._feed = make_feed(self.dataset, self.sampler, self._bad_samples)
         if self._feed is not None:
             source = self._feed.source
             check_order(source, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
-
-        An epoch that is under way goes on, and until the next ``iter`` it is what ``state_dict`` describes. Without
-        shardio's order the epoch goes on to the sampler or batch sampler, if that has a ``set_epoch``.
-
-        Raises:
-            TypeError: If ``epoch`` is no integer.
-            ValueError: If it is negative.
-        """
-        epoch = check_epoch(epoch)
-        if self._feed is not None:
-            self._feed.get_counter().set_epoch(epoch)
-            return
-        samplers = (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
-        for sampler in samplers:
-            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-                set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the user is: a small JSON-able dict that fits any number of ranks and workers.
-
-        Raises:
-            TypeError: If neither the dataset nor the sampler is shardio's.
-        """
-        feed = self._need_feed()
-        source = feed.source
-        return dump_state(feed.get_counter().now, source.settings, source.digest, source.num_all_samples)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state at the next ``iter``.
-
-        Raises:
-            StateError: If the state belongs to another dataset or order; the message names what differs.
-            TypeError: If neither the dataset nor the sampler is shardio's.
-        """
-        feed = self._need_feed()
-        source = feed.source
-        feed.get_counter().load(read_state(state, source.settings, source.digest, source.num_all_samples))
 
     def watch_memory(self, watcher: OnMemory) -> None:
         """Have somebody told once of each block of memory, uint8 [n], in which batches will arrive, and not keep it."""
@@ -184,6 +153,7 @@ class DataLoader(Preparable, torch.utils.data.DataLoader[Any]):
             return self._start()
 
     def _start(self) -> Any:
+        check_samplers_dataset(self.dataset, getattr(self.batch_sampler, "sampler", self.sampler))
         feed, fast_path = self._feed, self._choose_fast_path()
         if feed is None:
             return self._start_torchs() if fast_path is None else self._start_sampler(fast_path)
@@ -312,19 +282,11 @@ class DataLoader(Preparable, torch.utils.data.DataLoader[Any]):
         # A copy gets hosts of its own.
         return {**self.__dict__, "_fast_path": None}
 
-    def _need_feed(self) -> ShardFeed | SamplerFeed:
-        if self._feed is None:
-            raise TypeError(
-                "a state needs shardio's order: a ShardDataset, or sampler=EpochSampler(dataset); "
-                f"got {type(self.dataset).__name__} with {type(self.sampler).__name__}"
-            )
-        return self._feed
-
     def _check_policy(self) -> None:
         check_policy(
             self.on_error,
             self.dataset,
-            has_order=isinstance(self.dataset, ShardDataset) or isinstance(self.sampler, EpochSampler),
+            has_order=holds_order(self.dataset, self.sampler),
             has_batches=self.batch_sampler is not None,
             obstacle=self._why_not_fast(),
         )

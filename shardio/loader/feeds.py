@@ -28,13 +28,24 @@ from shardio.torch_modes import own_tensors
 from shardio.world import World
 
 
+def holds_order(dataset: Any, sampler: Any) -> bool:
+    """Say whether the order of a loader's samples is shardio's. A sampler that overrides it has another one."""
+    if isinstance(dataset, ShardDataset):
+        return True
+    return isinstance(sampler, EpochSampler) and all(
+        getattr(type(sampler), name) is getattr(EpochSampler, name) for name in ("__iter__", "__len__")
+    )
+
+
 def make_feed(dataset: Any, sampler: Any, bad_samples: BadSamples | None) -> ShardFeed | SamplerFeed | None:
     """Return what feeds a loader of these; None if neither of them holds shardio's order."""
-    if isinstance(dataset, ShardDataset):
-        return ShardFeed(dataset, bad_samples)
-    if isinstance(sampler, EpochSampler):
-        return SamplerFeed(dataset, sampler, bad_samples)
-    return None
+    if not holds_order(dataset, sampler):
+        return None
+    return (
+        ShardFeed(dataset, bad_samples)
+        if isinstance(dataset, ShardDataset)
+        else SamplerFeed(dataset, sampler, bad_samples)
+    )
 
 
 class ShardFeed:

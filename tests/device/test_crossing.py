@@ -171,8 +171,14 @@ def test_a_loader_of_somebody_elses_data_needs_no_state() -> None:
     loader = DataLoader(torch.utils.data.TensorDataset(torch.arange(12)), batch_size=4)
     prefetcher, _ = prefetch_late(loader)
     assert [batch.tolist() for (batch,) in prefetcher] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    with pytest.raises(TypeError, match="a state needs shardio's order"):
-        prefetcher.state_dict()
+    with pytest.warns(RuntimeWarning, match="this loader has no state"):
+        assert prefetcher.state_dict() == {}
+    with pytest.warns(RuntimeWarning, match="list has no state"):
+        assert DevicePrefetcher([], "cpu").state_dict() == {}
+    with pytest.warns(RuntimeWarning, match="list has no state"):
+        DevicePrefetcher([], "cpu").load_state_dict({})
+    with pytest.raises(TypeError, match=r"list has no load_state_dict: wrap a shardio\.DataLoader"):
+        DevicePrefetcher([], "cpu").load_state_dict({"epoch": 1})
 
 
 def test_an_epoch_that_is_named_in_the_middle_of_another_changes_nothing_there(packed: Path) -> None:

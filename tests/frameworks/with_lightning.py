@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.train.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.launch import record_epochs
@@ -89,6 +90,19 @@ def fit(folder: Path, packed: str, kind: str) -> None:
         record_epochs(folder / f"{kind}-{name}", epochs)
 
 
+def fit_without_order(folder: Path, packed: str) -> None:
+    """Train, save in the middle of an epoch, and resume, by loaders that have no state: they say so, and work."""
+    dataset = ShardMapDataset(packed, fields=("label", "key"))
+    plain = DataLoader(dataset, batch_size=4)
+    for name, loader in {"plain": plain, "prefetched": DevicePrefetcher(plain, "cpu")}.items():
+        saved = ModelCheckpoint(folder, name, every_n_train_steps=2)
+        for checkpoint in (None, f"{folder / name}.ckpt"):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                trainer(folder, callbacks=[saved], max_steps=4).fit(Recorded(), loader, ckpt_path=checkpoint)
+            assert any("this loader has no state" in str(warning.message) for warning in caught)
+
+
 def trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(
         accelerator="cpu",
@@ -107,3 +121,4 @@ def trainer(folder: Path, **options: Any) -> Trainer:
 def run(folder: Path, packed: str) -> None:
     for kind in MAKERS:
         fit(folder, packed, kind)
+    fit_without_order(folder, packed)

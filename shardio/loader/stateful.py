@@ -1,0 +1,83 @@
+"""Where a loader is: the epoch that comes next, and the state that a run saves and resumes from."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from shardio.loader.feeds import SamplerFeed, ShardFeed
+from shardio.order import check_epoch, dump_state, read_state
+
+NO_STATE = (
+    "this loader has no state, for neither its dataset nor its sampler holds shardio's order: what is saved of it is "
+    "empty, and a run that is resumed begins its epoch anew. Use a ShardDataset, or sampler=EpochSampler(dataset)"
+)
+
+
+class Stateful:
+    """A loader that counts the batches that its user received, where it holds an order of shardio's.
+
+    Without one the state is empty, and a RuntimeWarning says so. It is no error, because frameworks ask every loader
+    that has the methods, and take them from its class.
+    """
+
+    _feed: ShardFeed | SamplerFeed | None
+    sampler: Any
+    batch_sampler: Any
+    dataset: Any
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the loader can say where it is: whether it holds an order of shardio's."""
+        return self._feed is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
+
+        An epoch that is under way goes on, and until the next ``iter`` it is what ``state_dict`` describes. Without
+        shardio's order the epoch goes on to the sampler or batch sampler, if that has a ``set_epoch``.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative.
+        """
+        epoch = check_epoch(epoch)
+        if self._feed is not None:
+            self._feed.get_counter().set_epoch(epoch)
+            return
+        samplers = (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
+        for sampler in samplers:
+            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the user is: a small JSON-able dict that fits any number of ranks and workers.
+
+        It is empty, and a RuntimeWarning says so, if neither the dataset nor the sampler holds shardio's order.
+        """
+        if self._feed is None:
+            warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
+            return {}
+        source = self._feed.source
+        return dump_state(self._feed.get_counter().now, source.settings, source.digest, source.num_all_samples)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state at the next ``iter``.
+
+        An empty state changes nothing where neither the dataset nor the sampler holds shardio's order, and a
+        RuntimeWarning says so.
+
+        Raises:
+            StateError: If the state belongs to another dataset or order; the message names what differs.
+            TypeError: If neither the dataset nor the sampler holds shardio's order, and the state is not empty.
+        """
+        if self._feed is None:
+            if state:
+                raise TypeError(
+                    "this state needs shardio's order: a ShardDataset, or sampler=EpochSampler(dataset); "
+                    f"got {type(self.dataset).__name__} with {type(self.sampler).__name__}"
+                )
+            warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
+            return
+        source = self._feed.source
+        self._feed.get_counter().load(read_state(state, source.settings, source.digest, source.num_all_samples))

@@ -1,0 +1,133 @@
+"""Orders that a subclass overrides, samplers of other datasets, and loaders that hold no order of shardio's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.utils.data
+from torch.utils.data import BatchSampler, Subset
+
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset, check
+
+
+class Backwards(EpochSampler):
+    """Overrides the order."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(super().__iter__())[::-1])
+
+
+class FirstFive(EpochSampler):
+    """Overrides how many samples there are."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(super().__iter__())[:5])
+
+    def __len__(self) -> int:
+        return 5
+
+
+@pytest.mark.parametrize("kind", [Backwards, FirstFive])
+@pytest.mark.parametrize("options", [{}, {"collate_fn": list}], ids=["fast", "by torch"])
+def test_an_overridden_sampler_is_a_sampler_like_any_other(packed: Path, kind: Any, options: dict[str, Any]) -> None:
+    dataset = ShardMapDataset(packed, fields="key")
+    loader = DataLoader(dataset, batch_size=4, sampler=kind(dataset, rank=0, world_size=1), **options)
+    torchs = torch.utils.data.DataLoader(dataset, batch_size=4, sampler=kind(dataset), collate_fn=list)
+    for epoch in (0, 3):
+        loader.set_epoch(epoch)
+        torchs.sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # it has it
+        assert [list(batch) for batch in loader] == list(torchs)
+    assert len(loader) == len(torchs)
+    assert not loader.has_state
+
+
+def test_the_checker_asks_it_for_no_state(packed: Path) -> None:
+    dataset = ShardMapDataset(packed, fields=("label", "key"))
+    check.assert_exactly_once(DataLoader(dataset, batch_size=4, sampler=Backwards(dataset)), 21, key=1)
+
+
+class Shortened(ShardMapDataset):
+    def __len__(self) -> int:
+        return 10
+
+
+def test_an_order_by_shards_is_of_all_their_samples(packed: Path) -> None:
+    with pytest.raises(ValueError, match=r"Shortened says that it has 10 samples, and its shards hold 21"):
+        EpochSampler(Shortened(packed))
+
+
+class Halved(ImageFolder):
+    def __len__(self) -> int:
+        return 10
+
+
+def test_a_folder_that_overrides_its_length_is_ordered_by_that(images: Path) -> None:
+    dataset = Halved(images)
+    labels = [label for _, labels in DataLoader(dataset, sampler=EpochSampler(dataset)) for label in labels]
+    assert len(labels) == 10
+
+
+def test_a_sampler_of_another_dataset_is_refused(packed: Path, images: Path) -> None:
+    dataset, folder = ShardMapDataset(packed), ImageFolder(images)
+    sampler = EpochSampler(range(10))
+    with pytest.raises(ValueError, match="made over 10 samples, and the loader's ShardMapDataset has 21: make"):
+        DataLoader(dataset, sampler=sampler)
+    with pytest.raises(ValueError, match="made over 10 samples"):
+        DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
+    with pytest.raises(ValueError, match="made over other samples than those of the loader's ImageFolder"):
+        DataLoader(folder, sampler=EpochSampler(dataset))
+    first, second = Subset(dataset, range(10)), Subset(dataset, range(10, 20))
+    with pytest.raises(ValueError, match="made over other samples than those of the loader's Subset"):
+        DataLoader(first, sampler=EpochSampler(second))
+    for sampler in (EpochSampler(ShardMapDataset(packed, fields="key")), EpochSampler(range(21))):
+        DataLoader(dataset, sampler=sampler)
+
+
+def test_a_dataset_that_grows_after_its_sampler_was_made_is_refused(images: Path) -> None:
+    folder = ImageFolder(images)
+    loader = DataLoader(folder, batch_size=7, sampler=EpochSampler(folder))
+    assert len(list(loader)) == 3
+    folder.samples = folder.samples * 2
+    with pytest.raises(ValueError, match="made over 21 samples, and the loader's ImageFolder has 42"):
+        iter(loader)
+
+
+class Shouted(ShardDataset):
+    """Overrides what comes of the samples, and looks at them."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for image, key in super().__iter__():
+            yield image, key.upper()
+
+
+def test_a_dataset_that_overrides_how_it_iterates_meets_no_placeholders(packed: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(packed, tmp_path / "damaged")
+    tar = damaged / "shard-000001.tar"
+    tar.write_bytes(tar.read_bytes().replace(b"\xff\xd8\xff", b"\0\0\0", 1))
+    dataset = Shouted(damaged, fields=("image", "key"))
+    with pytest.raises(SampleError, match=r"shard-000001\.tar"):
+        list(DataLoader(dataset, batch_size=4))
+    loader = DataLoader(dataset, batch_size=4, on_error="replace", quarantine=tmp_path / "quarantine")
+    with pytest.warns(RuntimeWarning, match="replaced by others: 1"):
+        keys = [key for _, keys in loader for key in keys]
+    assert len(keys) == 21
+    assert all(key == key.upper() for key in keys)
+    with pytest.raises(ValueError, match="the __iter__ of Shouted would see their gaps: use on_error='replace'"):
+        DataLoader(dataset, batch_size=4, on_error="skip")
+
+
+def test_without_an_order_of_shardios_the_state_is_empty_and_says_so(packed: Path) -> None:
+    dataset = ShardMapDataset(packed)
+    ordered = DataLoader(dataset, sampler=EpochSampler(dataset))
+    for loader in (DataLoader(range(3)), DataLoader(dataset), DataLoader(dataset, sampler=Backwards(dataset))):
+        with pytest.warns(RuntimeWarning, match="this loader has no state.*begins its epoch anew"):
+            assert loader.state_dict() == {}
+        with pytest.warns(RuntimeWarning, match="this loader has no state"):
+            loader.load_state_dict({})
+        with pytest.raises(TypeError, match="this state needs shardio's order"):
+            loader.load_state_dict(ordered.state_dict())
+    assert ordered.has_state
