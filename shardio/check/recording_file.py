@@ -23,6 +23,7 @@ from shardio.check.allowance import Allowance
 from shardio.check.claims import RankEpoch
 from shardio.check.coverage import Coverage
 from shardio.errors import FormatError
+from shardio.json_text import parse_json
 
 RECORDING_FORMAT = 2
 COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
@@ -112,7 +113,7 @@ def load_recording(content: bytes, name: str) -> Recording:
     try:
         tensors = safetensors.numpy.load(content)
         (length,) = struct.unpack("<Q", content[:8])
-        header = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["recording"])
+        header = parse_json(parse_json(content[8 : 8 + length])["__metadata__"]["recording"])
         if header["format"] != RECORDING_FORMAT:
             raise FormatError(
                 f"{name} has the format {header['format']}, and this shardio reads {RECORDING_FORMAT}: record the run "

@@ -13,6 +13,7 @@ from types import ModuleType
 from shardio.errors import FormatError, PackError
 from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
 from shardio.images.jpeg import has_tiles
+from shardio.json_text import parse_json
 from shardio.packing.plan import PackSettings
 from shardio.packing.scan import SourceSample
 from shardio.packing.sources import Problem
@@ -70,7 +71,7 @@ class JpegTally:
             FormatError: If it is anything else.
         """
         try:
-            outcomes, before, after, damaged = json.loads(content)
+            outcomes, before, after, damaged = parse_json(content)
             return cls(
                 outcomes=Counter(outcomes),
                 num_bytes_before=before,

@@ -151,6 +151,13 @@ class SampleReader:
                 f"{self._table.tars[number]} is not the shard that the manifest names: it is {found}, expected "
                 f"{expected}. Pack the dataset again, or fetch shards and manifest together"
             )
+        if other := set(shard.index.header.fields).difference(self._table.manifest.fields):
+            shard.close()
+            raise StaleIndexError(
+                f"{self._table.indexes[number]} has the fields {', '.join(sorted(other))}, and the manifest names only "
+                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or fetch shards, indexes and "
+                "manifest together"
+            )
         return shard
 
     def __getstate__(self) -> tuple[ShardTable, Verify]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import SampleError, StaleIndexError
 from shardio.sample import ByteRange
-from shardio.shards.names import join_name
+from shardio.shards.names import split_name
 from shardio.shards.open_index import ShardIndex
 from shardio.shards.tar import BLOCK, find_name, header_fits, is_header
 from shardio.storage import MAX_SMALL, LocalFile
@@ -73,7 +73,7 @@ class Comparison:
                 header = blocks[before - first : start - first] if is_near else self._read(place, key, before, start)
                 content = columns[number][place]
                 assert content is not None, "the index has it"
-                if not header_fits(header, key + suffixes[number], len(content)):
+                if not header_fits(header, key, suffixes[number], len(content)):
                     self._doubt_name(place, start, key, fields[number], header)
                 if (found := xxhash.xxh3_64_intdigest(content)) != expected[number]:
                     raise self._error(
@@ -102,7 +102,7 @@ class Comparison:
         if not self._names_are_plain:
             return
         name = find_name(self._tar.path, start)
-        if name is not None and name.lower() == join_name(_decode(raw_key), field).lower():
+        if name is not None and split_name(name) == (_decode(raw_key), field):
             self._names_are_plain = False
             return
         if name is None and not is_header(header):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
+from shardio.json_text import parse_json
 from shardio.storage import PARTIAL_SUFFIX, write_whole
 
 MANIFEST_FORMAT = 1
@@ -19,6 +21,10 @@ MANIFEST_NAME = "shardio.json"
 
 UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 """While a pack is unfinished, a file of this name lies in its directory, with the digest of its plan."""
+
+
+_NAME = re.compile(r"[^\0\ud800-\udc7f\udd00-\udfff]*")
+"""No file has a NUL in its name, nor a surrogate that stands for no byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,7 @@ class ShardEntry:
     digest: str
 
     def __post_init__(self) -> None:
-        if not self.name or Path(self.name).name != self.name:
+        if not self.name or Path(self.name).name != self.name or not _NAME.fullmatch(self.name):
             raise ValueError(f"a shard lies beside its manifest, and {self.name!r} is not the name of a file there")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")
@@ -92,7 +98,7 @@ def read_manifest(path: Path) -> Manifest:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        values: Any = json.loads(path.read_bytes())
+        values: Any = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise FormatError(f"the manifest {path} cannot be read: {error}") from error
     version = values.get("format") if isinstance(values, dict) else None

@@ -5,7 +5,6 @@ The file is never mapped: a process that reads a mapping of a file that another 
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError, StaleIndexError
+from shardio.json_text import parse_json
 from shardio.sample import ByteRange
 from shardio.shards.index import INDEX_FORMAT, IndexHeader, digest_headers
 from shardio.shards.parts import PartCache
@@ -26,6 +26,9 @@ PART = 512
 
 HEAD = 4096
 """Bytes read of a file at first; its header usually lies within."""
+
+MAX_HEADER = 2**24
+"""Bytes of a header at the most: a thousand fields with the longest names."""
 
 _DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
 
@@ -163,6 +166,11 @@ class ShardIndex:
                 f"the index {self.path} was made for a tar of {header.num_bytes} bytes, "
                 f"and the tar has {self._tar.size}: {self._remedy}"
             )
+        if not 0 <= header.num_samples <= self._tar.size // BLOCK or self._num_key_bytes > self._tar.size:
+            raise FormatError(
+                f"the index {self.path} has {header.num_samples} samples with keys of {self._num_key_bytes} bytes, "
+                f"more than {self._tar.path} can hold in {self._tar.size} bytes: {self._remedy}"
+            )
         columns = list[NDArray[np.int64]]()
         if header.num_samples:
             last = header.num_samples - 1
@@ -210,15 +218,14 @@ def _read_layout(file: LocalFile) -> tuple[IndexHeader, dict[str, int], int]:
     content = _read(file, 0, min(HEAD, file.size))
     try:
         data_start = 8 + int.from_bytes(content[:8], "little")
-        if data_start > file.size:
-            raise ValueError(f"its header ends at byte {data_start}, and the file at {file.size}")
+        if data_start > min(file.size, MAX_HEADER):
+            raise ValueError(f"its header ends at byte {data_start}, the file at {file.size}, and none at {MAX_HEADER}")
         if data_start > len(content):
             content += _read(file, len(content), data_start)
-        layout = json.loads(content[8:data_start])
-        values = json.loads(layout["__metadata__"]["shardio"])
+        layout = parse_json(content[8:data_start])
+        values = parse_json(layout["__metadata__"]["shardio"])
         header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
-        if not all(isinstance(field, str) for field in header.fields):
-            raise TypeError(f"fields are {header.fields}")
+        _check_header(header)
         begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
         for name in _DTYPES:
             if data_start + layout[name]["data_offsets"][1] > file.size:
@@ -228,6 +235,18 @@ def _read_layout(file: LocalFile) -> tuple[IndexHeader, dict[str, int], int]:
     if header.format != INDEX_FORMAT:
         raise FormatError(f"the index {file.path} has format {header.format}, and this shardio reads {INDEX_FORMAT}")
     return header, begins, layout["key_bytes"]["shape"][0]
+
+
+def _check_header(header: IndexHeader) -> None:
+    """Raise ValueError or TypeError if a header has values that no index has."""
+    for field in header.fields:
+        if not isinstance(field, str):
+            raise TypeError(f"fields are {header.fields}")
+        field.encode(errors="surrogateescape")  # As it is compared with the tar.
+    if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
+        raise TypeError(f"it says {header.num_samples!r} samples and {header.num_bytes!r} bytes")
+    if not isinstance(header.digest, str):
+        raise TypeError(f"the digest is {header.digest!r}")
 
 
 def _check_tensor(name: str, tensor: Any, header: IndexHeader) -> int:

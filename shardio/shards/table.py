@@ -17,10 +17,14 @@ from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, Sh
 from shardio.shards.names import is_added_by_macos
 from shardio.shards.numbering import find_gaps
 from shardio.shards.shard import Shard
+from shardio.shards.tar import BLOCK
 from shardio.storage import absolute_path, find_url, make_path
 
 Source = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
+
+MAX_BYTES = 2**63 - 1
+"""The size of a dataset at the most: bytes and samples are counted in int64."""
 
 MAX_NAMED = 8
 """How many missing tars a warning names."""
@@ -105,8 +109,32 @@ def _table_of_manifest(path: Path) -> ShardTable:
     manifest = read_manifest(path)
     if twice := [name for name, number in Counter(shard.name for shard in manifest.shards).items() if number > 1]:
         raise FormatError(f"the manifest {path} is damaged: it lists {twice[0]} twice, so its samples would come twice")
+    _check_counts(manifest, path)
     tars = tuple(path.parent / shard.name for shard in manifest.shards)
     return _checked(ShardTable(manifest=manifest, tars=tars, indexes=tuple(index_path(tar) for tar in tars)), str(path))
+
+
+def _check_counts(manifest: Manifest, path: Path) -> None:
+    """Raise FormatError if a manifest has more samples or bytes than its shards can have.
+
+    Of the shards only the largest one is looked at: opening a dataset must not take longer the more it has. What is
+    wrong with another one is found when it is first read.
+    """
+    for shard in manifest.shards:
+        if shard.num_samples > shard.num_bytes // BLOCK:
+            raise FormatError(
+                f"the manifest {path} says that {shard.name} holds {shard.num_samples} samples in {shard.num_bytes} "
+                f"bytes; each sample takes at least {BLOCK}. Pack the dataset again, or fetch the manifest again"
+            )
+    if manifest.num_bytes > MAX_BYTES:
+        raise FormatError(f"the manifest {path} says that its shards have {manifest.num_bytes} bytes, more than can be")
+    largest = max(manifest.shards, key=lambda shard: shard.num_bytes, default=None)
+    tar = path.parent / (largest.name if largest else "")
+    if largest and tar.is_file() and (found := tar.stat().st_size) != largest.num_bytes:
+        raise FormatError(
+            f"the manifest {path} says that {tar} has {largest.num_bytes} bytes, and it has {found}: a copy may be "
+            "unfinished. Pack the dataset again, or fetch shards and manifest together"
+        )
 
 
 def _table_of_tars(tars: list[Path]) -> ShardTable:

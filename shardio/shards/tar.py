@@ -65,18 +65,20 @@ def size_in_tar(name: str, num_bytes: int) -> int:
     return header + num_bytes + -num_bytes % BLOCK
 
 
-def header_fits(header: bytes, name: bytes, num_bytes: int) -> bool:
+def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> bool:
     """Say whether a block can be the plain header of a member.
 
     Args:
         header: The block.
-        name: The member's name; the case of its ASCII letters does not count.
+        key: The key in the member's name.
+        suffix: The rest of the name, from the dot before the field, in lower case; its case does not count.
         num_bytes: The size of its content.
 
     Returns:
         False if the name or the size differs. Names that a plain header may hold shortened or in another encoding fit
         any name.
     """
+    name = key + suffix
     if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes:
         return True  # As nearly all of them are.
     if num_bytes < 8**11 and _read_size(header) not in (num_bytes, None):
@@ -85,7 +87,9 @@ def header_fits(header: bytes, name: bytes, num_bytes: int) -> bool:
         return True
     found = header[: tarfile.LENGTH_NAME].split(b"\0", 1)[0]
     prefix = header[345:500].split(b"\0", 1)[0]
-    return name.lower() in (found.lower(), prefix.lower() + b"/" + found.lower())
+    return any(
+        whole.startswith(key) and whole[len(key) :].lower() == suffix for whole in (found, prefix + b"/" + found)
+    )
 
 
 def _read_size(header: bytes) -> int | None:
@@ -183,8 +187,8 @@ class TarScan:
             raise FormatError(f"{where} without a name or a valid size: it is damaged. Fetch or pack it again")
         if info.offset_data + info.size > file.size:
             raise FormatError(
-                f"{where} with {info.size} bytes, and ends at byte {file.size}: it is damaged or truncated. Fetch or "
-                "pack it again"
+                f"{self._path} is not a whole plain tar: {info.name} at byte {info.offset_data} has {info.size} bytes, "
+                f"and the tar ends at byte {file.size}. Fetch or pack it again"
             )
         if info.size > MAX_MEMBER:
             raise FormatError(f"{where} with {info.size} bytes, {TOO_LARGE}")

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardio.errors import BusyError
+from shardio.json_text import parse_json
 from shardio.train.ranks import gather
 from shardio.world import World
 
@@ -76,7 +77,7 @@ def _claim(directory: Path) -> tuple[int | None, str | None]:
 
 def _name_holder(content: bytes) -> str:
     try:
-        holder = json.loads(content)
+        holder = parse_json(content)
         return f"process {holder['process_id']} on {holder['host']}"
     except (ValueError, KeyError, TypeError):  # It has the lock, and has not written yet who it is.
         return "another process"

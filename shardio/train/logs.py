@@ -74,7 +74,7 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
     for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             yield json.loads(line)
 
 

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardio.json_text import parse_json
+
+WRONG = {
+    "deep": b"[" * 100_000 + b"]" * 100_000,
+    "deep-object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "name-twice": b'{"a": 1, "b": {"c": 2, "c": 2}}',
+    "nan": b'{"a": NaN}',
+    "infinity": b"[-Infinity]",
+    "utf-16": "{}".encode("utf-16"),
+    "latin-1": '{"ä": 1}'.encode("latin-1"),
+    "cut": b'{"a": ',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_with_a_text_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(content)
+
+
+@pytest.mark.parametrize("value", [None, {"ä": [1, -2.5, True, {}], "b": "é"}, [[[]]], 2**64])
+def test_what_was_written_is_read(value: object) -> None:
+    text = json.dumps(value, ensure_ascii=False)
+    assert parse_json(text) == parse_json(text.encode()) == parse_json(b"\xef\xbb\xbf" + text.encode()) == value
