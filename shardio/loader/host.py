@@ -39,6 +39,7 @@ class Host:
         self._slots: dict[int, tuple[Layout, NDArray[np.uint8]]] = {}
         self._chunks: SimpleQueue[Chunk] = SimpleQueue()
         self._newest = self._cancelled = -1
+        self._epoch_began = 0.0
 
     def run(self, parent: int) -> None:
         """Serve until the other end is gone, or the process that has the number ``parent``."""
@@ -58,6 +59,7 @@ class Host:
     def _handle(self, message: Any, descriptors: list[int]) -> None:
         match message:
             case Plan():
+                self._reader = message.reader
                 maker = ChunkMaker(message.reader, message.decoder)
                 for _ in range(message.num_threads):
                     threading.Thread(target=self._make_chunks, args=(maker,), daemon=True).start()
@@ -69,6 +71,9 @@ class Host:
                     self._slots.pop(slot_id, None)
             case list():
                 for chunk in message:
+                    if chunk.epoch_began > self._epoch_began:
+                        self._epoch_began = chunk.epoch_began
+                        self._reader.close()  # Files that changed between epochs are noticed when they are opened.
                     self._newest = chunk.serial
                     self._chunks.put(chunk)
             case Cancel():

@@ -26,7 +26,8 @@ MAX_OPEN_SHARDS = 1024
 class SampleReader:
     """Reads samples of a dataset by their numbers in manifest order, for any number of threads.
 
-    Where a sample is first read, its tar header and its content are compared with the index.
+    Where a sample is first read, its tar header and its content are compared with the index; and again where its tar
+    turns out to be another file, or changed, when it is opened again.
 
     Args:
         table: The dataset's shards.
@@ -114,7 +115,7 @@ class SampleReader:
     ) -> list[list[bytes | None]]:
         if self._verify == "off":
             return shard.read_many(inner, fields)
-        seen = self._seen.of_shard(number, fields)
+        seen = self._seen.of_shard(number, fields, shard.tar)
         unseen = seen.find_unseen(inner)
         found = shard.read_many(inner, fields, unseen)
         if unseen is not None:

@@ -32,6 +32,7 @@ class LocalFile:
         serial: A number that no other file of this process has.
         size: Its size in bytes when it was first opened.
         mtime_ns: Its modification time then, in nanoseconds.
+        inode: Its inode then.
 
     Raises:
         OSError: If it cannot be opened.
@@ -42,7 +43,8 @@ class LocalFile:
         self._files = open_files()
         self.serial = next(self._files.serials)
         self._is_open = True
-        self.size, self.mtime_ns = self._stat(self._files.open(self.serial, path))
+        found = os.fstat(self._files.open(self.serial, path).number)
+        self.size, self.mtime_ns, self.inode = found.st_size, found.st_mtime_ns, found.st_ino
 
     def read(self, where: ByteRange) -> bytes:
         """Return the bytes of ``where``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import tarfile
@@ -18,9 +19,9 @@ from hypothesis import strategies as st
 import shardio
 from shardio import DataLoader, EpochSampler, SampleError, ShardDataset, ShardMapDataset
 from shardio.reading import SampleReader
-from shardio.reading.seen import Seen
+from shardio.reading.seen import _SeenOfShard
 from shardio.shards import open_table
-from tests.tars import read_members
+from tests.tars import read_members, write_tar
 
 CROP = shardio.transforms.RandomResizedCrop(32)
 
@@ -111,6 +112,42 @@ def test_a_sample_is_compared_once_in_a_process(copy: Path) -> None:
         ShardMapDataset(copy, fields="label").__getitems__(range(21))
 
 
+TEXTS = [(f"{i}.txt", b"text %d" % i) for i in range(6)]
+CHANGED = [TEXTS[0], *[(name, b"TEXT" + content[4:]) for name, content in TEXTS[1:5]], TEXTS[5]]
+"""Of equal size, and with the same first and last member."""
+
+
+def write_again(tar: Path, *, is_replaced: bool) -> None:
+    """Change what a tar holds: under a later time, or in another file of the same time."""
+    before = tar.stat()
+    if is_replaced:
+        write_tar(tar.with_name("new"), CHANGED)
+        tar.with_name("new").replace(tar)
+    else:
+        write_tar(tar, CHANGED)
+    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns + (0 if is_replaced else 10**9)))
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_tar_that_was_written_again_is_compared_again(is_replaced: bool, tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", TEXTS)
+    dataset = ShardDataset(tmp_path, fields="txt")
+    assert list(dataset) == [content.decode() for _, content in TEXTS]
+    write_again(tmp_path / "a.tar", is_replaced=is_replaced)
+    with pytest.raises(SampleError, match="field 'txt' of sample 1 in .* is damaged"):
+        list(dataset)
+
+
+def test_workers_that_stay_notice_a_tar_that_was_written_again(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", TEXTS)
+    dataset = ShardDataset(tmp_path, fields="txt")
+    loader = DataLoader(dataset, batch_size=6, num_workers=1, persistent_workers=True, timeout=60)
+    assert list(loader) == [[content.decode() for _, content in TEXTS]]
+    write_again(tmp_path / "a.tar", is_replaced=False)
+    with pytest.raises(SampleError, match="field 'txt' of sample 1 in .* is damaged"):
+        list(loader)
+
+
 def test_fields_that_were_not_read_before_are_compared(copy: Path, damaged: tuple[str, str]) -> None:
     reader = SampleReader(open_table(copy))
     reader.read(np.arange(21), ["jpg"])
@@ -147,9 +184,12 @@ def test_verify_is_first_or_off(packed: Path, verify: Any) -> None:
             kind(packed, verify=verify)
 
 
+STAMP = (0, 0, 0)
+
+
 @given(st.integers(0, 40), st.data())
 def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataObject) -> None:
-    seen = Seen(np.array([3, num_samples])).of_shard(1, ("jpg",))
+    seen = _SeenOfShard(num_samples, STAMP)
     noted = set[int]()
     numbers = st.lists(st.integers(0, max(num_samples - 1, 0)), max_size=12 if num_samples else 0)
     for asked in [*data.draw(st.lists(numbers, max_size=12)), list(range(num_samples))]:
@@ -158,3 +198,19 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
         seen.add(np.array(asked, np.int64))
         noted |= set(asked)
     assert seen.find_unseen(np.arange(num_samples)) is None
+
+
+class DroppedMeanwhile(_SeenOfShard):
+    """Whoever has looked at the bits once does not find them again: another thread saw the last samples."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if name == "_bits":
+            self._bits = value[:0]
+        return value
+
+
+def test_bits_may_be_dropped_while_another_thread_looks_at_them() -> None:
+    unseen = DroppedMeanwhile(9, STAMP).find_unseen(np.arange(9))
+    assert unseen is not None
+    assert unseen.all()
