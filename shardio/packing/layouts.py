@@ -146,15 +146,23 @@ def _refuse_parallel_folders(src: Path, dst: Path, files: Sequence[PurePosixPath
             stems[file.parts[0]].add(PurePosixPath(*file.parts[1:]).with_suffix(""))
     images = [name for name in stems if IMAGES.fullmatch(_last_word(name))]
     companions = [name for name in stems if COMPANIONS.fullmatch(_last_word(name))]
+    others = [stems[name] for name in stems if name not in (*images, *companions)]
     for image in images:
         for companion in companions:
-            shared = len(stems[image] & stems[companion])
-            if 2 * shared >= len(stems[companion]) or len(images) + len(companions) == len(stems):
+            shared = stems[image] & stems[companion]
+            is_pair = 2 * len(shared) >= len(stems[companion]) and not _all_are_numbered_alike(shared, others)
+            if is_pair or not others:
                 raise PackError(
                     f"{src} holds {_join([image, companion])}: that looks like two files of each sample, not like two "
                     "classes. Make each pair of equal names one sample:\n"
                     f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{INSIST}"
                 )
+
+
+def _all_are_numbered_alike(stems: set[PurePosixPath], others: Sequence[set[PurePosixPath]]) -> bool:
+    """Say whether stems are numbers, and most of the other folders have them too: then they show no pairs."""
+    num_alike = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
+    return len({re.sub(r"[0-9]+", "", str(stem)) for stem in stems}) == 1 and 2 * num_alike > len(others)
 
 
 def _refuse_one_folder_of_folders(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:

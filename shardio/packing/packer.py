@@ -11,6 +11,7 @@ from typing import get_args
 
 from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
+from shardio.integers import check_optional_integer
 from shardio.packing import destination
 from shardio.packing.finished import Written
 from shardio.packing.jpegs import JpegTally, choose_rewrite, describe, sum_tallies
@@ -103,15 +104,14 @@ def pack(
 
     Raises:
         PackError: If the source cannot be packed, it changes meanwhile, or the destination is not free.
-        TypeError: If ``classes`` is not a list of names, nor has one.
+        TypeError: If ``classes`` is not a list of names, nor has one, or a number is not an integer.
         ValueError: If a setting is out of range.
     """
     if layout not in get_args(Layout):
         raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
     if on_changed not in get_args(OnChanged):
         raise ValueError(f"on_changed must be one of {', '.join(get_args(OnChanged))}, got {on_changed!r}")
-    if num_workers is not None and num_workers < 1:
-        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
+    num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
     settings = PackSettings(
         max_shard_size=max_shard_size,
         max_shard_samples=max_shard_samples,

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 import xxhash
 
+from shardio.integers import check_integer, check_optional_integer
 from shardio.order import make_key, permute
 from shardio.packing.scan import Scan, SourceSample
 from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
@@ -41,20 +42,19 @@ class PackSettings:
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_shard_size < 1:
-            raise ValueError(f"max_shard_size must be at least 1 byte, got {self.max_shard_size}")
-        if self.max_shard_samples is not None and self.max_shard_samples < 1:
-            raise ValueError(f"max_shard_samples must be at least 1, got {self.max_shard_samples}")
-        if self.shuffle_seed is not None and not 0 <= self.shuffle_seed < 2**63:
-            raise ValueError(f"shuffle_seed must be at least 0 and below 2**63, got {self.shuffle_seed}")
+        # Python's own integers from here on: the manifest is JSON, and a digest of these settings tells packs apart.
+        for name, at_least, below in (
+            ("max_shard_samples", 1, None),
+            ("shuffle_seed", 0, 2**63),
+            ("max_side", 1, None),
+            ("quality", 1, 101),
+            ("max_pixels", 1, None),
+        ):
+            number = check_optional_integer(name, getattr(self, name), at_least=at_least, below=below)
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "max_shard_size", check_integer("max_shard_size", self.max_shard_size, at_least=1))
         if self.jpeg not in get_args(JpegMode):
             raise ValueError(f"jpeg must be 'copy', 'tile' or 'reencode', got {self.jpeg!r}")
-        if self.max_side is not None and self.max_side < 1:
-            raise ValueError(f"max_side must be at least 1 pixel, got {self.max_side}")
-        if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ValueError(f"quality must be 1 to 100, got {self.quality}")
-        if self.max_pixels is not None and self.max_pixels < 1:
-            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
         if self.jpeg != "reencode" and (self.max_side, self.quality, self.max_pixels) != (None, None, None):
             raise ValueError(f"max_side, quality and max_pixels are for jpeg='reencode', and jpeg is {self.jpeg!r}")
 

@@ -142,7 +142,7 @@ def _group_files(
             files = _files_by_field(fields)
             is_dotted = "." in stem.name
             if is_dotted and not rename_dots and stem.parent / stem.name.partition(".")[0] in plain:
-                raise PackError(_explain_companion(next(iter(files.values()))))
+                raise PackError(_explain_companion(next(iter(files.values())), layout))
             key = _make_key(stem, files, rename_dots=rename_dots)
             if key in groups:
                 other = next(iter(groups[key].values()))
@@ -158,10 +158,11 @@ def _group_files(
     return groups, ignored
 
 
-def _explain_companion(path: Path) -> str:
+def _explain_companion(path: Path, layout: Layout) -> str:
+    alone = "flat" if layout == "flat" else "classes"
     return (
         f"{path} has a dot in its stem, and lies beside the image of the same name up to that dot: pack with --layout "
-        "pairs (layout='pairs') to make them fields of one sample, or with --layout classes --rename-dots to make them "
+        f"pairs (layout='pairs') to make them fields of one sample, or with --layout {alone} --rename-dots to make them "
         "two samples"
     )
 

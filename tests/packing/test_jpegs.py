@@ -247,7 +247,7 @@ def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
     [
         ({"jpeg": "shrink"}, "jpeg must be 'copy', 'tile' or 'reencode'"),
         ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
-        ({"jpeg": "reencode", "quality": 101}, "quality must be 1 to 100"),
+        ({"jpeg": "reencode", "quality": 101}, "quality must be at least 1 and below 101"),
         ({"jpeg": "tile", "max_side": 400}, "are for jpeg='reencode'"),
         ({"quality": 90}, "are for jpeg='reencode'"),
         ({"jpeg": "tile", "max_pixels": 100}, "are for jpeg='reencode'"),

@@ -32,6 +32,10 @@ LOOKALIKES = {
         [*folders("JPEGImages", "extra"), *folders("Annotations", suffix="xml")],
         "JPEGImages/ and Annotations/",
     ),
+    "numbered-beside-more": (
+        [*folders("images", "masks", stems=NUMBERS), *folders("extra", stems=LETTERS)],
+        "images/ and masks/",
+    ),
     "masks-of-splits": (["images/train/a.jpg", "images/val/b.jpg", "masks/train/a.png", "masks/val/b.png"], "masks/"),
     "imagenet": (folders("train/cat", "train/dog", "val/cat", "val/dog"), "train/ and val/"),
     "coco": (folders("train2017", "val2017", "test2017"), "train2017/, test2017/ and val2017/"),
@@ -88,6 +92,7 @@ ORDINARY = {
     "train-the-vehicle": folders("train", "bus"),
     "a-mask-is-worn": folders("with_mask", "without_mask", stems=NUMBERS),
     "images-and-other-things": folders("images", "drawings", stems=NUMBERS),
+    "numbered-alike-in-all": [*folders("photo", "box", "cup", stems=NUMBERS), *folders("cap", stems=NUMBERS[:2])],
     "labels-are-things": folders("bottles", "labels", stems=NUMBERS),
     "tests": folders("test tubes", "val d'isere"),
     "deep": ["cats/a/1.jpg", "cats/b/2.jpg", "dogs/c/1.jpg"],
@@ -167,6 +172,8 @@ def test_renaming_dots_does_not_make_two_samples_of_a_pair(tmp_path: Path) -> No
     for rename_dots in (False, True):
         with pytest.raises(shardio.PackError, match=r"--layout pairs"):
             shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=rename_dots)
+    with pytest.raises(shardio.PackError, match="--layout flat --rename-dots"):
+        shardio.pack(tmp_path / "in", tmp_path / "out", layout="flat")
     assert shardio.pack(tmp_path / "in", tmp_path / "two", rename_dots=True, layout="flat").num_samples == 8
     assert shardio.pack(tmp_path / "in", tmp_path / "one", layout="pairs").num_samples == 4
 

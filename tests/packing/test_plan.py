@@ -7,6 +7,7 @@ import shutil
 from itertools import chain, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -149,6 +150,22 @@ def test_what_pack_returns_is_what_it_wrote(packed: Path, images: Path, tmp_path
     assert [shard.num_bytes for shard in manifest.shards] == [
         (tmp_path / "out" / shard.name).stat().st_size for shard in manifest.shards
     ]
+
+
+def test_integers_may_be_another_librarys(images: Path, tmp_path: Path) -> None:
+    values = {"max_shard_size": 9000, "max_shard_samples": 4, "shuffle_seed": 3, "max_side": 8, "quality": 70}
+    values |= {"max_pixels": 10**6, "num_workers": 1}
+    shardio.pack(images, tmp_path / "one", jpeg="reencode", **values)  # type: ignore[arg-type]
+    theirs = {name: np.int64(value) for name, value in values.items()}
+    shardio.pack(images, tmp_path / "two", jpeg="reencode", **theirs)  # type: ignore[arg-type]
+    assert read_files(tmp_path / "one") == read_files(tmp_path / "two")
+
+
+@pytest.mark.parametrize("option", ["max_shard_size", "max_shard_samples", "shuffle_seed", "max_pixels", "num_workers"])
+def test_floats_are_refused_before_anything_is_written(images: Path, tmp_path: Path, option: str) -> None:
+    with pytest.raises(TypeError, match=f"{option} must be an integer, got 1000000.5"):
+        shardio.pack(images, tmp_path / "out", jpeg="reencode", **{option: 1e6 + 0.5})  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
