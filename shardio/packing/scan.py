@@ -162,8 +162,8 @@ def _explain_companion(path: Path, layout: Layout) -> str:
     alone = "flat" if layout == "flat" else "classes"
     return (
         f"{path} has a dot in its stem, and lies beside the image of the same name up to that dot: pack with --layout "
-        f"pairs (layout='pairs') to make them fields of one sample, or with --layout {alone} --rename-dots to make them "
-        "two samples"
+        f"pairs (layout='pairs') to make them fields of one sample, or with --layout {alone} --rename-dots to make "
+        "them two samples"
     )
 
 

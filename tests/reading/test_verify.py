@@ -134,7 +134,7 @@ def test_a_tar_that_was_written_again_is_compared_again(is_replaced: bool, tmp_p
     dataset = ShardDataset(tmp_path, fields="txt")
     assert list(dataset) == [content.decode() for _, content in TEXTS]
     write_again(tmp_path / "a.tar", is_replaced=is_replaced)
-    with pytest.raises(SampleError, match="field 'txt' of sample 1 in .* is damaged"):
+    with pytest.raises(SampleError, match=r"field 'txt' of sample 1 in .* is damaged"):
         list(dataset)
 
 
@@ -144,7 +144,7 @@ def test_workers_that_stay_notice_a_tar_that_was_written_again(tmp_path: Path) -
     loader = DataLoader(dataset, batch_size=6, num_workers=1, persistent_workers=True, timeout=60)
     assert list(loader) == [[content.decode() for _, content in TEXTS]]
     write_again(tmp_path / "a.tar", is_replaced=False)
-    with pytest.raises(SampleError, match="field 'txt' of sample 1 in .* is damaged"):
+    with pytest.raises(SampleError, match=r"field 'txt' of sample 1 in .* is damaged"):
         list(loader)
 
 
