@@ -22,6 +22,7 @@ from shardio.cli.loading import (
     has_class_folders,
     make_loader_options,
 )
+from shardio.cli.terminal import echo
 from shardio.processors import count_processors
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def bench(
 
     def report(epoch: int, meter: Meter) -> None:
         stats = None if loader.runs_torchs_workers else loader.stats()
-        typer.echo(_as_json(epoch, meter, stats) if as_json else _describe(epoch, meter, stats, stored))
+        echo(_as_json(epoch, meter, stats) if as_json else _describe(epoch, meter, stats, stored))
 
     epoch, meter = 0, Meter()
     try:
@@ -66,7 +67,7 @@ def bench(
             report(epoch, meter)
     except KeyboardInterrupt:
         report(epoch, meter)
-        typer.echo("interrupted: the last figures are those until then", err=True)
+        echo("interrupted: the last figures are those until then", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardio.cli.terminal import echo
 from shardio.order import Remainder
 
 if TYPE_CHECKING:
@@ -67,12 +68,12 @@ def check(
     num_judged = len(found) if merge else epochs
     reports = judge(found, wanted, num_judged=num_judged)
     for epoch, report in enumerate(reports):
-        typer.echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
+        echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
         for rank, worker, number in report.sources:
-            typer.echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
+            echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
     frozen = [] if not shuffle else find_frozen_orders(found[:num_judged])
     for cause in frozen:
-        typer.echo(f"WRONG: {cause}")
+        echo(f"WRONG: {cause}")
     if frozen or not reports or not all(report.is_right for report in reports):
         raise typer.Exit(1)
 

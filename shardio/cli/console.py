@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from shardio.cli.terminal import echo, printable
 from shardio.packing import PackProgress
 
 LINE_EVERY_S = 5.0
@@ -25,7 +26,7 @@ def wrong_values_are_wrong_usage() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        raise typer.BadParameter(printable(error, keep="\n\t")) from error
 
 
 def check_picture(path: Path | None) -> Path | None:
@@ -40,7 +41,7 @@ def require_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401  # whether it is there
     except ImportError as error:
-        typer.echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
+        echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
         raise typer.Exit(1) from error
 
 
@@ -87,7 +88,7 @@ class PackReporter(PackProgress):
             self._bar.start()
             self._bar.add_task("packing", total=num_samples, rate="")
         else:
-            typer.echo(f"packing {num_samples} samples, {format_bytes(num_bytes)}", err=True)
+            echo(f"packing {num_samples} samples, {format_bytes(num_bytes)}", err=True)
 
     def packed(self, num_samples: int, num_bytes: int) -> None:
         with self._lock:
@@ -99,7 +100,7 @@ class PackReporter(PackProgress):
             elif now - self._last_line >= LINE_EVERY_S:
                 self._last_line = now
                 left_s = (now - self._start) * (self._total_samples / self._num_samples - 1)
-                typer.echo(
+                echo(
                     f"packed {self._num_samples} of {self._total_samples} samples, {self._rate(now)}, "
                     f"about {left_s:.0f} s left",
                     err=True,

@@ -10,6 +10,7 @@ import typer
 
 from shardio.cli.console import count, format_bytes
 from shardio.cli.forecast import Forecast, foresee
+from shardio.cli.terminal import echo, printable
 from shardio.errors import ShardioError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def info(
             "format": manifest.format,
             "pack": manifest.pack,
         }
-        typer.echo(json.dumps(values, indent=1))
+        echo(json.dumps(values, indent=1))
         return
     mean_size = manifest.num_bytes / manifest.num_samples
     names = ", ".join(manifest.classes[:SHOWN]) + (", …" if len(manifest.classes) > SHOWN else "")
@@ -67,7 +68,7 @@ def info(
         "digest": manifest.digest,
     }
     for name, value in rows.items():
-        typer.echo(f"{name:<8} {value}")
+        echo(f"{name:<8} {printable(value)}")
 
 
 def _try_foresee(table: ShardTable) -> Forecast | Exception:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
-import io
 import sys
 
 import typer
@@ -14,6 +12,7 @@ from shardio.cli.check import check
 from shardio.cli.info import info
 from shardio.cli.order import order
 from shardio.cli.pack import pack
+from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
 from shardio.errors import ShardioError
@@ -31,30 +30,23 @@ for command in (pack, info, order, check, bench, train, tile, untile):
 @app.callback(invoke_without_command=True)
 def _options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
-        typer.echo(f"shardio {shardio.__version__}")
+        echo(f"shardio {shardio.__version__}")
         raise typer.Exit
 
 
 def main() -> None:
     """Run the command line; say what went wrong in one line, without a traceback."""
-    _print_any_name()
+    prepare_streams()
+    if "" in sys.argv[1:]:  # A Path of it would be the working directory.
+        echo("error: an argument is empty, perhaps because a variable of the shell is not set", err=True)
+        sys.exit(2)
     try:
         app()
     except (ShardioError, OSError) as error:
         # An error that comes from a worker process says first where it was raised, as a traceback.
         message = str(error).rpartition(f"{type(error).__module__}.{type(error).__qualname__}: ")[2]
-        typer.echo(f"error: {message.strip()}", err=True)
+        echo(f"error: {message.strip()}", err=True)
         sys.exit(1)
     except MemoryError as error:
-        typer.echo(f"error: not enough memory: {error}: smaller images or batches need less", err=True)
+        echo(f"error: not enough memory: {error}: smaller images or batches need less", err=True)
         sys.exit(1)
-
-
-def _print_any_name() -> None:
-    """Let standard output and error take every name: as its bytes in UTF-8, which also stands in for ASCII."""
-    for stream in sys.stdout, sys.stderr:
-        if isinstance(stream, io.TextIOWrapper):
-            if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
-                stream.reconfigure(encoding="utf-8", errors="surrogateescape")
-            else:
-                stream.reconfigure(errors="backslashreplace")

@@ -10,6 +10,7 @@ import typer
 from numpy.typing import NDArray
 
 from shardio.cli.console import check_picture, count, require_matplotlib, wrong_values_are_wrong_usage
+from shardio.cli.terminal import echo
 
 MAX_POINTS = 100_000
 """How many samples are drawn at the most; of more, so many are chosen at random."""
@@ -55,7 +56,7 @@ def order(
         "bytes read": f"{quality.read_factor:.2f} times its share, by a rank that fetches whole shards",
     }
     for name, value in rows.items():
-        typer.echo(f"{name:<11} {value}")
+        echo(f"{name:<11} {value}")
     if plot is not None:
         title = f"epoch {rows['epoch']}, {count(settings.lanes, 'lane')}, windows of {rows['window']}"
         _draw(plot, samples, sizes, settings.lanes, title)

@@ -14,6 +14,7 @@ import typer
 from shardio.classes import check_classes
 from shardio.cli.console import PackReporter, count, format_bytes, wrong_values_are_wrong_usage
 from shardio.cli.loading import find_class_folders, has_class_folders
+from shardio.cli.terminal import echo, printable
 from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.packing import (
     DEFAULT_QUALITY,
@@ -145,11 +146,11 @@ def pack(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        typer.echo("interrupted: finished shards are kept, and the same command goes on from there", err=True)
+        echo("interrupted: finished shards are kept, and the same command goes on from there", err=True)
         raise
     summary = _summarise(result, out, time.perf_counter() - start)
     if as_json:
-        typer.echo(json.dumps(summary, indent=1))
+        echo(json.dumps(summary, indent=1))
     elif not quiet:
         _print(result, summary)
         _warn_of_large_samples(result, max_shard_size)
@@ -197,7 +198,7 @@ def _as_row(problem: Problem) -> dict[str, str]:
 def _print(result: PackResult, summary: dict[str, Any]) -> None:
     kept = f", of which {result.num_kept} were there already" if result.num_kept else ""
     rate = (summary["samples"] - result.num_kept) / max(summary["seconds"], 1e-3)
-    typer.echo(
+    echo(
         f"packed {count(summary['samples'], 'sample')} of {count(summary['classes'], 'class', 'classes')} into "
         f"{count(summary['shards'], 'shard')}, {format_bytes(summary['bytes'])}{kept}, in {summary['seconds']:.1f} s "
         f"({rate:.0f} samples/s)"
@@ -206,7 +207,7 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
     if mode != "copy":
         _print_jpegs(result.jpegs, "encoded again and tiled" if mode == "reencode" else "tiled")
     for problem in result.damaged_shards:
-        typer.echo(f"packed again: {problem.path} {problem.what}", err=True)
+        echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
     scan = result.scan
     _print_files("packed, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
     _print_files("changed meanwhile, of samples left out", [f"{p.path} {p.what}" for p in result.changed])
@@ -217,7 +218,7 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
 def _warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:
     larger = [shard for shard in result.manifest.shards if shard.num_samples == 1 and shard.num_bytes > max_shard_size]
     if larger:
-        typer.echo(
+        echo(
             f"{count(len(larger), 'shard')} of one sample exceed --max-shard-size {format_bytes(max_shard_size)}: a "
             "sample is never divided, so give a larger one",
             err=True,
@@ -228,18 +229,18 @@ def _print_jpegs(jpegs: JpegTally, what_was_done: str) -> None:
     before, after = jpegs.num_bytes_before, jpegs.num_bytes_after
     change = f", {after / before - 1:+.1%}" if before else ""
     sizes = f"{format_bytes(before)} before, {format_bytes(after)} now{change}"
-    typer.echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {sizes}")
+    echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {sizes}")
     untouched = {reason: number for reason, number in jpegs.outcomes.most_common() if reason != TILED}
     if untouched:
         reasons = ", ".join(f"{number} {reason}" for reason, number in untouched.items())
-        typer.echo(f"JPEGs stored as they were: {sum(untouched.values())}: {reasons}")
+        echo(f"JPEGs stored as they were: {sum(untouched.values())}: {reasons}")
     _print_files("packed untouched, though damaged", [f"{p.path} {p.what}" for p in jpegs.damaged])
 
 
 def _print_files(what: str, files: list[str]) -> None:
     if files:
-        typer.echo(f"{count(len(files), 'file')} {what}:", err=True)
+        echo(f"{count(len(files), 'file')} {what}:", err=True)
         for file in files[:SHOWN]:
-            typer.echo(f"  {file}", err=True)
+            echo(f"  {printable(file)}", err=True)
         if len(files) > SHOWN:
-            typer.echo(f"  and {len(files) - SHOWN} more (--json names them all)", err=True)
+            echo(f"  and {len(files) - SHOWN} more (--json names them all)", err=True)

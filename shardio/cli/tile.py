@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 
 from shardio.cli.console import count, format_bytes
+from shardio.cli.terminal import echo, printable
 from shardio.packing.jpegs import load_tiling
 
 Files = Annotated[list[Path], typer.Argument(help="JPEG files.", exists=True, dir_okay=False)]
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="A directory to write the files to, under their names, over those that are there; without it nothing is "
-        "written.",
+        help="A directory to write the files to, under their names, over those that are there; not the one they "
+        "lie in. Without it nothing is written.",
         file_okay=False,
     ),
 ]
@@ -38,12 +39,21 @@ def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes],
     if out is not None and twice is not None:
         raise typer.BadParameter(f"two files are named {twice}: write them to two directories", param_hint="--out")
     if out is not None:
+        for file in files:
+            _refuse_original(file, out / file.name)
         out.mkdir(parents=True, exist_ok=True)
     num_failed = sum(not _rewrite(file, out, rewrite) for file in files)
     if out is None:
-        typer.echo("nothing was written: name a directory with --out", err=True)
+        echo("nothing was written: name a directory with --out", err=True)
     if num_failed:
         raise typer.Exit(1)
+
+
+def _refuse_original(file: Path, target: Path) -> None:
+    if target.exists() and target.samefile(file):
+        raise typer.BadParameter(
+            f"{printable(file)} lies in that directory and would be overwritten: name another one", param_hint="--out"
+        )
 
 
 def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
@@ -54,13 +64,13 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
     try:
         after = rewrite(before)
     except ValueError as error:
-        typer.echo(f"{file}: stays as it is: {error}", err=True)
+        echo(f"{file}: stays as it is: {error}", err=True)
         return False
     if out is not None:
         with write_whole(out / file.name) as target:
             target.write(after)
     change = len(after) / len(before) - 1
-    typer.echo(
+    echo(
         f"{file}: {_describe(before)} → {_describe(after)}, {format_bytes(len(before))} → {format_bytes(len(after))} "
         f"({change:+.1%})"
     )

@@ -10,6 +10,7 @@ import typer
 
 from shardio.cli.console import check_picture, require_matplotlib, wrong_values_are_wrong_usage
 from shardio.cli.loading import BatchSize, NumWorkers, OnError, bad_samples_name_the_option, make_loader_options
+from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS
 
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
@@ -206,7 +207,7 @@ def train(
         if threads is None:
             done = set_threads(num_workers, pick_device(config.device), num_threads)
             if done is not None and find_world().rank == 0:
-                typer.echo(done, err=True)
+                echo(done, err=True)
         callbacks: list[Callback] = [] if plot is None else [RatePlot(plot, config, count_steps(loader, config))]
         if compile_model:
             callbacks.append(Compile())

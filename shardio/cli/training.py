@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import typer
 from torch import nn
 from torch.utils.data import Subset
 
 from shardio.cli.console import make_bar
 from shardio.cli.loading import has_class_folders
+from shardio.cli.terminal import echo
 from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset
 from shardio.errors import FormatError
 from shardio.loader import DataLoader
@@ -92,7 +92,7 @@ class EpochBar(PrintEpochs):
 
     def __init__(self, num_batches: int, *, is_shown: bool) -> None:
         self._bar = make_bar() if is_shown and find_world().rank == 0 else None
-        super().__init__(typer.echo if self._bar is None else partial(self._bar.console.print, highlight=False))
+        super().__init__(echo if self._bar is None else partial(self._bar.console.print, highlight=False))
         self._num_images, self._start = 0, time.perf_counter()
         if self._bar is not None:
             self._bar.add_task("epoch 0", total=num_batches, rate="")

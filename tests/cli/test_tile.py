@@ -75,6 +75,16 @@ def test_two_files_of_one_name_are_not_written_over_each_other(photo: Path, tmp_
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("command", ["tile", "untile"])
+def test_the_original_is_not_written_over(photo: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path)
+    for out in tmp_path, tmp_path / "link":
+        done = run(command, photo, "--out", out)
+        assert done.exit_code == 2
+        assert "would be overwritten" in " ".join(done.stderr.split())
+    assert photo.read_bytes() == PLAIN
+
+
 def test_without_numba_the_error_says_what_to_install(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shardio.images.tiling", None)
     monkeypatch.delattr("shardio.images.tiling", raising=False)

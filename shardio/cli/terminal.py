@@ -1,0 +1,83 @@
+"""What commands write to standard output and error: any name, and nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import logging
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import typer
+
+# C0, DEL and C1, and what turns the direction of text (Unicode, UAX #9).
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+_format_warning = warnings.formatwarning
+
+
+def printable(text: object, *, keep: str = "") -> str:
+    r"""Return text with control characters as escapes, save for those in ``keep``.
+
+    Names of files, classes and keys may hold any. Written to a terminal as they are, they could clear it, hide what
+    stands there, or type into it.
+
+    >>> printable("cats\x1b[2J")
+    'cats\\x1b[2J'
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), str(text))
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode()
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Write lines to standard output, or to standard error."""
+    typer.echo(printable(text, keep="\n\t"), err=err)
+
+
+class _PrintableFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), keep="\n\t")
+
+
+def prepare_streams() -> None:
+    """Make standard output and error ready for all that is written to them; call this before a command runs."""
+    _open_closed_streams()
+    _take_any_name()
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_PrintableFormatter())
+    warnings.formatwarning = _format_printable_warning
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of the standard streams that the caller closed, as ``2>&-`` does.
+
+    A file opened later would get the number of a closed stream, and what a library writes to that stream would end up
+    in the file.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # For the whole process.
+
+
+def _take_any_name() -> None:
+    """Let standard output and error take every name: as its bytes in UTF-8, which also stands in for ASCII."""
+    for stream in sys.stdout, sys.stderr:
+        if isinstance(stream, io.TextIOWrapper):
+            if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
+                stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+            else:
+                stream.reconfigure(errors="backslashreplace")
+
+
+def _format_printable_warning(*arguments: Any, **options: Any) -> str:
+    return printable(_format_warning(*arguments, **options), keep="\n\t")
