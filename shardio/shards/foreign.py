@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -42,21 +42,36 @@ def find_or_make_index(tar: Path) -> FoundIndex:
 
     Raises:
         FormatError: If the tar cannot be indexed, or what lies in the index's place is no index.
+        OSError: If the tar cannot be read, or the index cannot be written.
     """
     beside, cached = index_path(tar), _cached_index_path(tar)
     for path in beside, cached:
         if path.exists() and _is_current(path, tar):
             return FoundIndex(path=path)
     path = beside if os.access(tar.parent, os.W_OK) else cached
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _explaining_failures(tar):
+        path.parent.mkdir(parents=True, exist_ok=True)
     stamp, scan = _stamp(tar), TarScan(tar)
     members = _Members(scan)
     samples = list(_group(tar, members))
     if _stamp(tar) != stamp:
         raise FormatError(f"{tar} changed while it was indexed: open it when it is finished")
-    with closing(LocalFile(tar)) as file:
+    with closing(LocalFile(tar)) as file, _explaining_failures(tar):
         write_index(path, file, samples, scan.digest, stamp)
     return FoundIndex(path=path, num_skipped=members.num_skipped)
+
+
+@contextmanager
+def _explaining_failures(tar: Path) -> Iterator[None]:
+    """Let an error of the system say that the index of a tar cannot be written, and what helps."""
+    try:
+        yield
+    except OSError as error:
+        message = (
+            f"{error.strerror}; so the index of {tar} cannot be written. Make room there, make the tar's folder "
+            "writable, or point XDG_CACHE_HOME at a folder that is"
+        )
+        raise OSError(error.errno, message, error.filename) from error
 
 
 def was_packed(tar: Path) -> bool:

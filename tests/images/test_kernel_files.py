@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from filelock import FileLock
@@ -18,6 +20,7 @@ from shardio.images.trust import make_folder
 from shardio.loader import maker
 from shardio.processors import count_processors
 from shardio.transforms import CenterCrop
+from tests.files import files_of_at_most
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,12 +93,56 @@ def test_without_numba_there_is_none_and_nothing_is_begun(monkeypatch: pytest.Mo
     prepare_kernel()
 
 
-def test_where_nothing_can_be_written_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_nothing_is_begun_and_one_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     for module in (loading, background):
         monkeypatch.setattr(module, "kernel_path", lambda: tmp_path / "file" / "kernels" / "some.kernel")
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it cannot be written"))
     assert background.build_in_background() is None
+    assert background.build_in_background() is None
+    (message,) = caplog.messages
+    assert f"'{tmp_path / 'file' / 'kernels'}'" in message
+    assert "libjpeg-turbo decodes, more slowly" in message
+    assert "point XDG_CACHE_HOME at a folder that can be written" in message
+
+
+def test_a_build_that_cannot_write_its_file_ends_in_one_line(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is named, nothing of it is left, and the process that wanted it says why there is none."""
+    make_folder(path.parent)
+    monkeypatch.setattr(building, "_compile", lambda: ("name", bytes(5000)))
+    monkeypatch.setattr(building, "Kernel", lambda *_: None)
+    monkeypatch.setattr("shardio.images.kernel.checking.find_difference", lambda kernel: None)
+    with files_of_at_most(1000), pytest.raises(SystemExit) as end:
+        background.build_and_remove_log()
+    assert str(end.value) == f"[Errno 27] File too large: '{path}'"
+    assert list(path.parent.iterdir()) == []
+
+    class Ended:
+        def __init__(self, *_: object, stdout: BinaryIO, **__: object) -> None:
+            stdout.write(f"{end.value}\n".encode())
+
+        def poll(self) -> int:
+            return 1
+
+    monkeypatch.setattr(subprocess, "Popen", Ended)
+    build = background.build_in_background()
+    assert build is not None
+    build.watch()
+    assert f"ended with exit status 1 ({end.value}), and what it wrote is in {path.with_suffix('.log')}" in caplog.text
+
+
+def test_compiling_it_beforehand_ends_in_one_line_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(sys, "argv", ["kernel"])
+    with pytest.raises(SystemExit, match=r"error: .*\.kernel cannot be written: .*/file'"):
+        runpy.run_path(str(Path(building.__file__).with_name("__main__.py")), run_name="__main__")
 
 
 BUILD_SLOWLY = """

@@ -16,6 +16,7 @@ import safetensors.numpy
 from shardio.errors import StaleIndexError
 from shardio.reading import SampleReader
 from shardio.shards import index_path, open_table
+from tests.files import files_of_at_most
 from tests.tars import write_tar
 
 
@@ -172,3 +173,23 @@ def test_processes_that_index_a_changed_tar_at_once_agree(tar: Path) -> None:
     assert [process.returncode for process in processes] == [0] * 4
     assert digests == {open_table(tar).manifest.digest}
     assert sorted(path.name for path in tar.parent.iterdir()) == ["a.tar", "a.tar.idx"]
+
+
+def test_an_index_on_a_full_disk_names_the_file_and_the_remedy(tar: Path) -> None:
+    with (
+        files_of_at_most(1000),
+        pytest.raises(OSError, match=r"File too large; so the index of .*a\.tar cannot be written.*a\.tar\.idx'"),
+    ):
+        open_table(tar)
+    assert list(tar.parent.iterdir()) == [tar]
+    assert open_table(tar).manifest.num_samples == 50
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(
+    tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_writing_in(tar.parent, monkeypatch)
+    cache.touch()
+    with pytest.raises(OSError, match=r"the index of .*a\.tar cannot be written.* or point XDG_CACHE_HOME .*cache/"):
+        open_table(tar)
+    assert list(tar.parent.iterdir()) == [tar]

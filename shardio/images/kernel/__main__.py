@@ -9,9 +9,14 @@ import sys
 
 from shardio.images.kernel.building import build
 from shardio.images.kernel.loading import kernel_path, system_kernel_path
+from shardio.images.trust import UntrustedError
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m shardio.images.kernel", description="Compile the JPEG kernel.")
     parser.add_argument("--system", action="store_true", help="for all users of this machine or container image")
     is_for_all = parser.parse_args().system
-    sys.stdout.write(f"{build(system_kernel_path() if is_for_all else kernel_path())}\n")
+    path = system_kernel_path() if is_for_all else kernel_path()
+    try:
+        sys.stdout.write(f"{build(path)}\n")
+    except (OSError, UntrustedError) as error:
+        sys.exit(f"error: {path} cannot be written: {error}")

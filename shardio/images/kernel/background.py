@@ -7,6 +7,8 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from shardio.images.kernel.loading import kernel_path, read_kernel, why_untrusted_kernel
@@ -19,6 +21,11 @@ from shardio.images.kernel.background import build_and_remove_log
 build_and_remove_log()
 """
 """The program of the background process: it finds modules where this one does."""
+
+_NO_PLACE = (
+    "shardio cannot compile its JPEG decoder here, and libjpeg-turbo decodes, more slowly: {}. Make room there, or "
+    "point XDG_CACHE_HOME at a folder that can be written"
+)
 
 _log = logging.getLogger("shardio")
 
@@ -56,9 +63,10 @@ class BackgroundBuild:
         self._process = None
         if code:
             _log.warning(
-                "shardio could not compile its JPEG decoder: the background process ended with exit status %d, and "
+                "shardio could not compile its JPEG decoder: the background process ended with exit status %d%s, and "
                 "what it wrote is in %s. libjpeg-turbo decodes, more slowly.",
                 code,
+                _last_line(self._log),
                 self._log,
             )
         elif (kernel := read_kernel()) is not None and not kernel[1]:
@@ -83,7 +91,8 @@ def build_in_background() -> BackgroundBuild | None:
             untrusted or error,
         )
         return None
-    except OSError:  # Nothing can be written or locked there.
+    except OSError as error:  # Nothing can be written or locked there.
+        _warn_once(_NO_PLACE.format(error))
         return None
     if lock is None:
         return None
@@ -99,14 +108,21 @@ def build_in_background() -> BackgroundBuild | None:
         "%s.)",
         log,
     )
-    return BackgroundBuild(lock, log)
+    try:
+        return BackgroundBuild(lock, log)
+    except OSError as error:
+        _warn_once(_NO_PLACE.format(error))
+        return None
 
 
 def build_and_remove_log() -> None:
     """Compile the kernel, in a process that inherited the lock; what it wrote is removed if that succeeds."""
     from shardio.images.kernel.building import build_locked
 
-    build_locked(kernel_path())
+    try:
+        build_locked(kernel_path())
+    except OSError as error:
+        sys.exit(f"{error}")
     kernel_path().with_suffix(".log").unlink(missing_ok=True)
 
 
@@ -122,3 +138,16 @@ def _take(path: Path) -> int | None:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log in brackets; nothing if there is none."""
+    with suppress(OSError):
+        if line := log.read_text(errors="replace").strip().rpartition("\n")[2]:
+            return f" ({line})"
+    return ""

@@ -99,6 +99,8 @@ def _write(path: Path, content: bytes) -> None:
             file.write(content)
             os.fchmod(descriptor, FILE_MODE)
         Path(temporary).replace(path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # As where the disk is full.
+            error.filename = str(path)
         raise
