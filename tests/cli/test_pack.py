@@ -121,6 +121,7 @@ def test_json_is_the_whole_summary(tmp_path: Path) -> None:
         "mislabelled": [{"path": str(source / "class-0" / "odd.jpg"), "what": "is named .jpg and is a PNG"}],
         "left_out": [{"path": str(source / "class-0" / "broken.jpg"), "what": "is not an image"}],
         "ignored": [str(source / "notes.txt")],
+        "packed_again": [],
         "changed": [],
     }
 
