@@ -1,4 +1,4 @@
-"""Integers as people give them: seeds, sizes, counts. The one place where they become Python's own."""
+"""Integers and truth values as people give them. The one place where they become Python's own."""
 
 from __future__ import annotations
 
@@ -42,6 +42,18 @@ def check_optional_integer(
 ) -> int | None:
     """Return None for a setting that was left open, and otherwise what :func:`check_integer` does."""
     return None if value is None else check_integer(name, value, at_least=at_least, below=below)
+
+
+def check_flag(name: str, value: object) -> bool:
+    """Return a setting that is on or off as Python's bool. The string "False" is neither.
+
+    Raises:
+        TypeError: If it is not a truth value of Python, numpy or torch, nor 0 or 1.
+    """
+    kind = str(getattr(value, "dtype", type(value).__name__))
+    if kind not in ("bool", "torch.bool", "int") or bool(getattr(value, "ndim", 0)) or value not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
 
 
 def _readable(bound: int) -> str:

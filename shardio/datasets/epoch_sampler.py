@@ -26,7 +26,7 @@ from shardio.order import (
 )
 
 
-class EpochSampler(Ordered, DistributedSampler[Any]):
+class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
     """Give each rank its share of a map-style dataset, in shardio's order.
 
     A subclass of torch's DistributedSampler, by which frameworks see that the data are split already. In
@@ -67,7 +67,6 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         # when it is first needed, so its attributes are properties below.
         Ordered.__init__(self, remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
         self.dataset = dataset  # type: ignore[assignment]  # torch's type wants a Dataset; a length is enough
-        self.shuffle = shuffle
         self.num_all_samples = len(dataset)
         if self.num_all_samples == 0:
             raise ValueError("the dataset is empty")
@@ -82,16 +81,11 @@ class EpochSampler(Ordered, DistributedSampler[Any]):
         if sizes is None and shuffle:
             lanes, window = 1 if lanes is None else lanes, len(dataset) if window is None else window
         self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
-        self.seed = self.settings.seed
         self.counter = EpochCounter()
 
     @property
-    def rank(self) -> int:  # type: ignore[override]  # an attribute in torch
-        return self.world().rank
-
-    @property
     def num_replicas(self) -> int:  # type: ignore[override]  # an attribute in torch
-        return self.world().world_size
+        return self.world_size
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # an attribute in torch

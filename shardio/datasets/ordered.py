@@ -40,6 +40,36 @@ class Ordered:
         self._carried_world: CarriedWorld | None = None
         self.has_loader = False
 
+    @property
+    def seed(self) -> int:
+        """The seed of the order. Like all that makes the order, it is fixed when this is made."""
+        return self.settings.seed
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether each epoch is shuffled."""
+        return self.settings.shuffle
+
+    @property
+    def lanes(self) -> int:
+        """The number of stretches of the epoch between which positions alternate."""
+        return self.settings.lanes
+
+    @property
+    def window(self) -> int:
+        """The number of neighbouring samples that are shuffled together."""
+        return self.settings.window
+
+    @property
+    def rank(self) -> int:
+        """This process among the training processes, as it is now."""
+        return self.world().rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of training processes, as it is now."""
+        return self.world().world_size
+
     def world(self) -> World:
         """Return the rank and world size as they are now, unless the user gave them."""
         return self._world or find_world(carried=self._carried_world)

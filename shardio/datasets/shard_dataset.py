@@ -111,7 +111,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         self.num_all_samples = int(self.shard_sizes.sum())
         self.digest = self.table.manifest.digest
         self.settings = choose_settings(self.shard_sizes, shuffle=shuffle, seed=seed, lanes=lanes, window=window)
-        self.verify = verify
+        self._verify: Verify = verify
         self.reader = SampleReader(self.table, verify)
         self._cell = EpochCell()
         self._bad_samples: BadSamples | None = None
@@ -131,6 +131,11 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     def num_epoch_sets(self) -> int:
         """How often the epoch was set, by which a loader notices that its user did."""
         return self._cell.num_sets
+
+    @property
+    def verify(self) -> Verify:
+        """When samples are compared with the index."""
+        return self._verify
 
     @property
     def overrides_iteration(self) -> bool:
@@ -191,7 +196,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         dataset._shared_num_sets = self._shared_num_sets  # A transform that is set later comes too late for this copy.
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
-        dataset.reader = SampleReader(self.table, self.verify)
+        dataset.reader = SampleReader(self.table, self._verify)
         dataset._cell = EpochCell()
         dataset._bad_samples, dataset._keeps_broken = bad_samples, not self.overrides_iteration
         return dataset

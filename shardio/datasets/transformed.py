@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from shardio.datasets.shared_cell import SharedCell
-from shardio.decoding import FieldDecoder
+from shardio.decoding import Decode, FieldDecoder, Fields
+from shardio.images import Orientation
 
 Transform = Callable[[Any], Any]
 Copied = TypeVar("Copied", bound="Transformed")
@@ -47,6 +48,36 @@ class Transformed:
         copied.__dict__.update(self.__dict__)
         copied._shared_num_sets = SharedCell(self._num_sets)
         return copied
+
+    @property
+    def target_transform(self) -> None:
+        """None: labels stay as they are. Torchvision's datasets have one; here ``__getitem__`` can be overridden."""
+        return
+
+    @property
+    def fields(self) -> Fields:
+        """What a sample is made of. Like the next four, it is fixed when the dataset is made."""
+        return self.decoder.fields
+
+    @property
+    def decode(self) -> Decode:
+        """What transforms get: arrays or Pillow images."""
+        return self.decoder.decode
+
+    @property
+    def orientation(self) -> Orientation:
+        """Whether the EXIF orientation turns images."""
+        return self.decoder.orientation
+
+    @property
+    def max_pixels(self) -> int:
+        """The number of pixels above which an image is an error."""
+        return self.decoder.max_pixels
+
+    @property
+    def trusted(self) -> bool:
+        """Whether fields may be unpickled."""
+        return self.decoder.trusted
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy of the dataset was made for a worker process."""

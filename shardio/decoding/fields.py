@@ -24,7 +24,7 @@ from shardio.images import (
     decode_pil,
     open_image,
 )
-from shardio.integers import check_integer
+from shardio.integers import check_flag, check_integer
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
@@ -95,6 +95,7 @@ class FieldDecoder:
             raise ValueError(f"decode must be 'array' or 'pil', got {self.decode!r}")
         check_orientation(self.orientation)
         object.__setattr__(self, "max_pixels", check_integer("max_pixels", self.max_pixels, at_least=1))
+        check_flag("trusted", self.trusted)
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
         if self.transform is not None and "image" not in self.names:

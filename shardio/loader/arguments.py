@@ -11,13 +11,37 @@ from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.datasets.epoch_sampler import find_digest
 from shardio.datasets.ordered import Ordered
-from shardio.integers import check_integer
+from shardio.integers import check_flag, check_integer
 from shardio.loader.collate import yields_images
 from shardio.loader.layouts import Unsaid
 
 
-def check_dataset(dataset: Any, *, shuffle: bool | None) -> None:
-    """Raise ValueError if the loader is to shuffle what shuffles by itself; warn of parts that disagree on classes."""
+class Fixed:
+    """An argument that is an attribute, and cannot be set again: it would have no effect.
+
+    It lies in the instance's dictionary under its name, where frameworks look for it to make a loader again.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, loader: Any, value: Any) -> None:
+        if self._name in vars(loader):
+            raise AttributeError(
+                f"{self._name} cannot be set on a {type(loader).__name__}: make another one with {self._name}=..."
+            )
+        vars(loader)[self._name] = value
+
+
+def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> None:
+    """Check what decides on a loader's samples; warn of parts that disagree on classes.
+
+    Raises:
+        TypeError: If ``shuffle`` or ``drop_last`` is no truth value.
+        ValueError: If the loader is to shuffle what shuffles by itself.
+    """
+    check_flag("shuffle", False if shuffle is None else shuffle)
+    check_flag("drop_last", drop_last)
     if isinstance(dataset, ShardDataset) and shuffle:
         raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
     warn_of_other_classes(dataset, stacklevel=4)

@@ -15,6 +15,7 @@ from shardio.datasets.transformed import TOO_LATE
 from shardio.integers import check_integer, check_optional_integer
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
+    Fixed,
     check_dataset,
     check_order,
     check_policy,
@@ -71,6 +72,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         ValueError: If arguments contradict each other or the dataset, or there can be no such quarantine file.
     """
 
+    on_error: Any = Fixed()
+    quarantine: Any = Fixed()
+    shuffle: Any = Fixed()
+
     def __init__(
         self,
         dataset: Any,
@@ -94,7 +99,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         on_error: OnError = "raise",
         quarantine: str | os.PathLike[str] = "quarantine.jsonl",
     ) -> None:
-        check_dataset(dataset, shuffle=shuffle)
+        check_dataset(dataset, shuffle=shuffle, drop_last=drop_last)
         if collate_fn is None and batch_size is not None and yields_images(dataset):
             collate_fn = collate_channels_last
         batch_size = check_optional_integer("batch_size", batch_size, at_least=1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.integers import check_integer, check_optional_integer
+from shardio.integers import check_flag, check_integer, check_optional_integer
 
 SHARDS_PER_WINDOW = 4
 """Default window, in shards of average size: how many shards' samples are mixed with each other."""
@@ -58,9 +58,10 @@ def choose_settings(
         window: The window's length in samples, or None for the default.
 
     Raises:
-        TypeError: If one that is an integer is given as something else.
+        TypeError: If one that is an integer is given as something else, or ``shuffle`` is no truth value.
         ValueError: If a setting is out of range.
     """
+    shuffle = check_flag("shuffle", shuffle)
     seed = check_integer("seed", seed, at_least=0, below=2**63)
     lanes, window = (
         check_optional_integer(name, value, at_least=1) for name, value in (("lanes", lanes), ("window", window))

@@ -12,6 +12,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset, check
+from shardio.transforms import CenterCrop
 
 
 class Backwards(EpochSampler):
@@ -131,3 +132,11 @@ def test_without_an_order_of_shardios_the_state_is_empty_and_says_so(packed: Pat
         with pytest.raises(TypeError, match="this state needs shardio's order"):
             loader.load_state_dict(ordered.state_dict())
     assert ordered.has_state
+
+
+def test_a_transform_set_within_a_subset_is_used(packed: Path) -> None:
+    subset: Any = Subset(ShardMapDataset(packed, fields="image"), [1, 2])
+    loader = DataLoader(subset, batch_size=2)
+    subset.dataset.transform = CenterCrop(4)
+    assert subset[0].shape == (3, 4, 4)
+    assert next(iter(loader)).shape == (2, 3, 4, 4)

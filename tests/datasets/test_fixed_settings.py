@@ -1,0 +1,86 @@
+"""What is fixed when a dataset, a sampler or a loader is made cannot be set later: it would have no effect."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+
+OF_ORDERS = {"seed": 7, "shuffle": True, "lanes": 2, "window": 5, "rank": 1, "world_size": 3}
+
+OF_DATASETS: dict[str, Any] = {
+    "fields": ("image", "key"),
+    "decode": "pil",
+    "orientation": "apply",
+    "max_pixels": 5000,
+    "trusted": True,
+}
+
+
+def make_all(packed: Path, images: Path) -> list[tuple[Any, dict[str, Any]]]:
+    """Return objects, and the settings that each was made with."""
+    of_folder = {name: OF_DATASETS[name] for name in ("decode", "orientation", "max_pixels")}
+    of_map = {name: value for name, value in OF_DATASETS.items() if name != "max_pixels"}
+    of_loader: dict[str, Any] = {"on_error": "skip", "quarantine": str(packed / "quarantine"), "shuffle": True}
+    dataset = ShardMapDataset(packed)
+    order: dict[str, Any] = {**OF_ORDERS}
+    return [
+        (ShardDataset(packed, verify="off", **order, **OF_DATASETS), {"verify": "off", **order, **OF_DATASETS}),
+        (ShardMapDataset(packed, **of_map), of_map),
+        (ImageFolder(images, **of_folder), of_folder),
+        (EpochSampler(dataset, **order), order),
+        (DataLoader(dataset, **of_loader), of_loader),
+    ]
+
+
+def test_they_can_be_read_and_not_set(packed: Path, images: Path) -> None:
+    for subject, settings in make_all(packed, images):
+        for name, value in settings.items():
+            assert getattr(subject, name) == value
+            with pytest.raises(AttributeError, match=f"no setter|can't set|{name} cannot be set"):
+                setattr(subject, name, value)
+    datasets: list[Any] = [ShardDataset(packed), ShardMapDataset(packed), ImageFolder(images)]
+    for dataset in datasets:
+        with pytest.raises(AttributeError, match=r"no setter|can't set"):
+            dataset.target_transform = int
+
+
+def test_copies_keep_them(packed: Path, images: Path) -> None:
+    for subject, settings in make_all(packed, images):
+        for other in (copy.copy(subject), pickle.loads(pickle.dumps(subject))):
+            assert {name: getattr(other, name) for name in settings} == settings
+
+
+def test_a_loader_says_what_to_do_and_frameworks_find_its_arguments(packed: Path) -> None:
+    loader = DataLoader(ShardMapDataset(packed), on_error="skip")
+    with pytest.raises(AttributeError, match="on_error cannot be set on a DataLoader: make another one with"):
+        loader.on_error = "raise"
+    assert vars(loader)["on_error"] == "skip"
+
+
+@pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
+def test_what_is_on_or_off_is_no_string(packed: Path, flag: Any) -> None:
+    dataset = ShardMapDataset(packed)
+    no_flag: Any = [] if flag is None else flag  # In loaders None leaves it open.
+    for name, make in (
+        ("shuffle", lambda: ShardDataset(packed, shuffle=flag)),
+        ("shuffle", lambda: EpochSampler(dataset, shuffle=flag)),
+        ("shuffle", lambda: DataLoader(dataset, shuffle=no_flag)),
+        ("drop_last", lambda: DataLoader(dataset, drop_last=flag)),
+        ("trusted", lambda: ShardDataset(packed, trusted=flag)),
+    ):
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got"):
+            make()
+
+
+@pytest.mark.parametrize("flag", [True, 1, np.True_, torch.tensor(True)], ids=repr)
+def test_any_librarys_truth_value_is_pythons_then(packed: Path, flag: Any) -> None:
+    assert ShardDataset(packed, shuffle=flag).shuffle is True
+    assert EpochSampler(range(3), shuffle=flag).state_dict()["order"]["shuffle"] is True
