@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-
+from shardio.decoding.arrays import decode_npy
 from shardio.errors import SampleError
 from shardio.images import (
     DEFAULT_MAX_PIXELS,
@@ -37,23 +36,22 @@ Decode = Literal["array", "pil"]
 def _decode_label(content: bytes) -> int:
     if not re.fullmatch(rb"-?[0-9]+", content.strip()):
         raise ValueError(f"a label is written in ASCII digits, got {content[:20]!r}")
-    return int(content)
-
-
-def _decode_npy(content: bytes) -> Any:
-    return np.load(io.BytesIO(content), allow_pickle=False)
+    label = int(content)
+    if not -(2**63) <= label < 2**63:
+        raise ValueError(f"a label is an integer of 64 bits, got {content[:40]!r}")
+    return label
 
 
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     LABEL_FIELD: _decode_label,
     "json": json.loads,
     "txt": bytes.decode,
-    "npy": _decode_npy,
+    "npy": decode_npy,
 }
 """How a field is decoded, by its name; a field that is not named here comes as bytes."""
 
 TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "npy": lambda content: np.load(io.BytesIO(content), allow_pickle=True),
+    "npy": partial(decode_npy, trusted=True),
     "pkl": pickle.loads,
     "pickle": pickle.loads,
     "pyd": pickle.loads,

@@ -48,11 +48,12 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
             "load it with the shardio that wrote it, or a newer one"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
+    saved = {part: values if isinstance(values := state.get(part), dict) else {} for part in ("dataset", "order")}
     differences = [
-        f"{part}.{name} is {(state.get(part) or {}).get(name)!r} in the state and {value!r} here"
-        for part in ("dataset", "order")
+        f"{part}.{name} is {values.get(name)!r} in the state and {value!r} here"
+        for part, values in saved.items()
         for name, value in here[part].items()
-        if (state.get(part) or {}).get(name) != value
+        if values.get(name) != value
     ]
     if differences:
         raise StateError("the state belongs to another run: " + "; ".join(differences))

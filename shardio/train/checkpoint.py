@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +17,33 @@ from shardio.storage import write_whole
 
 FORMAT = 1
 """Raised when files of before cannot be read any more."""
+
+LOAD_ERRORS = (
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What torch's and zipfile's readers raise for a damaged file."""
+
+PARTS: dict[str, type] = {
+    "config": dict,
+    "model": dict,
+    "step": dict,
+    "results": list,
+    "is_within_epoch": bool,
+    "times": dict,
+    "ranks": list,
+}
+"""What a run's checkpoint holds, and of which types."""
 
 LAST, BEST = "last.pt", "best.pt"
 
@@ -65,9 +94,30 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
         if not zipfile.is_zipfile(file):
             raise FormatError(f"{path} is no checkpoint, or was cut off: take another one, or begin anew")
     try:
+        _check_content(path)
         state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError) as error:
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}, not a dict")
+    except LOAD_ERRORS as error:
         raise FormatError(f"{path} cannot be read as a checkpoint: {error}: take another one, or begin anew") from error
-    if (found := state.get("format")) != FORMAT:
+    found = state.get("format")
+    if type(found) is not int or found != FORMAT:
         raise FormatError(f"{path} has the format {found}, and {FORMAT} is understood: take another one, or begin anew")
     return state
+
+
+def _check_content(path: str | os.PathLike[str]) -> None:
+    """Compare all bytes with the file's checksums, which torch writes and does not look at: a weight may be damaged."""
+    with zipfile.ZipFile(path) as archive:
+        if (name := archive.testzip()) is not None:
+            raise ValueError(f"{name} in it is damaged")
+
+
+def check_parts(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Raise FormatError if a run's state lacks a part, or one is of another type."""
+    for name, kind in PARTS.items():
+        if not isinstance(state.get(name), kind):
+            raise FormatError(
+                f"{path} is not a checkpoint of a training run, or is damaged: its {name!r} is of type "
+                f"{type(state.get(name)).__name__}, expected {kind.__name__}: use another one, or start a new run"
+            )

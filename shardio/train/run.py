@@ -16,7 +16,7 @@ from shardio.device import DevicePrefetcher
 from shardio.errors import NonFiniteLossError, StateError
 from shardio.storage import PARTIAL_SUFFIX
 from shardio.train.callbacks import Callback
-from shardio.train.checkpoint import BEST, LAST, load_checkpoint, save_checkpoint
+from shardio.train.checkpoint import BEST, LAST, check_parts, load_checkpoint, save_checkpoint
 from shardio.train.config import TrainConfig
 from shardio.train.leftovers import explain_lost_checkpoint
 from shardio.train.losses import Losses
@@ -248,6 +248,7 @@ class Run:
 
     def _load(self, state: dict[str, Any], path: Path) -> None:
         """Go on from a checkpoint, which is freed with the caller's last reference to it."""
+        check_parts(state, path)
         self._check_settings(state["config"], path)
         try:
             self.model.load_state_dict(state["model"])

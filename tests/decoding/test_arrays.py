@@ -1,0 +1,82 @@
+"""npy files whose headers lie: refused before an array of that size is made."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.decoding.arrays import decode_npy
+
+
+def write(shape: str, descr: str = "'<f8'", body: bytes = b"") -> bytes:
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header + body
+
+
+def save(array: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **options)
+    return file.getvalue()
+
+
+def save_zip() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=np.arange(3))
+    return file.getvalue()
+
+
+HOSTILE = {
+    "elements": write("(1000000000000,)"),
+    "elements-that-could-be": write("(20000000,)"),
+    "item": write("(1,)", "'|V1000000000'"),
+    "items-of-nothing": write("(10000000000,)", "'|V0'"),
+    "negative": write("(-1,)", body=bytes(8)),
+    "dimension": write("(0, 1" + "0" * 30 + ")"),
+    "cut": save(np.arange(10))[:-1],
+    "objects": save(np.array([{}], dtype=object), allow_pickle=True),
+    "zip": save_zip(),
+    "pickle": b"\x80\x04N.",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_an_array_that_is_not_there_is_refused_before_memory_is_taken_for_it(content: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises((ValueError, OverflowError)):
+            decode_npy(content)
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(12, dtype=">i2").reshape(3, 4),
+        np.asfortranarray(np.eye(3)),
+        np.float32(1.5),
+        np.empty((0, 7)),
+        np.array([(1, 2.0)], dtype=[("é", "i4"), ("b", "f8")]),
+        np.array(["a", "ü"]),
+    ],
+    ids=["big-endian", "fortran", "scalar", "empty", "structured", "text"],
+)
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
+def test_what_was_saved_is_read(array: Any) -> None:
+    found = decode_npy(save(array))
+    np.testing.assert_array_equal(found, array)
+    assert found.dtype == np.asarray(array).dtype
+
+
+def test_objects_are_read_where_the_caller_trusts_them() -> None:
+    content = save(np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    assert decode_npy(content, trusted=True).tolist() == [{"a": 1}]
+    with pytest.raises(ValueError, match="trusted=True"):
+        decode_npy(content)

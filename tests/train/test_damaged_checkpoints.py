@@ -1,0 +1,54 @@
+"""Checkpoints that are damaged, or are none: an error that names the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shardio.errors import FormatError
+from shardio.train import load_checkpoint
+from shardio.train.checkpoint import PARTS, check_parts, save_checkpoint
+
+
+def test_no_flipped_bit_changes_what_is_loaded_in_silence(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"model": {"weight": torch.arange(50.0)}, "times": {"train_s": 1.5}})
+    content, expected = path.read_bytes(), load_checkpoint(path)
+    changed, errors = list[int](), list[str]()
+    for place in range(0, len(content), 11):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        try:
+            found = load_checkpoint(path)
+        except FormatError as error:
+            errors.append(str(error))
+            continue
+        if repr(found) != repr(expected):
+            changed.append(place)
+    assert changed == []
+    assert errors
+    assert all(str(path) in error for error in errors)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [[1], 3, None, torch.zeros(3), {}, {"format": True}, {"format": [1]}, {"format": torch.zeros(3)}],
+    ids=["list", "number", "nothing", "tensor", "empty", "format-true", "format-list", "format-tensor"],
+)
+def test_what_another_program_saved_is_refused(tmp_path: Path, state: object) -> None:
+    torch.save(state, tmp_path / "last.pt")
+    with pytest.raises(FormatError, match=r"last\.pt"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_state_that_lacks_a_part_is_refused(name: str) -> None:
+    state: dict[str, Any] = {part: kind() for part, kind in PARTS.items()}
+    check_parts(state, "last.pt")
+    for damaged in ({**state, name: 7.5}, {part: value for part, value in state.items() if part != name}):
+        with pytest.raises(FormatError, match=rf"last\.pt is not a checkpoint .* its '{name}' is of type"):
+            check_parts(damaged, "last.pt")
