@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.reading import FileReader, LabelledFile
-from shardio.shards import IMAGE_FIELDS
+from shardio.shards import IMAGE_FIELDS, describe_other_images
 from shardio.storage import absolute_path, make_path, read_as_utf8, walk_files
 
 
@@ -65,7 +66,9 @@ class ImageFolder(MapDataset):
         super().__init__(decoder, FileReader(str(self.root)))
         folders = _find_classes(self.root)
         self.classes = list(folders if classes is None else check_classes(classes))
-        self.samples = _find_samples(folders, number_classes(list(folders), self.classes, str(root)))
+        self.samples, others = _find_samples(folders, number_classes(list(folders), self.classes, str(root)))
+        if left_out := describe_other_images(others):
+            warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
 
     @property
     def class_to_idx(self) -> dict[str, int]:
@@ -100,13 +103,17 @@ def _find_classes(root: Path) -> dict[str, Path]:
     return {read_as_utf8(folder.name): folder for folder in sorted(folders)}
 
 
-def _find_samples(folders: Mapping[str, Path], labels: Mapping[str, int]) -> list[tuple[str, int]]:
+def _find_samples(folders: Mapping[str, Path], labels: Mapping[str, int]) -> tuple[list[tuple[str, int]], list[Path]]:
+    """Return (path, label) of each image, and the files that are named otherwise."""
     samples = []
+    others = list[Path]()
     for name, folder in folders.items():
-        images = [path for path in walk_files(folder) if path.suffix[1:].lower() in IMAGE_FIELDS]
+        images = list[Path]()
+        for path in walk_files(folder):
+            (images if path.suffix[1:].lower() in IMAGE_FIELDS else others).append(path)
         if not images:
             raise FileNotFoundError(f"the class folder {folder} holds no image ({', '.join(IMAGE_FIELDS)})")
         # torchvision's order: by directory, then by name.
         images.sort(key=lambda path: (str(path.parent), path.name))
         samples += [(str(path), labels[name]) for path in images]
-    return samples
+    return samples, others

@@ -20,7 +20,7 @@ from shardio.packing.plan import JpegMode, PackSettings, make_plan
 from shardio.packing.scan import Scan, scan_directory
 from shardio.packing.shard_writer import OnChanged, PackProgress, ShardWriter
 from shardio.packing.sources import FileChangedError, Problem, explain_changes
-from shardio.shards import Manifest
+from shardio.shards import Manifest, describe_other_images
 from shardio.storage import make_path
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
@@ -136,6 +136,8 @@ def pack(
         logger.warning("%s %s: packed nonetheless", problem.path, problem.what)
     for problem in result.scan.unreadable:
         logger.warning("%s %s: left out", problem.path, problem.what)
+    if left_out := describe_other_images(result.scan.ignored):
+        logger.warning("%s: %s", src, left_out)
     for problem in result.changed:
         logger.warning("%s %s: its sample is left out", problem.path, problem.what)
     for problem in result.damaged_shards:

@@ -2,7 +2,14 @@
 
 from shardio.shards.index import index_path
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest
-from shardio.shards.names import IMAGE_FIELDS, IMAGE_FORMATS, LABEL_FIELD, join_name, split_name
+from shardio.shards.names import (
+    IMAGE_FIELDS,
+    IMAGE_FORMATS,
+    LABEL_FIELD,
+    describe_other_images,
+    join_name,
+    split_name,
+)
 from shardio.shards.open_index import ShardIndex
 from shardio.shards.parts import PartCache
 from shardio.shards.shard import Shard
@@ -26,6 +33,7 @@ __all__ = [
     "ShardIndex",
     "ShardTable",
     "Source",
+    "describe_other_images",
     "index_path",
     "join_name",
     "open_table",

@@ -7,6 +7,9 @@ Members of one sample are adjacent.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 
 IMAGE_FORMATS = {
     "jpg": "JPEG",
@@ -21,6 +24,11 @@ IMAGE_FORMATS = {
 
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that hold an image."""
+
+OTHER_IMAGES = frozenset(
+    ("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "tga")
+)
+"""What other files of pictures are called, which are neither packed nor read."""
 
 LABEL_FIELD = "cls"
 """The field that holds a sample's label, in ASCII digits."""
@@ -47,6 +55,17 @@ def split_name(name: str) -> tuple[str, str] | None:
 def join_name(key: str, field: str) -> str:
     """Return the name of the member that holds ``field`` of the sample ``key``."""
     return f"{key}.{field}"
+
+
+def describe_other_images(paths: Iterable[Path]) -> str:
+    """Return how many pictures there are among files that are left out, by their names; "" if there are none."""
+    counts = Counter(path.suffix.lower() for path in paths if path.suffix[1:].lower() in OTHER_IMAGES)
+    if not counts:
+        return ""
+    return (
+        f"left out {', '.join(f'{number} {suffix}' for suffix, number in sorted(counts.items()))}; images are files "
+        f"named .{', .'.join(IMAGE_FIELDS)}: rename or convert the others"
+    )
 
 
 def is_added_by_macos(name: str) -> bool:

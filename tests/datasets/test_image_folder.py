@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from shardio import DataLoader, ImageFolder, SampleError
+from shardio import DataLoader, ImageFolder, SampleError, pack
 from shardio.transforms import RandomResizedCrop
 from tests.sources import encode, write_images
 
@@ -125,3 +125,21 @@ def test_labels_that_are_set_are_integers(images: Path) -> None:
         for loader in loaders:
             with pytest.raises(TypeError, match="labels of an ImageFolder are integers"):
                 next(iter(loader))
+
+
+def test_pictures_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_images(tmp_path / "in", classes=2, per_class=2)
+    ImageFolder(tmp_path / "in")  # No warning: they are errors here.
+    folders = sorted((tmp_path / "in").iterdir())
+    for folder, name in (
+        (folders[0], "x.ppm"),
+        (folders[1], "y.PPM"),
+        (folders[1], "z.jfif"),
+        (folders[1], "notes.md"),
+    ):
+        (folder / name).write_bytes(b"P6")
+    with pytest.warns(RuntimeWarning, match=r"left out 1 \.jfif, 2 \.ppm; images are files named \.jpg, ") as warned:
+        assert len(ImageFolder(tmp_path / "in")) == 4
+    assert [warning.filename for warning in warned] == [__file__]
+    pack(tmp_path / "in", tmp_path / "out")
+    assert "left out 1 .jfif, 2 .ppm" in caplog.text
