@@ -159,10 +159,25 @@ def pack(
 def _read_classes(source: Path) -> tuple[str, ...]:
     """Return the class names that a text file lists, or a dataset has."""
     if source.is_file() and source.suffix != ".json":
-        return check_classes(source.read_text(encoding="utf-8").splitlines())
+        return check_classes(_read_lines(source))
     if has_class_folders(source):
         return check_classes(sorted(read_as_utf8(path.name) for path in find_class_folders(source)))
     return check_classes(open_table(source).manifest)
+
+
+def _read_lines(path: Path) -> list[str]:
+    """Return a text file's lines; empty ones at its end count for nothing.
+
+    Raises:
+        ValueError: If another line is empty, or the file is not UTF-8.
+    """
+    lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n")]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            raise ValueError(f"line {number} of {path} is empty: labels are line numbers, so delete it or name a class")
+    return lines
 
 
 def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:

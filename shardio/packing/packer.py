@@ -191,7 +191,7 @@ def pack_directory(
         scan=scan,
         num_kept=sum(shard.entry.num_samples for shard in written if shard.was_kept),
         jpegs=jpegs,
-        changed=writer.changed,
+        changed=sorted(writer.changed, key=lambda problem: problem.path),  # Threads add to it.
         damaged_shards=writer.damaged,
     )
 

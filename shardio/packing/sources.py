@@ -83,8 +83,9 @@ def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: P
                 "files of the source changed, or cannot be read any more, since the pack began:",
                 *lines[:SHOWN],
                 *more,
-                "Run the same command when nothing writes to the source any more; it says so if you must delete "
-                f"{dst} first. Or leave out the samples of such files by --on-changed skip (on_changed='skip')",
+                "Run the same command when nothing writes to the source any more; if it reports an unfinished "
+                f"pack, delete {dst} first. Or leave out the samples of such files by --on-changed skip "
+                "(on_changed='skip')",
             ]
         )
     )
@@ -105,7 +106,7 @@ def _compare(file: SourceFile, status: os.stat_result) -> None:
         raise FileChangedError(file.path, f"changed: it had {file.size} bytes, and has {status.st_size}")
     if status.st_mtime_ns != file.mtime_ns:
         seconds = (status.st_mtime_ns - file.mtime_ns) / 1e9
-        raise FileChangedError(file.path, f"changed: it was written again, {seconds:+.3f} s from the time that it had")
+        raise FileChangedError(file.path, f"changed: its modification time moved by {seconds:+.3f} s")
 
 
 def _describe(error: OSError) -> str:

@@ -63,8 +63,11 @@ class Comparison:
         keys = self._index.raw_keys(samples[places])
         of_samples = zip(places.tolist(), keys, starts[places].tolist(), hashes[places].tolist(), strict=True)
         for place, key, sample_starts, expected in of_samples:
-            first, last = min(sample_starts) - BLOCK, max(sample_starts)
-            is_near = first >= 0 and last - first <= MAX_SMALL
+            present = [start for start in sample_starts if start >= 0]
+            if not present:
+                continue
+            first, last = min(present) - BLOCK, max(present)
+            is_near = last - first <= MAX_SMALL
             blocks = self._read(place, key, first, last) if is_near else b""
             for number, start in enumerate(sample_starts):
                 if start < 0:

@@ -224,6 +224,11 @@ def _read_layout(file: LocalFile) -> tuple[IndexHeader, dict[str, int], int]:
             content += _read(file, len(content), data_start)
         layout = parse_json(content[8:data_start])
         values = parse_json(layout["__metadata__"]["shardio"])
+        if values["format"] != INDEX_FORMAT:  # First: another format may have other values.
+            raise FormatError(
+                f"the index {file.path} has format {values['format']}, and this shardio reads {INDEX_FORMAT}: use the "
+                "version of shardio that wrote it, or delete the index and have it made again"
+            )
         header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
         _check_header(header)
         begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
@@ -232,8 +237,6 @@ def _read_layout(file: LocalFile) -> tuple[IndexHeader, dict[str, int], int]:
                 raise ValueError(f"tensor {name} ends behind the file")
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{file.path} is not an index of shardio, or it is damaged: {error!r}") from error
-    if header.format != INDEX_FORMAT:
-        raise FormatError(f"the index {file.path} has format {header.format}, and this shardio reads {INDEX_FORMAT}")
     return header, begins, layout["key_bytes"]["shape"][0]
 
 

@@ -68,15 +68,16 @@ def open_table(source: Source) -> ShardTable:
             return _table_of_manifest(path)
         if path.is_dir():
             if (path / UNFINISHED_NAME).exists():
-                raise FormatError(f"{path} holds an unfinished pack: run the same pack again, which goes on with it")
+                raise FormatError(f"{path} holds an unfinished pack: run the same command to resume it")
             tars = find_tars(path)
             _refuse_unfinished(path, tars)
-            if not tars:
+            if all(is_added_by_macos(tar.name) for tar in tars):
                 raise FileNotFoundError(
                     f"the directory {path} holds neither {MANIFEST_NAME} nor any *.tar: images must be packed first "
                     "(shardio pack IMAGES OUT), or lie in class folders and be read by ImageFolder"
                 )
-            _warn_of_gaps(tars)  # Of a directory alone: who names tars may leave some out.
+            # Of a directory alone: a list of tars may leave some out on purpose.
+            _warn_of_gaps([tar for tar in tars if not is_added_by_macos(tar.name)])
             return _table_of_tars(tars)
         source = [source]
     return _table_of_tars([path for pattern in source for path in _expand(pattern)])
@@ -138,16 +139,17 @@ def _check_counts(manifest: Manifest, path: Path) -> None:
 
 
 def _table_of_tars(tars: list[Path]) -> ShardTable:
-    num_named = len(tars)
-    tars = [tar for tar in tars if not is_added_by_macos(tar.name)]
+    named, tars = tars, [tar for tar in tars if not is_added_by_macos(tar.name)]
+    if not tars:
+        raise FileNotFoundError(f"no tar is named, only files of macOS: {named[0]}" if named else "no tar is named")
     missing = [str(tar) for tar in tars if not tar.is_file()]
-    if missing or not tars:
+    if missing:
         raise FileNotFoundError(
             f"there is no such directory, manifest or tar: {', '.join(missing[:5])}{_explain_urls(missing)}"
         )
     _refuse_same(tars)
     found = [find_or_make_index(tar) for tar in tars]
-    _warn_of_skipped(num_named - len(tars), sum(each.num_skipped for each in found))
+    _warn_of_skipped(len(named) - len(tars), sum(each.num_skipped for each in found))
     indexes = [each.path for each in found]
     entries, fields = list[ShardEntry](), set[str]()
     for tar, index in zip(tars, indexes, strict=True):

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 import shardio
 from shardio.cli.main import app
-from shardio.cli.pack import parse_size
+from shardio.cli.pack import _read_classes, parse_size
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import Plan, make_plan
@@ -55,6 +55,19 @@ def test_each_option_does_what_the_functions_argument_does(
     assert run("pack", images, tmp_path / "a", *options).exit_code == 0
     shardio.pack(images, tmp_path / "b", **settings)  # type: ignore[arg-type]
     assert read_files(tmp_path / "a") == read_files(tmp_path / "b")
+
+
+@pytest.mark.parametrize("text", ["\ufeffa\r\nb\u2028c\r\n", "a\nb\u2028c\n \n\n"])
+def test_a_list_of_classes_is_one_name_a_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "names.txt").write_bytes(text.encode())
+    assert _read_classes(tmp_path / "names.txt") == ("a", "b\u2028c")
+
+
+def test_an_empty_line_between_classes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("a\n\nb\n")
+    done = run("pack", tmp_path, tmp_path / "out", "--classes", tmp_path / "names.txt")
+    assert done.exit_code == 2
+    assert "line 2 of" in done.output
 
 
 def test_labels_follow_a_list_of_classes(tmp_path: Path) -> None:

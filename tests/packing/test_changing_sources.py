@@ -50,7 +50,7 @@ def make_directory(path: Path) -> None:
 
 CHANGES: dict[Callable[[Path], None], str] = {
     write_text: "changed: it had {} bytes, and has 19",
-    write_other_image_of_its_size_and_age: "changed: it was written again",
+    write_other_image_of_its_size_and_age: "changed: its modification time moved by",
     append: "changed: it had {} bytes, and has ",
     truncate: "changed: it had {} bytes, and has 100",
     remove: "is gone",
@@ -131,6 +131,20 @@ def test_a_source_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
     settings = PackSettings(max_shard_size=1 << 30)
     with pytest.raises(shardio.PackError, match=r"all samples of .*in changed"):
         pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=Removing())
+
+
+def test_what_changed_is_listed_by_name_however_samples_are_shuffled(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=9)
+    removed = [tmp_path / "in" / "class-0" / f"name-{number:03d}.jpg" for number in range(8)]
+
+    class Removing(PackProgress):
+        def planned(self, num_samples: int, num_bytes: int) -> None:
+            for path in removed:
+                path.unlink()
+
+    settings = PackSettings(max_shard_size=1 << 30)
+    result = pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=Removing())
+    assert [problem.path for problem in result.changed] == removed
 
 
 def test_samples_that_were_left_out_are_packed_by_a_later_run_if_their_files_are_there_again(root: Path) -> None:

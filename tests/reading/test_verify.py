@@ -21,6 +21,7 @@ from shardio import DataLoader, EpochSampler, SampleError, ShardDataset, ShardMa
 from shardio.reading import SampleReader
 from shardio.reading.seen import _SeenOfShard
 from shardio.shards import open_table
+from shardio.shards.comparison import Comparison
 from tests.tars import read_members, write_tar
 
 CROP = shardio.transforms.RandomResizedCrop(32)
@@ -164,6 +165,22 @@ def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> N
     message = f"the tar header before field {field!r} of sample {key} in {tar} at byte {offset} is damaged"
     with pytest.raises(SampleError, match=re.escape(message)):
         SampleReader(open_table(copy)).read(np.arange(5), ["cls", "jpg"])
+
+
+def test_a_sample_that_lacks_a_field_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json", "txt")]
+    places = list[int]()
+    read = Comparison._read
+
+    def note_and_read(comparison: Comparison, place: int, key: bytes, start: int, stop: int) -> bytes:
+        places.append(place)
+        return read(comparison, place, key, start, stop)
+
+    monkeypatch.setattr(Comparison, "_read", note_and_read)
+    for name, some in (("all.tar", members), ("some.tar", [*members[:6], *members[7:]])):
+        write_tar(tmp_path / name, some)
+        SampleReader(open_table(tmp_path / name)).read(np.arange(5), ["cls", "json", "txt"])
+    assert places == [*range(5), *range(5)]
 
 
 def test_names_in_extended_headers_are_those_that_count(tmp_path: Path) -> None:

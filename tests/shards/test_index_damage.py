@@ -101,6 +101,12 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
     refuse(shard)
 
 
+def test_another_format_is_called_so_whatever_else_it_has(shard: Path) -> None:
+    rewrite(shard, lambda _, header: header.update({"format": 2, "colour": "red"}))
+    with pytest.raises(FormatError, match="has format 2, and this shardio reads 1: use the version of shardio that"):
+        Shard(shard, shard.with_name("a.tar.idx"))
+
+
 def test_an_index_that_is_only_written_again_is_read(shard: Path) -> None:
     """Else the test above would show nothing."""
     rewrite(shard, lambda *_: None)

@@ -203,6 +203,21 @@ def test_names_without_gaps_give_no_warning(tmp_path: Path, names: list[str]) ->
     assert len(open_table(tmp_path).tars) == len(names)
 
 
+def test_files_that_macos_added_are_no_tars(tmp_path: Path) -> None:
+    files = [tmp_path / f"._{number}.tar" for number in (0, 1, 3)]
+    for file in files:
+        file.write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar"):
+        open_table(tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"no tar is named, only files of macOS: {re.escape(str(files[0]))}"):
+        open_table(files)
+    write_tar(tmp_path / "a.tar", [("0.txt", b"")])
+    with pytest.warns(RuntimeWarning) as warned:
+        open_table(tmp_path)
+    assert len(warned) == 1
+    assert "skipped 3 files that macOS added" in str(warned[0].message)
+
+
 def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> None:
     apple_double = bytes.fromhex("0005160700020000") + bytes(100)
     for i in range(2):
