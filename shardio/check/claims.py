@@ -38,6 +38,7 @@ class RankEpoch:
         shuffles: Whether the loader shuffles; None where that is not known.
         cause: What the loader does that makes it wrong, where that shows.
         sampler_state: The epoch and the seed of a sampler that splits the dataset over ranks, in words.
+        num_shares: For how many ranks that sampler splits it.
     """
 
     num_batches: int = 0
@@ -52,6 +53,7 @@ class RankEpoch:
     shuffles: bool | None = None
     cause: str = ""
     sampler_state: str = ""
+    num_shares: int | None = None
 
 
 def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
@@ -60,6 +62,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     epoch = RankEpoch(shuffles=_find_shuffle(loader))
     sampler, dataset = sampler_of(loader), getattr(loader, "dataset", None)
     epoch.sampler_state = _find_state(sampler)
+    epoch.num_shares = sampler.num_replicas if _is_torchs(sampler, "DistributedSampler") else None
     if getattr(sampler, "replacement", False):
         epoch.cause = f"the sampler ({type(sampler).__name__}) draws with replacement"
     if (found := find_remainder(loader)) is not None:

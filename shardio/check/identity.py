@@ -56,13 +56,20 @@ def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
     if key is None:
         return _as_keys(batch)
     try:
-        found = key(batch) if callable(key) else batch[key]
+        found = key(batch) if callable(key) else _look_up(batch, key)
     except (KeyError, IndexError, TypeError) as error:
         raise IdentityError(
             f"there is nothing at key={key!r} in a batch that is a {type(batch).__name__}: give the place of its keys, "
             "their name, or a function of the batch"
         ) from error
     return _as_list(found, key)
+
+
+def _look_up(batch: Any, key: str | int) -> Any:
+    """Return what lies at a place or a name in a batch, which may be a namedtuple."""
+    if isinstance(key, str) and isinstance(batch, tuple) and hasattr(batch, key):
+        return getattr(batch, key)
+    return batch[key]
 
 
 def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shardio.check.merging import merge_recordings
 from shardio.check.recording import record
 from shardio.check.recording_file import Recording, write_recording
 from shardio.check.report import Expected
+from shardio.errors import IdentityError
 from shardio.functions import load_function
 
 
@@ -60,6 +62,8 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
 def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
     """Be one of the processes: build the loader, iterate over it, write the recording."""
     loader = load_function(target)()
+    if not isinstance(loader, Iterable):
+        raise IdentityError(f"{target} returned a {type(loader).__name__}: return a loader, which yields batches")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recording = Recording(rank=rank, world_size=world_size)
     while len(recording.epochs) < epochs or (

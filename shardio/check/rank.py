@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+import traceback
 
 from shardio.check.processes import note_failure, run_rank
 from shardio.errors import IdentityError
 
 if __name__ == "__main__":
     _, target, directory, epochs, key = sys.argv
+    code = 0
     try:
         run_rank(target, directory, int(epochs), key or None)
     except BaseException as error:
         note_failure(directory, time.time_ns())
+        code = 1
         if isinstance(error, IdentityError):
-            sys.exit(str(error))
-        raise
+            sys.stderr.write(f"{error}\n")
+        elif isinstance(error, SystemExit):
+            sys.stderr.write(f"{error.code if isinstance(error.code, str) else f'sys.exit({error.code}) was called'}\n")
+        else:
+            traceback.print_exc()
+    # A thread that the script left running would keep the process, which has said all that it has to say.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

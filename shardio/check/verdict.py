@@ -96,6 +96,12 @@ def _problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -> lis
         )
     if report.expected.number is not None:
         return problems
+    shares = {epoch.num_shares for epoch in coverage.rank_epochs.values()} - {None, len(coverage.rank_epochs)}
+    if shares:
+        problems.append(
+            f"the sampler splits the dataset for {', '.join(map(str, sorted(filter(None, shares))))} ranks, and there "
+            f"are {len(coverage.rank_epochs)}"
+        )
     for rank, epoch in sorted(coverage.rank_epochs.items()):
         number, claimed = coverage.num_delivered_by(rank), epoch.num_claimed
         if claimed is not None and number > claimed:

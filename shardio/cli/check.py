@@ -69,8 +69,12 @@ def check(
     reports = judge(found, wanted, num_judged=num_judged)
     for epoch, report in enumerate(reports):
         echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
+        if report.expected.number is None:
+            echo("  how many samples there are is not known, so losses were not judged: give --expected")
         for rank, worker, number in report.sources:
             echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
+    if not reports:
+        echo("WRONG: no epoch was recorded")
     frozen = [] if not shuffle else find_frozen_orders(found[:num_judged])
     for cause in frozen:
         echo(f"WRONG: {cause}")

@@ -15,10 +15,12 @@ from torch.utils.data import (
 )
 
 from shardio import ShardDataset
+from shardio.check import Expected
 from tests.check.cases import (
     N,
     Registry,
     Shares,
+    check_ranks,
     cut,
     load,
     once,
@@ -104,6 +106,11 @@ def by(chosen: list[DistributedSampler[Any]]) -> tuple[DataLoader[Any], ...]:
 @case("no split by rank", "ranks 0 and 1 delivered the same 96 samples")
 def _(packed: Path) -> None:
     once((cut(range(N)), cut(range(N))), N)
+
+
+@case("a sampler splits for four ranks where there are two, nothing expected", "for 4 ranks, and there are 2")
+def _(packed: Path) -> None:
+    check_ranks(by(samplers(4)[:2]), Expected(ids=None, number=None))
 
 
 @case("no split by rank, each in another order", "ranks 0 and 1 delivered the same 96 samples")

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import torch.distributed
+import typer
 from torch.multiprocessing.spawn import start_processes
 
 import shardio
-from shardio import CoverageError, FormatError
+from shardio import CoverageError, FormatError, IdentityError
 from shardio.check import CoverageRecorder, Expected, guard, make_report, merge_recordings
+from shardio.check.processes import run_rank
+from shardio.cli.check import check
 
 pytest_plugins = ["pytester"]
 
@@ -30,7 +33,7 @@ def record_ranks(run: Path, ranks: list[list[list[list[Any]]]]) -> list[Path]:
 
 def run_check(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shardio", "check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_merged_recordings_are_the_whole_epoch(tmp_path: Path) -> None:
@@ -67,6 +70,27 @@ def test_a_former_runs_file_is_kept_aside(tmp_path: Path) -> None:
     assert Path(f"{path}.old").read_bytes() == before
 
 
+def test_the_command_says_what_it_cannot_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (path,) = record_ranks(tmp_path / "some", [[[["a"]]]])
+    check([str(path)], merge=True)
+    assert "right: 1 samples" in (said := capsys.readouterr().out)
+    assert "losses were not judged: give --expected" in said
+    check([str(path)], merge=True, expected="1")
+    assert "not judged" not in capsys.readouterr().out
+    (path,) = record_ranks(tmp_path / "none", [[]])
+    with pytest.raises(typer.Exit):
+        check([str(path)], merge=True)
+    assert capsys.readouterr().out == "WRONG: no epoch was recorded\n"
+
+
+def test_a_function_that_returns_no_loader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "script.py").write_text("def make(): pass")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with pytest.raises(IdentityError, match=r"script\.py:make returned a NoneType: return a loader"):
+        run_rank(f"{tmp_path / 'script.py'}:make", str(tmp_path), 1, None)
+
+
 def test_files_that_are_no_recordings_or_of_one_rank_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.cov").write_bytes(b"nothing of the kind")
     with pytest.raises(FormatError, match=r"x\.cov is not a recording"):
@@ -98,6 +122,7 @@ def test_ranks_gather_by_torch_distributed(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys
+import threading
 import torch.distributed
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -105,6 +130,7 @@ def unsplit():
     return DataLoader(list(range(60)), batch_size=8, shuffle=True, num_workers=1)
 
 def split():
+    threading.Thread(target=threading.Event().wait).start()  # It never ends.
     torch.distributed.init_process_group("gloo")
     dataset = [{"id": i, "half": i // 2} for i in range(60)]
     return DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset), num_workers=1)
@@ -154,7 +180,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_scripts_loader_is_judged_in_real_ranks(script: Path) -> None:
+def test_a_scripts_loader_is_judged_in_real_ranks_also_where_it_leaves_a_thread_behind(script: Path) -> None:
     done = run_check(f"{script}:split", "--world-size", 3, "--epochs", 2, "--expected", 60, "--key", "id")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 1: right: 60 samples: 60 came once" in done.stdout

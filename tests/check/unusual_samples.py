@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def _(packed: Path) -> None:
     once(load(Keyed()), range(N), key="id")
     once(load([(torch.zeros(2), number) for number in range(N)]), range(N), key=1)
     once(load(Keyed()), range(N), key=lambda batch: batch["id"])
+
+
+@case("namedtuples, by a field's name")
+def _(packed: Path) -> None:
+    pair = namedtuple("pair", ["image", "id"])
+    once(load([pair(torch.zeros(2), number) for number in range(N)]), range(N), key="id")
 
 
 @case("single samples, not collated")
