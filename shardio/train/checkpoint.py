@@ -7,6 +7,8 @@ import pickle
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -56,13 +58,24 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     """
     path = Path(path)
     try:
-        with write_whole(path) as file:
+        with write_whole(path) as file, _checksums():
             _save({"format": FORMAT, **state}, file)
     except OSError as error:
         message = (
             f"{error.strerror}; what was saved there before is kept: make room, and run the same command to resume"
         )
         raise OSError(error.errno, message, str(path)) from error
+
+
+@contextmanager
+def _checksums() -> Iterator[None]:
+    """Have torch write checksums, which are compared at loading, even where somebody turned them off."""
+    are_written = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(are_written)
 
 
 def _save(state: dict[str, Any], file: BinaryIO) -> None:

@@ -34,6 +34,17 @@ def test_no_flipped_bit_changes_what_is_loaded_in_silence(tmp_path: Path) -> Non
     assert all(str(path) in error for error in errors)
 
 
+def test_checksums_are_written_even_where_somebody_turned_them_off(tmp_path: Path) -> None:
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        save_checkpoint(tmp_path / "last.pt", {"model": {"weight": torch.ones(3)}})
+        assert not torch.serialization.get_crc32_options()
+    finally:
+        torch.serialization.set_crc32_options(before)
+    assert load_checkpoint(tmp_path / "last.pt")["model"]["weight"].tolist() == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     "state",
     [[1], 3, None, torch.zeros(3), {}, {"format": True}, {"format": [1]}, {"format": torch.zeros(3)}],
