@@ -146,7 +146,7 @@ def pack(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        echo("interrupted: finished shards are kept, and the same command goes on from there", err=True)
+        echo("interrupted: finished shards are kept; run the same command to resume", err=True)
         raise
     summary = _summarise(result, out, time.perf_counter() - start)
     if as_json:
