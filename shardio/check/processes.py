@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from shardio.check.coverage import Coverage
 from shardio.check.exactly_once import needs_second_look
@@ -17,6 +16,7 @@ from shardio.check.merging import merge_recordings
 from shardio.check.recording import record
 from shardio.check.recording_file import Recording, write_recording
 from shardio.check.report import Expected
+from shardio.epochs import tell_epoch
 from shardio.errors import IdentityError
 from shardio.functions import load_function
 
@@ -29,7 +29,7 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
     Args:
         target: ``path/to/script.py:function``; the function is called without arguments and returns a loader.
         world_size: How many processes, with torchrun's environment variables.
-        epochs: How many epochs; each number goes to ``set_epoch`` of the loader, its sampler or its dataset.
+        epochs: How many epochs; each number goes to ``set_epoch`` of the loader, or of its samplers and datasets.
         key: Where a batch has its keys: a field's name, or its place as a number.
 
     Raises:
@@ -69,7 +69,7 @@ def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
     while len(recording.epochs) < epochs or (
         len(recording.epochs) == epochs == 1 and needs_second_look(recording.epochs, Expected(ids=None, number=None))
     ):
-        _set_epoch(loader, len(recording.epochs))
+        tell_epoch(loader, len(recording.epochs))
         coverage = Coverage()
         place = int(key) if key and key.lstrip("-").isdigit() else key or None
         record(loader, coverage, rank=rank, key=place, world_size=world_size)
@@ -84,12 +84,3 @@ def note_failure(directory: str, time_ns: int) -> None:
 
 def _file_name(rank: int) -> str:
     return f"rank-{rank:05d}"
-
-
-def _set_epoch(loader: Any, epoch: int) -> None:
-    """Give a loader the epoch's number, or its samplers or dataset where these take it, as training scripts do."""
-    for name in ("", "batch_sampler", "sampler", "dataset"):
-        holder = getattr(loader, name, None) if name else loader
-        if callable(set_epoch := getattr(holder, "set_epoch", None)):
-            set_epoch(epoch)
-            return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sized
 from functools import partial
 from typing import Any
 
 import numpy as np
 import xxhash
-from torch.utils.data import DistributedSampler, Subset
+from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
 
 from shardio.datasets.indices import check_integers
 from shardio.datasets.iteration import Iteration
@@ -21,8 +22,6 @@ from shardio.order import (
     Remainder,
     Split,
     choose_settings,
-    dump_state,
-    read_state,
 )
 
 
@@ -70,7 +69,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         self.num_all_samples = len(dataset)
         if self.num_all_samples == 0:
             raise ValueError("the dataset is empty")
-        self.digest = find_digest(dataset)
+        self.digest, old_digest = find_digest(dataset), find_digest(dataset, looks_at_parts=False)
+        self.old_digest = old_digest if old_digest != self.digest else None
         sizes = getattr(dataset, "shard_sizes", None)
         if sizes is not None and sizes.sum() != len(dataset):
             raise ValueError(
@@ -116,7 +116,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the run is: in the epoch that is under way, if ``set_epoch`` named the next one meanwhile."""
-        return dump_state(self.counter.now, self.settings, self.digest, self.num_all_samples)
+        return self.dump_cursor(self.counter.now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state.
@@ -124,7 +124,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         Raises:
             StateError: If it belongs to another dataset or order.
         """
-        self.counter.load(read_state(state, self.settings, self.digest, self.num_all_samples))
+        self.counter.load(self.read_cursor(state))
 
     def __len__(self) -> int:
         """Return the number of samples that this rank gets in a full epoch."""
@@ -160,9 +160,21 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         hand_over([partial(setattr, progress, "is_finished", True)])
 
 
-def find_digest(dataset: Any) -> str:
-    """Return a dataset's identity: its own, or for a Subset that of the inner dataset and the indices."""
+def find_digest(dataset: Any, *, looks_at_parts: bool = True) -> str:
+    """Return a dataset's identity: its own, or for a Subset that of the inner dataset and the indices.
+
+    Args:
+        dataset: The dataset.
+        looks_at_parts: Whether that of a ConcatDataset or a StackDataset is made of those of its parts and their
+            lengths. Earlier versions took it to be empty.
+    """
     if isinstance(dataset, Subset):
         indices = check_integers(dataset.indices).astype(np.int64).tobytes()
-        return xxhash.xxh3_128_hexdigest(find_digest(dataset.dataset).encode() + indices)
+        inner = find_digest(dataset.dataset, looks_at_parts=looks_at_parts)
+        return xxhash.xxh3_128_hexdigest(inner.encode() + indices)
+    if looks_at_parts and isinstance(dataset, ConcatDataset | StackDataset) and not hasattr(dataset, "digest"):
+        parts: Any = dataset.datasets
+        named = parts.items() if isinstance(parts, dict) else [("", part) for part in parts]
+        words = [[str(name), find_digest(part), len(part)] for name, part in named]
+        return xxhash.xxh3_128_hexdigest(json.dumps([isinstance(dataset, StackDataset), words]).encode())
     return str(getattr(dataset, "digest", ""))

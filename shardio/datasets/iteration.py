@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from shardio.datasets.bad_samples import Broken
 from shardio.datasets.ordered import Ordered
 from shardio.errors import StateError
-from shardio.order import Cursor, Split, dump_state, read_state
+from shardio.order import Cursor, Split
 from shardio.world import find_worker
 
 Value = TypeVar("Value")
@@ -53,9 +53,8 @@ class Iteration(Iterator[Value], Generic[Value]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where this share's iteration is: a small JSON-able dict."""
-        order = self._order
         return {
-            **dump_state(self._cursor, order.settings, order.digest, order.num_all_samples),
+            **self._order.dump_cursor(self._cursor),
             "share": self._share(),
             "yielded": self._num_samples,
         }
@@ -67,8 +66,7 @@ class Iteration(Iterator[Value], Generic[Value]):
             StateError: If it belongs to another dataset, order, rank, worker or batch size; the message names what
                 differs.
         """
-        order = self._order
-        cursor = read_state(state, order.settings, order.digest, order.num_all_samples)
+        cursor = self._order.read_cursor(state)
         there, here = state.get("share") or {}, self._share()
         differences = [
             f"{name} is {there.get(name)!r} in the state and {value!r} here"

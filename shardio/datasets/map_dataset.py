@@ -35,8 +35,10 @@ class MapDataset(Transformed, Dataset[Any]):
         self.reader = reader
         self.map_epoch = MapEpoch()
 
-    def set_epoch(self, epoch: int, seed: int = 0) -> None:
+    def set_epoch(self, epoch: int, seed: int | None = None) -> None:
         """Make random transforms a function of (seed, epoch, sample) from here on.
+
+        Without ``seed`` the last one stays; at first it is 0.
 
         With an EpochSampler in shardio.DataLoader they are that without it.
 
@@ -44,6 +46,8 @@ class MapDataset(Transformed, Dataset[Any]):
             TypeError: If one of them is not an integer.
             ValueError: If one is negative.
         """
+        if seed is None:
+            seed, _ = self.map_epoch.known or (0, 0)
         self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
 
     def locate(self, numbers: NDArray[np.int64]) -> Any:

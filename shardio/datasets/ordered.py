@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.datasets.split_once import refuse_second_split
 from shardio.integers import check_optional_integer
-from shardio.order import Cursor, EpochOrder, OrderSettings, Remainder, Split, check_remainder, iterate_steps
+from shardio.order import (
+    Cursor,
+    EpochOrder,
+    OrderSettings,
+    Remainder,
+    Split,
+    check_remainder,
+    dump_state,
+    iterate_steps,
+    read_state,
+)
 from shardio.world import CarriedWorld, World, find_world
 
 
@@ -19,6 +30,7 @@ class Ordered:
     Attributes:
         settings: The order's settings.
         digest: The dataset's identity, or "" where it has none.
+        old_digest: What earlier versions took for it: states that hold it are taken, too.
         num_all_samples: The samples of the whole dataset, over all ranks.
         shard_sizes: int64 [shards], the samples of each shard.
         remainder: What happens to the samples that do not fill a step.
@@ -28,6 +40,7 @@ class Ordered:
 
     settings: OrderSettings
     digest: str
+    old_digest: str | None = None
     num_all_samples: int
     shard_sizes: NDArray[np.int64]
 
@@ -83,6 +96,21 @@ class Ordered:
         world = self.world()
         refuse_second_split(self, world, has_loader=self.has_loader)
         return world
+
+    def dump_cursor(self, cursor: Cursor) -> dict[str, Any]:
+        """Return the state of a run that has come to ``cursor`` in this order."""
+        return dump_state(cursor, self.settings, self.digest, self.num_all_samples)
+
+    def read_cursor(self, state: Any) -> Cursor:
+        """Return the cursor of a state.
+
+        Raises:
+            StateError: If it belongs to another dataset or order; the message names what differs.
+        """
+        found: Any = state.get("dataset") if isinstance(state, dict) else None
+        is_old = self.old_digest is not None and isinstance(found, dict) and found.get("digest") == self.old_digest
+        digest = self.old_digest if is_old and self.old_digest is not None else self.digest
+        return read_state(state, self.settings, digest, self.num_all_samples)
 
     def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
         """Return this rank's share of an epoch from ``cursor`` on.

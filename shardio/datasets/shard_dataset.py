@@ -17,6 +17,7 @@ from shardio.datasets.iteration import Iteration
 from shardio.datasets.labels import follow_classes
 from shardio.datasets.map_epoch import augment_keys
 from shardio.datasets.ordered import Ordered
+from shardio.datasets.torchs_batches import warn_of_other_length
 from shardio.datasets.transformed import Transformed
 from shardio.datasets.valid import mark_valid
 from shardio.datasets.values import make_samples
@@ -165,8 +166,13 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         return self.reader.describe(number, self.decoder.stored_fields)
 
     def __len__(self) -> int:
-        """Return the number of samples that this rank yields in a full epoch."""
-        return self.own_split(Cursor(epoch=0)).num_own_samples
+        """Return the number of samples that this rank yields in a full epoch.
+
+        Where torch's own DataLoader asks, a RuntimeWarning says if it makes another number of batches than this gives.
+        """
+        split = self.own_split(Cursor(epoch=0))
+        warn_of_other_length(self, split)
+        return split.num_own_samples
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over this worker's samples of this rank's share of the epoch.

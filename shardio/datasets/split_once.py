@@ -34,7 +34,7 @@ def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
         RuntimeError: If one does; the message names it, and says what to do.
     """
     name = type(order).__name__
-    for caller in _callers():
+    for caller in find_callers():
         kind = f"{type(caller).__module__}.{type(caller).__name__}"
         if has_loader and type(caller).__name__ in _SKIPPERS:
             raise RuntimeError(
@@ -53,7 +53,7 @@ def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
             )
 
 
-def _callers() -> Iterator[Any]:
+def find_callers() -> Iterator[Any]:
     """Yield the objects that call each other up to here, the innermost first."""
     frame = sys._getframe(1)
     while frame.f_back is not None:

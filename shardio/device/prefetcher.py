@@ -16,6 +16,7 @@ from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import Normalize, Preparation
 from shardio.device.streams import CudaStream, SideStream
 from shardio.device.window import Here, Window
+from shardio.epochs import tell_epoch
 from shardio.integers import check_integer
 from shardio.torch_modes import own_tensors
 
@@ -100,14 +101,8 @@ class DevicePrefetcher:
         return running
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the loader's next epoch, where the loader can, or else its sampler or its dataset, as in torch's."""
-        for owner in (
-            self.loader,
-            *(getattr(self.loader, name, None) for name in ("sampler", "batch_sampler", "dataset")),
-        ):
-            if callable(set_epoch := getattr(owner, "set_epoch", None)):
-                set_epoch(epoch)
-                return
+        """Name the loader's next epoch: to the loader, or else to its samplers and datasets that take it."""
+        tell_epoch(self.loader, epoch)
 
     @property
     def has_state(self) -> bool:

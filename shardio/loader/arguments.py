@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sized
 from typing import Any
+
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from shardio.classes import warn_of_other_classes
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.datasets.epoch_sampler import find_digest
+from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.ordered import Ordered
+from shardio.datasets.subsets import look_inside
 from shardio.integers import check_flag, check_integer
 from shardio.loader.collate import yields_images
 from shardio.loader.layouts import Unsaid
+from shardio.world import find_world
 
 
 class Fixed:
@@ -65,7 +71,9 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
         )
     if not compares_digests or dataset is sampler.dataset:
         return
-    if "" not in (digests := {find_digest(dataset), sampler.digest}) and len(digests) > 1:
+    # A StackDataset may well be drawn from by a sampler that was made over one of its parts.
+    said = sampler.digest if sampler.old_digest is None else sampler.old_digest
+    if "" not in (digests := {find_digest(dataset, looks_at_parts=False), said}) and len(digests) > 1:
         raise ValueError(
             f"the EpochSampler was made over other samples than those of the loader's {type(dataset).__name__}, though "
             f"there are {len(dataset)} of both: {remedy}"
@@ -143,4 +151,24 @@ def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_o
         raise ValueError(
             f"the order was told batch_size={said} and the loader batch_size={batch_size}: "
             "leave it to shardio.DataLoader, which says it by itself"
+        )
+
+
+def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None:
+    """Warn if each of several ranks is to get all samples of a map-style dataset of shardio's.
+
+    Args:
+        dataset: The loader's.
+        sampler: Its batch sampler, or else its sampler.
+        stacklevel: Whose line the warning names, as in ``warnings.warn``.
+    """
+    drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if type(drawing) not in (RandomSampler, SequentialSampler):
+        return  # A sampler of others may share out.
+    if isinstance(look_inside(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
+        warnings.warn(
+            f"{type(drawing).__name__} does not split the samples over ranks: each of {num_ranks} ranks gets all "
+            f"{len(dataset)} of them. Give DataLoader sampler=EpochSampler(dataset), or torch's DistributedSampler",
+            RuntimeWarning,
+            stacklevel=stacklevel + 1,
         )

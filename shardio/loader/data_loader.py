@@ -22,18 +22,19 @@ from shardio.loader.arguments import (
     check_prefetch_factor,
     check_samplers_dataset,
     make_bad_samples,
+    warn_of_whole_epochs,
 )
 from shardio.loader.batches import ordered_batches, sampled_batches
-from shardio.loader.collate import CollateKept, collate_channels_last, yields_images
+from shardio.loader.collate import collate_channels_last, yields_images
 from shardio.loader.delivery import SUPERSEDED
 from shardio.loader.epoch_batches import Batches, EpochBatches
 from shardio.loader.fast_path import FastPath, why_not_fast
-from shardio.loader.feeds import SamplerFeed, ShardFeed, WorkersBatches, holds_order, make_feed
+from shardio.loader.feeds import EpochTaker, SamplerFeed, ShardFeed, WorkersBatches, holds_order, make_feed
 from shardio.loader.layouts import Unsaid
 from shardio.loader.slots import OnMemory
 from shardio.loader.stateful import Stateful
 from shardio.loader.stats import LoaderStats
-from shardio.loader.workers import WorkerInit, explain_obstacles
+from shardio.loader.workers import explain_obstacles, torch_options
 from shardio.order import Cursor, Progress, Remainder, Split
 from shardio.torch_modes import own_tensors
 
@@ -141,6 +142,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         if self._feed is not None:
             source = self._feed.source
             check_order(source, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
+        if isinstance(self._feed, ShardFeed):
+            # torch's loader refuses to have its sampler set, though nothing but frameworks looks at this one.
+            object.__setattr__(self, "sampler", EpochTaker(self._feed))
 
     def watch_memory(self, watcher: OnMemory) -> None:
         """Have somebody told once of each block of memory, uint8 [n], in which batches will arrive, and not keep it."""
@@ -161,6 +165,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         check_samplers_dataset(self.dataset, getattr(self.batch_sampler, "sampler", self.sampler))
         feed, fast_path = self._feed, self._choose_fast_path()
         if feed is None:
+            warn_of_whole_epochs(self.dataset, self.batch_sampler or self.sampler, stacklevel=5)
             return self._start_torchs() if fast_path is None else self._start_sampler(fast_path)
         # First what may fail: an epoch that could not be started is not counted.
         crew = None if fast_path is None else fast_path.ready_crew()
@@ -171,7 +176,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             plans = ordered_batches(fast_path.inner, feed.source, cursor, progress.split)
             batches: Batches = fast_path.start(crew, plans, cursor.epoch, pins=self._pins)
         else:
-            batches = feed.start(cursor, progress.split, self._torch_options())
+            batches = feed.start(cursor, progress.split, torch_options(self))
         counter.progress = self._started = progress
         dataset = type(self.dataset).__name__
         check = partial(self._check_current, progress, self._decoder)
@@ -234,22 +239,6 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     def _split(self, feed: ShardFeed | SamplerFeed, cursor: Cursor) -> Split:
         remainder: Remainder = "drop" if self.drop_last else feed.source.remainder
         return feed.source.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
-
-    def _torch_options(self) -> dict[str, Any]:
-        """Return the arguments for the plain loader of torch's that runs the workers."""
-        return {
-            "batch_size": self.batch_size,
-            "num_workers": self.num_workers,
-            "collate_fn": CollateKept(self.collate_fn, is_batched=self.batch_size is not None),
-            "pin_memory": self.pin_memory,
-            "timeout": self.timeout,
-            "worker_init_fn": WorkerInit(self.worker_init_fn),
-            "multiprocessing_context": self.multiprocessing_context,
-            "generator": self.generator,
-            "prefetch_factor": self.prefetch_factor,
-            "persistent_workers": self.persistent_workers,
-            "pin_memory_device": self.pin_memory_device,
-        }
 
     def _choose_fast_path(self) -> FastPath | None:
         """Return who delivers by hosts and slots, for the attributes as they are now: they may be set at any time."""

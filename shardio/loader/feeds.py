@@ -86,6 +86,20 @@ class ShardFeed:
         return WorkersBatches(iter(self._workers), self._bad_samples, cursor.epoch)
 
 
+class EpochTaker(torch.utils.data.Sampler[None]):
+    """The sampler of a loader of a ShardDataset. It draws nothing: frameworks tell samplers the epoch, not loaders."""
+
+    def __init__(self, feed: ShardFeed) -> None:
+        self._feed = feed
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Name the epoch that the loader's next ``iter`` is."""
+        self._feed.get_counter().set_epoch(epoch)
+
+
 class SamplerFeed:
     """Feeds a map-style dataset in the order of an EpochSampler, which runs in this process."""
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from shardio.datasets import ShardDataset
+from shardio.datasets.map_dataset import MapDataset
+from shardio.epochs import tell_epoch, tell_parts
 from shardio.loader.feeds import SamplerFeed, ShardFeed
-from shardio.order import check_epoch, dump_state, read_state
+from shardio.order import check_epoch
 
 NO_STATE = (
     "this loader has no state, for neither its dataset nor its sampler holds shardio's order: what is saved of it is "
@@ -34,21 +37,20 @@ class Stateful:
     def set_epoch(self, epoch: int) -> None:
         """Name the epoch that the next ``iter`` is. The loaded epoch keeps its position, another one drops it.
 
-        An epoch that is under way goes on, and until the next ``iter`` it is what ``state_dict`` describes. Without
-        shardio's order the epoch goes on to the sampler or batch sampler, if that has a ``set_epoch``.
+        An epoch that is under way goes on, and until the next ``iter`` it is what ``state_dict`` describes. Other
+        people's samplers and datasets are told the epoch, too, if they have a ``set_epoch``.
 
         Raises:
             TypeError: If ``epoch`` is no integer.
             ValueError: If it is negative.
         """
         epoch = check_epoch(epoch)
-        if self._feed is not None:
+        # A map-style dataset of shardio's has no order of its own, and may serve several loaders.
+        if self._feed is None:
+            tell_parts(self, epoch, except_for=(MapDataset,))
+        else:
             self._feed.get_counter().set_epoch(epoch)
-            return
-        samplers = (self.sampler, self.batch_sampler, getattr(self.batch_sampler, "sampler", None))
-        for sampler in samplers:
-            if callable(set_epoch := getattr(sampler, "set_epoch", None)):
-                set_epoch(epoch)
+            tell_epoch(self.dataset, epoch, except_for=(MapDataset, ShardDataset))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the user is: a small JSON-able dict that fits any number of ranks and workers.
@@ -58,8 +60,7 @@ class Stateful:
         if self._feed is None:
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return {}
-        source = self._feed.source
-        return dump_state(self._feed.get_counter().now, source.settings, source.digest, source.num_all_samples)
+        return self._feed.source.dump_cursor(self._feed.get_counter().now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state at the next ``iter``.
@@ -79,5 +80,4 @@ class Stateful:
                 )
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return
-        source = self._feed.source
-        self._feed.get_counter().load(read_state(state, source.settings, source.digest, source.num_all_samples))
+        self._feed.get_counter().load(self._feed.source.read_cursor(state))

@@ -9,6 +9,7 @@ from functools import wraps
 from typing import Any, Protocol, TypeVar
 
 from shardio.images import use_one_thread
+from shardio.loader.collate import CollateKept
 
 
 class _Loader(Protocol):
@@ -59,3 +60,20 @@ def _find_obstacle() -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def torch_options(loader: Any) -> dict[str, Any]:
+    """Return the arguments for the plain loader of torch's that runs the workers of a loader of shardio's."""
+    return {
+        "batch_size": loader.batch_size,
+        "num_workers": loader.num_workers,
+        "collate_fn": CollateKept(loader.collate_fn, is_batched=loader.batch_size is not None),
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": WorkerInit(loader.worker_init_fn),
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "pin_memory_device": loader.pin_memory_device,
+    }

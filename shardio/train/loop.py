@@ -28,6 +28,7 @@ from shardio.train.ranks import (
     share_gradients,
     without_wrapper,
 )
+from shardio.train.repeats import warn_of_repeats
 from shardio.train.report import Report
 from shardio.train.run import Run
 from shardio.train.schedules import Schedule
@@ -86,6 +87,8 @@ def train(
         joined(device) as world,
         claimed(directory, world),
     ):
+        if val_loader is not None:
+            warn_of_repeats(val_loader, world, stacklevel=2)
         hints = [SizeHints()] if device.type == "cuda" and config.precision != "fp32" and world.rank == 0 else []
         callbacks = [*callbacks, *hints, *_make_writers(config, world)]
         return _train(model, _prefetch(loader, config, device), config, val_loader, callbacks, world)
@@ -111,7 +114,7 @@ def _train(
             outputs, loss = run.step(images, labels, ends_step=ends_step)
             run.note(batch, outputs, loss, ends_step=ends_step)
         run.log()
-        score = None if val_batches is None else evaluate(network, val_batches, config)
+        score = None if val_batches is None else _evaluate(network, val_batches, config)
         run.end_epoch(score)
     for callback in callbacks:
         callback.on_end(run.results)
@@ -122,7 +125,8 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
     """Measure a model over all batches of all ranks, each of which must call this; leave it as it was.
 
     It is exact where each sample comes once, or what comes again is marked by a last field of booleans [N] that says
-    which samples count: that is what shardio's loaders do with ``remainder="mask"``.
+    which samples count: that is what shardio's loaders do with ``remainder="mask"``. A loader that repeats samples
+    without marks gets a RuntimeWarning.
 
     Args:
         model: From images to outputs [N, classes], on the device.
@@ -136,10 +140,17 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
         ValueError: If there is no sample.
     """
     device = pick_device(config.device)
-    batches = loader if isinstance(loader, DevicePrefetcher) else _prefetch(loader, config, device)
+    with joined(device) as world:
+        warn_of_repeats(loader, world, stacklevel=2)
+        batches = loader if isinstance(loader, DevicePrefetcher) else _prefetch(loader, config, device)
+        return _evaluate(model, batches, config)
+
+
+def _evaluate(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) -> Score:
+    """Measure a model, as :func:`evaluate` does, among ranks that are joined."""
     was_training = model.training
     model.eval()
-    with joined(device), torch.no_grad():
+    with torch.no_grad():
         same_buffers(model)
         score = _score(model, batches, config).over_ranks()
     model.train(was_training)

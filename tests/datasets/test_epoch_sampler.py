@@ -6,11 +6,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, DistributedSampler, StackDataset, Subset
 
+import shardio
 from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
 from shardio.order import Remainder
 
@@ -98,6 +101,61 @@ def test_its_state_goes_on_after_the_samples_that_it_gave_out() -> None:
     assert resumed.state_dict()["position"] == 40
     with pytest.raises(StateError, match="samples is 40 in the state and 41 here"):
         EpochSampler(range(41), seed=2).load_state_dict(state)
+
+
+class Named(Dataset[int]):
+    """A dataset with an identity of its own."""
+
+    def __init__(self, digest: str, size: int) -> None:
+        self.digest, self.size = digest, size
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def test_a_state_belongs_to_one_concatenation_of_datasets() -> None:
+    one, other = Named("one", 20), Named("other", 20)
+    choices: list[Any] = [
+        ConcatDataset([one, other]),
+        ConcatDataset([other, one]),
+        ConcatDataset([one, one]),
+        ConcatDataset([Named("one", 19), Named("other", 21)]),
+        ConcatDataset([ConcatDataset([one, other])]),
+        Subset(ConcatDataset([other, one]), range(40)),
+        Subset(ConcatDataset([one, other]), range(40)),
+        StackDataset(ConcatDataset([one, other])),
+        StackDataset(a=ConcatDataset([one, other])),
+        StackDataset(b=ConcatDataset([one, other])),
+    ]
+    samplers = [EpochSampler(dataset) for dataset in choices]
+    for writer in samplers:
+        for reader in samplers:
+            loader = shardio.DataLoader(reader.dataset, 4, sampler=reader)
+            for load in (reader.load_state_dict, loader.load_state_dict):
+                if reader is writer:
+                    load(writer.state_dict())
+                else:
+                    with pytest.raises(StateError, match=r"dataset\.digest is"):
+                        load(writer.state_dict())
+
+
+@pytest.mark.parametrize("is_subset", [False, True])
+def test_states_of_concatenations_that_earlier_versions_wrote_are_taken(is_subset: bool) -> None:
+    joined: Any = ConcatDataset([Named("one", 20), Named("other", 20)])
+    if is_subset:
+        joined = Subset(joined, range(30))
+    sampler = EpochSampler(joined)
+    state = sampler.state_dict()
+    # What version 1 of the state held: the identity of the indices alone, or none.
+    indices = np.arange(30, dtype=np.int64).tobytes()
+    old = xxhash.xxh3_128_hexdigest(indices) if is_subset else ""
+    state |= {"epoch": 2, "position": 8, "dataset": {**state["dataset"], "digest": old}}
+    sampler.load_state_dict(state)
+    assert sampler.epoch == 2
+    assert len(list(sampler)) == len(joined) - 8
+    assert sampler.state_dict()["dataset"]["digest"] not in ("", old)
+    with pytest.raises(StateError, match=r"dataset\.digest is"):
+        EpochSampler(Named("one", len(joined))).load_state_dict(state)
 
 
 def test_mask_needs_the_loader_that_can_mark() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
-from shardio import ShardDataset
+from shardio import DataLoader, ShardDataset
 from tests.frameworks.launch import check_epochs, launch
 
 
@@ -15,3 +16,10 @@ def test_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
     for world_size, kind in itertools.product((1, 2), ("shards", "sampled")):
         for what in ("training", "resumed", "validation"):
             check_epochs(tmp_path / str(world_size) / f"{kind}-{what}", keys, world_size=world_size)
+    for world_size in (1, 2):
+        check_epochs(tmp_path / str(world_size) / "shards-reloaded", keys, world_size=world_size)
+        for rank in range(world_size):
+            epochs = json.loads((tmp_path / str(world_size) / f"{rank}.json").read_text())
+            dataset = ShardDataset(packed, fields="key", shuffle=True, rank=rank, world_size=world_size)
+            loader = DataLoader(dataset, batch_size=4)
+            assert epochs == [[key for keys in loader for key in keys] for _ in range(2)]

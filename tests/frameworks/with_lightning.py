@@ -103,6 +103,26 @@ def fit_without_order(folder: Path, packed: str) -> None:
             assert any("this loader has no state" in str(warning.message) for warning in caught)
 
 
+class Reloading(Recorded):
+    """Makes its loader itself."""
+
+    def __init__(self, packed: str) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def train_dataloader(self) -> DataLoader:
+        return make_loaders(self.packed)[0]
+
+
+def reload(folder: Path, packed: str) -> list[list[str]]:
+    """Train for two epochs, each with a loader of its own; return the keys of both."""
+    model = Reloading(packed)
+    trainer(folder, enable_checkpointing=False, reload_dataloaders_every_n_epochs=1).fit(model)
+    epochs = [[batch.keys for batch in model.training_batches if batch.epoch == epoch] for epoch in range(2)]
+    record_epochs(folder / "shards-reloaded", epochs)
+    return [[key for keys in epoch for key in keys] for epoch in epochs]
+
+
 def trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(
         accelerator="cpu",
@@ -118,7 +138,8 @@ def trainer(folder: Path, **options: Any) -> Trainer:
     )
 
 
-def run(folder: Path, packed: str) -> None:
+def run(folder: Path, packed: str) -> list[list[str]]:
     for kind in MAKERS:
         fit(folder, packed, kind)
     fit_without_order(folder, packed)
+    return reload(folder, packed)

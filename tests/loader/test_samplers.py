@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data import DataLoader as TorchLoader
 
-from shardio import DataLoader, ImageFolder, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
 
 
@@ -113,3 +121,36 @@ def test_a_samplers_error_comes_after_the_batches_that_it_gave(packed: Path, num
     with pytest.raises(RuntimeError, match="no more luck"):
         next(batches)
     assert list(batches) == []
+
+
+N = 21
+WHOLE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "shuffle": {"shuffle": True},
+    "RandomSampler": {"sampler": RandomSampler(range(N))},
+    "BatchSampler": {"batch_sampler": BatchSampler(SequentialSampler(range(N)), 4, drop_last=False)},
+    "no batches": {"batch_size": None},
+}
+SHARED: dict[str, dict[str, Any]] = {
+    "EpochSampler": {"sampler": EpochSampler(range(N))},
+    "DistributedSampler": {"sampler": DistributedSampler(range(N), num_replicas=2, rank=0)},  # type: ignore[arg-type]  # a range is a dataset
+    "own": {"sampler": range(0, N, 2)},
+    "own batches": {"batch_sampler": [[0, 2], [4]]},
+}
+
+
+@pytest.mark.parametrize("name", [*WHOLE, *SHARED])
+def test_ranks_that_all_get_all_samples_are_warned_of(packed: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    dataset = ShardMapDataset(packed, fields="key")
+    loaders = [DataLoader(each, **{**WHOLE, **SHARED}[name]) for each in (dataset, Subset(dataset, range(N)))]
+    own = DataLoader(range(N), **{**WHOLE, **SHARED}[name])
+    assert [len(list(loader)) for loader in loaders] == [len(loader) for loader in loaders]  # One rank: no warning.
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert len(list(own)) == len(own)
+    for loader in loaders:
+        if name in SHARED:
+            assert len(list(loader)) == len(loader)
+        else:
+            with pytest.warns(RuntimeWarning, match=r"each of 2 ranks gets all 21.*EpochSampler.*DistributedSampler"):
+                list(loader)
