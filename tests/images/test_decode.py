@@ -5,9 +5,19 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, features
 
-from shardio.images import check_orientation, decode_image, decode_pil
+from shardio.images import (
+    CropPlans,
+    check_orientation,
+    decode_all,
+    decode_image,
+    decode_pil,
+    open_image,
+    why_not_by_kernel,
+)
+from tests.images.arithmetic import PROGRESSIVE, SEQUENTIAL
 from tests.images.pictures import SIZES, Array, make_picture, read_by_pillow, save
 
 JPEGS: dict[str, dict[str, Any]] = {
@@ -50,6 +60,19 @@ def test_jpegs_of_rare_subsamplings_decode_to_the_pixels_of_pillow(sampling: int
     options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, sampling]
     content = cv2.imencode(".jpg", make_picture(*size), options)[1].tobytes()
     np.testing.assert_array_equal(decode_image(content), read_by_pillow(content))
+
+
+@pytest.mark.parametrize("content", [SEQUENTIAL, PROGRESSIVE], ids=["sequential", "progressive"])
+def test_arithmetic_coding_needs_no_pillow(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow may be built without it, and the kernel decodes none of it."""
+    expected = simplejpeg.decode_jpeg(content)
+    monkeypatch.setattr(Image, "open", None)
+    picture = open_image(content)
+    assert picture.way == "libjpeg"
+    np.testing.assert_array_equal(decode_image(content), expected)
+    box = CropPlans.whole(np.array([picture.size])).crop(np.array([[3, 5, 16, 8]]))
+    np.testing.assert_array_equal(decode_all([picture], box)[0], expected[3:19, 5:13])
+    assert str(why_not_by_kernel(content)).startswith("coded by process SOF")
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-SOI, EOI, SOS, DQT, DHT, DRI = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
-SOF0, SOF1, SOF2 = 0xC0, 0xC1, 0xC2
+SOI, EOI, SOS, DQT, DHT, DRI, DAC = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xCC
+SOF0, SOF1, SOF2, SOF9 = 0xC0, 0xC1, 0xC2, 0xC9
 RST0 = 0xD0
 APP0, APP1, APP2, APP9, APP14, COM = 0xE0, 0xE1, 0xE2, 0xE9, 0xEE, 0xFE
 
-FRAME_MARKERS = frozenset({*range(0xC0, 0xD0)} - {DHT, 0xC8, 0xCC})
+FRAME_MARKERS = frozenset({*range(0xC0, 0xD0)} - {DHT, 0xC8, DAC})
 """SOF0 … SOF15: C4 is DHT, C8 is reserved, CC is DAC (table B.1)."""
 
-_KNOWN = FRAME_MARKERS | {DHT, DQT, DRI, SOS, COM, *range(APP0, APP0 + 16)}
-"""What may stand before the image data (table B.1); files with anything else, such as arithmetic coding, are left to
-libjpeg, which knows or refuses them."""
+_KNOWN = FRAME_MARKERS | {DHT, DAC, DQT, DRI, SOS, COM, *range(APP0, APP0 + 16)}
+"""What may stand before the image data (table B.1); files with anything else are left to libjpeg, which knows or
+refuses them."""
 
 MAX_BLOCKS_IN_MCU = 10
 """Of an interleaved scan (B.2.3)."""
@@ -137,7 +137,7 @@ def _parse(content: bytes) -> JpegHead:
     if content[0] != 0xFF or content[1] != SOI:
         raise ValueError("the file does not begin with a JPEG's SOI marker")
     segments: list[Segment] = []
-    frame_start = restart_interval = 0
+    frame_start = restart_interval = conditioning_start = 0
     position, end = 2, len(content)
     while True:
         start = position
@@ -159,6 +159,8 @@ def _parse(content: bytes) -> JpegHead:
             if frame_start:
                 raise ValueError(f"there is a second frame header at byte {start}")
             frame_start, frame_stop = position, stop
+        elif marker == DAC:
+            conditioning_start = start
         elif marker == DRI:
             if length != 4:
                 raise ValueError(f"the segment with the restart interval at byte {start} has {length} bytes, not 4")
@@ -168,6 +170,8 @@ def _parse(content: bytes) -> JpegHead:
         position = stop
     if not frame_start:
         raise ValueError(f"there is no frame header before the image data at byte {stop}")
+    if conditioning_start and content[frame_start + 1] < SOF9:
+        raise ValueError(f"marker 0x{DAC:02x} at byte {conditioning_start} is none of Huffman coding")
     ids, factors = _read_components(content, frame_start, frame_stop)
     across, down = _largest(factors) if len(factors) > 1 else (1, 1)
     return JpegHead(
