@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import warnings
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardio.datasets.shared_cell import SharedCount
 from shardio.errors import SampleError
+from shardio.interruptions import let_through
 from shardio.order import Words, derive_key, make_key, random_words
 from shardio.world import find_worker
 
@@ -128,8 +130,11 @@ class BadSamples:
             describe: Names the dataset's samples, where it can.
 
         Raises:
-            SampleError: If something was put there too often.
+            SampleError: If something was put there too often, or there is no other sample.
+            OSError: If the quarantine file cannot be written.
         """
+        if self._on_error == "replace" and self._num_samples == 1:
+            raise error
         if num_tries == MAX_REPLACEMENTS:
             raise SampleError(
                 f"{error} (and neither could the {num_tries} samples that were tried before it, each in the place of "
@@ -142,6 +147,8 @@ class BadSamples:
         stream = derive_key(np.array([lot], np.uint64), make_key(0, "replace"))
         word = random_words(stream, np.array([num_tries], dtype=np.uint64))
         other = int(word[0] % np.uint64(self._num_samples))
+        if other == number:
+            other = (other + 1) % self._num_samples
         others_key = None if describe is None else describe(other)[0]
         self._write_down({**entry, "action": "replaced", "replacement": other, "replacement_key": others_key})
         return other
@@ -170,9 +177,16 @@ class BadSamples:
             warnings.warn(said, RuntimeWarning, stacklevel=3)
 
     def _write_down(self, entry: dict[str, Any]) -> None:
-        # One short write to a file that is open for appending: lines of several processes do not mix.
-        with self._quarantine.open("ab", buffering=0) as file:
-            file.write(json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
+        line = json.dumps(entry, ensure_ascii=False).encode(errors="surrogateescape") + b"\n"
+        try:
+            # One short write to a file that is open for appending: lines of several processes do not mix.
+            with self._quarantine.open("ab", buffering=0) as file:
+                if file.write(line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            let_through(error)
+            what = f"sample {entry['key'] or entry['sample']} is bad, and the quarantine file cannot be written"
+            raise OSError(error.errno, f"{what}: {error.strerror}", str(self._quarantine)) from error
 
 
 def read_with(
@@ -246,6 +260,7 @@ def _apart(read: Read) -> Read:
         except SampleError:
             raise
         except Exception as error:
+            let_through(error)
             if len(numbers) == 1:
                 return [Broken(error)]
         middle = len(numbers) // 2

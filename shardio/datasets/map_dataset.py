@@ -44,7 +44,7 @@ class MapDataset(Transformed, Dataset[Any]):
 
         Raises:
             TypeError: If one of them is not an integer.
-            ValueError: If one is negative.
+            ValueError: If one is negative, or the epoch is not below 2**62.
         """
         if seed is None:
             seed, _ = self.map_epoch.known or (0, 0)

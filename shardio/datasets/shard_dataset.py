@@ -151,7 +151,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
         Raises:
             TypeError: If ``epoch`` is no integer.
-            ValueError: If it is negative.
+            ValueError: If it is negative, or not below 2**62.
             RuntimeError: If a caller splits the samples over ranks again.
         """
         self.check_split_once()

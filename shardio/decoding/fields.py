@@ -24,6 +24,7 @@ from shardio.images import (
     open_image,
 )
 from shardio.integers import check_flag, check_integer
+from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
@@ -171,6 +172,8 @@ class FieldDecoder:
             return plan_images(self.transform, images, keys)
         except DecodeError as error:
             raise _cannot_decode(samples, error.number, error) from error
+        except StopIteration as error:  # It would end an epoch in silence.
+            raise RuntimeError(f"the transform {self.transform!r} raised StopIteration") from error
 
     def draw_images(
         self, samples: StoredSamples, images: list[Any], plans: CropPlans | None, rows: Pixels | None = None
@@ -215,8 +218,13 @@ class FieldDecoder:
         try:
             values.extend(map(decoder, column))  # type: ignore[arg-type]  # there is no None in it
         except Exception as error:  # Each kind of field is wrong in ways of its own.
+            let_through(error)
             place = len(values)
             key, where = samples.describe(place, (field,))
+            if isinstance(error, MemoryError):  # It need not be the sample's fault.
+                raise MemoryError(
+                    f"memory ran out while field {field!r} of sample {key} in {where} was decoded"
+                ) from error
             message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
             raise SampleError(message, place=place, key=key, where=where) from error
         return values
@@ -241,6 +249,7 @@ class FieldDecoder:
         try:
             return read(content, orientation=self.orientation, max_pixels=self.max_pixels)
         except ValueError as error:
+            let_through(error)
             raise _cannot_decode(samples, place, error) from error
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from shardio.device.window import Here, Window
 from shardio.handover import Count, hand_over, held_back
+from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
 
 
@@ -48,31 +49,26 @@ class Iteration:
         self._failure: _Failure | None = None
         self._late_counts: list[Count] = []
         self._is_open, self._was_handed = True, False
+        self._cut_short_by: str | None = None
 
     def __iter__(self) -> Iteration:
         return self
 
     def __next__(self) -> Any:
+        if self._cut_short_by is not None:
+            raise cut_short(self._cut_short_by)
         if not self._is_open:
             raise StopIteration
-        if self._was_handed:
-            self._window.follow(self._depth)
-            self._was_handed = False
-        hand_over(self._late_counts)
-        self._late_counts = []
-        while self._failure is None and self._window.num_under_way < self._depth:
-            self._failure = self._send_next()
-        if self._window.num_under_way:
-            batch, note = self._window.receive()
-            self.state, self._was_handed = note.state, True
-            hand_over(note.counts)
-            return batch
-        assert self._failure is not None, "nothing is under way"
-        (error, counts, self._late_counts), self._failure, self.state = self._failure, None, None
-        hand_over(counts)
-        if isinstance(error, StopIteration):
-            self.close()
-        raise error
+        self._cut_short_by = "an error"  # Until a batch is handed on: whatever happens meanwhile, one may be lost.
+        try:
+            batch, error = self._receive()
+        except BaseException as interruption:
+            self._cut_short_by = describe_error(interruption)
+            raise
+        self._cut_short_by = None
+        if error is not None:
+            raise error
+        return batch
 
     def close(self) -> None:
         """Wait until nothing is copied any more, and let go of the loader's iterator."""
@@ -84,6 +80,27 @@ class Iteration:
         if hasattr(self, "_was_handed"):
             self.close()
 
+    def _receive(self) -> tuple[Any, Exception | None]:
+        """Return the next batch, or the error that there is in its place."""
+        if self._was_handed:
+            self._window.follow(self._depth)
+            self._was_handed = False
+        hand_over(self._late_counts)
+        self._late_counts = []
+        while self._failure is None and self._window.num_under_way < self._depth:
+            self._failure = self._send_next()
+        if self._window.num_under_way:
+            batch, note = self._window.receive()
+            self.state, self._was_handed = note.state, True
+            hand_over(note.counts)
+            return batch, None
+        assert self._failure is not None, "nothing is under way"
+        (error, counts, self._late_counts), self._failure, self.state = self._failure, None, None
+        hand_over(counts)
+        if isinstance(error, StopIteration):
+            self.close()
+        return None, error
+
     def _send_next(self) -> _Failure | None:
         """Send a batch, if the loader gives one and it can be sent."""
         with held_back() as counts:
@@ -92,6 +109,7 @@ class Iteration:
                     self._batches = iter(self._loader)
                 batch = next(self._batches)
             except Exception as error:  # StopIteration, or anything.
+                let_through(error)
                 return _Failure(error, counts, [])
         # What a loader has not counted yet is not in its state either.
         state = self._loader.state_dict() if self._has_state and not counts else None  # type: ignore[attr-defined]
@@ -99,5 +117,6 @@ class Iteration:
             with outside_of_inference_mode():
                 self._window.send(batch, _Note(counts, state))
         except Exception as error:  # Of the user's transform, or of the device.
-            return _Failure(error, [], counts)
+            let_through(error)
+            return _Failure(no_end(error), [], counts)
         return None

@@ -101,8 +101,13 @@ class DevicePrefetcher:
         return running
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the loader's next epoch: to the loader, or else to its samplers and datasets that take it."""
-        tell_epoch(self.loader, epoch)
+        """Name the loader's next epoch: to the loader, or else to its samplers and datasets that take it.
+
+        Raises:
+            TypeError: If ``epoch`` is no integer.
+            ValueError: If it is negative, or not below 2**62.
+        """
+        tell_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=2**62))
 
     @property
     def has_state(self) -> bool:

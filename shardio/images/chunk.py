@@ -14,6 +14,7 @@ from shardio.images.pixels import Pixels
 from shardio.images.plans import CropPlans
 from shardio.images.resizing import flip
 from shardio.images.scratch import scratch_pixels
+from shardio.interruptions import let_through
 
 
 class DecodeError(ValueError):
@@ -50,6 +51,7 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Seq
 
     Raises:
         DecodeError: If an image is truncated or damaged, or too large to be resized so.
+        MemoryError: If memory runs out, which says nothing of the image.
     """
     is_drawn = draw_by_kernel(images, plans, rows)
     boxes, sizes, windows = plans.box.tolist(), plans.size.tolist(), plans.window.tolist()
@@ -61,6 +63,7 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Seq
         try:
             draw = prepare(images[number], Box(*boxes[number]), height, width, Box(*windows[number]), plans.antialias)
         except ValueError as error:
+            let_through(error)
             raise DecodeError(number, str(error)) from error
         draws.append((number, draw))
     for number, draw in draws:
@@ -68,8 +71,9 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Seq
         unflipped = scratch_pixels("unflipped", *row.shape[:2]) if flips[number] else row
         try:
             draw(unflipped)
-        except (ValueError, MemoryError) as error:
-            raise DecodeError(number, str(error) or repr(error)) from error
+        except ValueError as error:
+            let_through(error)
+            raise DecodeError(number, str(error)) from error
         if flips[number]:
             flip(unflipped, out=row)
     return ["kernel" if drawn else image.way for image, drawn in zip(images, is_drawn.tolist(), strict=True)]

@@ -9,6 +9,9 @@ from typing import BinaryIO
 
 import PIL.Image
 
+from shardio.images.errors_of_pillow import PILLOW_ERRORS
+from shardio.interruptions import let_through
+
 _SIGNATURES = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -44,5 +47,6 @@ def _find_format(file: BinaryIO) -> str | None:
             warnings.simplefilter("ignore")  # What a header makes Pillow warn of comes up again at decoding.
             with PIL.Image.open(file) as image:
                 return image.format
-    except Exception:  # Whatever one of Pillow's many readers says, they are not its image's bytes.
+    except PILLOW_ERRORS as error:  # Whatever one of Pillow's many readers says, they are not its image's bytes.
+        let_through(error)
         return None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
 import PIL.Image
 import simplejpeg
 
+from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.jpeg.codec import prepare_part
 from shardio.images.jpeg.markers import APP1, JpegHead, read_head, why_irregular
 from shardio.images.jpeg.regions import Box
@@ -137,7 +138,7 @@ class PillowPicture(Picture):
         return lambda: self._decode()[box.top : box.top + box.height, box.left : box.left + box.width]
 
     def _decode(self) -> Pixels:
-        with _errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
+        with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
             pixels = np.array(image.convert("RGB"))
         if pixels.shape[:2] != self.size:
             raise ValueError(f"the header says {self.size} pixels, height and width, and there are {pixels.shape[:2]}")
@@ -160,7 +161,7 @@ def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixel
     """
     if content.startswith(JPEG_START) and (picture := _open_jpeg(content, orientation, max_pixels)) is not None:
         return picture
-    with _errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
         _check_size(image.height, image.width, max_pixels)
         if orientation == "ignore" and image.format != "TIFF":
             return PillowPicture(content, image.height, image.width)
@@ -182,7 +183,7 @@ def _open_jpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Pic
     _check_size(head.height, head.width, max_pixels)
     turn = UPRIGHT
     if orientation == "apply" and any(segment.marker == APP1 for segment in head.segments):
-        with _errors_of_pillow():
+        with errors_of_pillow():
             turn = read_jpeg_turn(content)
     return JpegPicture(content, head, turn)
 
@@ -205,16 +206,3 @@ def _check_size(height: int, width: int, max_pixels: int) -> None:
         raise TooManyPixels(
             f"the image has {width}×{height} pixels, more than max_pixels={max_pixels}: raise max_pixels if it may"
         )
-
-
-@contextmanager
-def _errors_of_pillow() -> Iterator[None]:
-    """Raise ValueError for whatever Pillow's many readers raise for a damaged file."""
-    try:
-        yield
-    except ValueError:
-        raise
-    except PIL.UnidentifiedImageError as error:  # Its own words name an address in memory.
-        raise ValueError("it is no image of a format that is known here") from error
-    except Exception as error:
-        raise ValueError(str(error) or repr(error)) from error

@@ -10,10 +10,34 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.datasets.bad_samples import all_skipped
 from shardio.decoding import FieldDecoder
 from shardio.loader.collate import collate_column
 from shardio.loader.messages import Column
+from shardio.loader.pending import Batch
 from shardio.loader.slots import Views
+
+
+def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
+    """Make what the user gets of a batch that is made.
+
+    Args:
+        decoder: Names the fields.
+        batch: Its parts.
+        views: What lies in its slot.
+
+    Raises:
+        SampleError: If all of its samples were skipped.
+        ValueError: If images differ in size.
+    """
+    parts = [part for part in batch.parts if len(part.plan)]
+    if not parts:
+        raise all_skipped([key for part in batch.parts for key in part.skipped])
+    rows = [slice(part.row, part.row + len(part.plan)) for part in parts]
+    is_marked = parts[0].plan.valid is not None
+    valid = np.concatenate([part.plan.valid for part in parts]) if is_marked else None
+    columns = [part.columns or [] for part in parts]
+    return assemble(decoder, list(zip(rows, columns, strict=True)), views, valid)
 
 
 def assemble(

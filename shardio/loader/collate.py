@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_
 
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.datasets.bad_samples import Broken, Skipped, all_skipped
+from shardio.decoding import find_wide
+from shardio.interruptions import let_through, no_end
 from shardio.loader.maker import describe_failure
 from shardio.loader.messages import Failed
 
@@ -60,9 +63,39 @@ class CollateKept:
         try:
             return self.collate(_keep(samples) if self.is_batched else _keep([samples])[0])
         except Exception as error:
+            let_through(error)
+            failure = no_end(error)
             if get_worker_info() is None:
-                return Failed(serial=0, error=error, traceback=None)
-            return describe_failure(0, error)
+                return Failed(serial=0, error=failure, traceback=None)
+            return describe_failure(0, failure)
+
+
+@dataclass(frozen=True, slots=True)
+class CollateEndless:
+    """Collate as the user's function does; raise RuntimeError where that raises StopIteration.
+
+    Attributes:
+        collate: The function.
+    """
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        try:
+            return self.collate(samples)
+        except StopIteration as error:
+            raise no_end(error) from error
+
+
+@contextmanager
+def endless_collate(loader: Any) -> Iterator[None]:
+    """Have iterators of torch's that are made in the block collate by CollateEndless."""
+    users = loader.collate_fn
+    loader.collate_fn = CollateEndless(users)
+    try:
+        yield
+    finally:
+        loader.collate_fn = users
 
 
 def _keep(samples: Sequence[Any]) -> list[Any]:
@@ -80,7 +113,7 @@ def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does."""
     first = values[0]
     if not (isinstance(first, torch.Tensor) and first.dtype == torch.uint8 and first.ndim == 3 and first.shape[0] == 3):
-        return default_collate(list(values))
+        return _collate_default(values)
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:
         raise ValueError(
@@ -90,3 +123,16 @@ def collate_column(values: Sequence[Any]) -> Any:
     # [3, H, W] views of [H, W, 3] memory: stacked as they lie, and seen as [N, 3, H, W].
     # By numpy: torch.stack starts threads for it, which take turns where several workers run.
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
+
+
+def _collate_default(values: Sequence[Any]) -> Any:
+    try:
+        return default_collate(list(values))
+    except Exception as error:
+        for place, value in enumerate(values):
+            if (wide := find_wide(value)) is not None:
+                raise ValueError(
+                    f"sample {place} of a batch has the integer {wide}, of more than 64 bits, which no tensor holds: "
+                    "write it as a string, or give a collate_fn that makes no tensor of it"
+                ) from error
+        raise

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shardio.decoding import FieldDecoder
+from shardio.interruptions import let_through
 from shardio.loader.deaths import Death
 from shardio.loader.hosts import HostPool
 from shardio.loader.maker import ChunkMaker
@@ -44,6 +45,11 @@ class Crew(ABC):
     @abstractmethod
     def is_here(self) -> bool:
         """Say whether it works for this process, and not for one from which this one was forked."""
+
+    @property
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Whether it can work no more."""
 
     def next_serial(self) -> int:
         """Return the next chunk's number."""
@@ -92,11 +98,16 @@ class HostCrew(Crew):
         super().__init__(plan.num_threads)
         self._memory_watchers = memory_watchers
         self._process_id = os.getpid()
+        self._is_closed = False
         self._pool = HostPool(plan)
         self._ring: SlotRing | None = None
 
     def is_here(self) -> bool:
         return self._process_id == os.getpid()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
 
     def lay_out(self, layout: Layout | None, num_ahead: int) -> None:
         super().lay_out(layout, num_ahead)
@@ -135,6 +146,7 @@ class HostCrew(Crew):
         self._pool.cancel()
 
     def close(self) -> None:
+        self._is_closed = True
         self._pool.close()
         self._ring = None  # What the user holds stays, and is freed with what holds it.
 
@@ -154,6 +166,10 @@ class CallerCrew(Crew):
 
     def is_here(self) -> bool:
         return True
+
+    @property
+    def is_closed(self) -> bool:
+        return False  # It reads again when it is asked to.
 
     def take(self) -> Slot:
         assert self.layout is not None, "it was laid out"
@@ -183,6 +199,7 @@ class CallerCrew(Crew):
         try:
             return [self._maker.make(chunk, {place: view[chunk.rows] for place, view in views.items()})]
         except Exception as error:  # Not Ctrl-C and its like, which are no news of the chunk: they end the iteration.
+            let_through(error)
             return [Failed(serial=chunk.serial, error=error, traceback=None)]
 
     def cancel(self) -> None:

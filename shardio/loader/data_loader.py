@@ -25,7 +25,7 @@ from shardio.loader.arguments import (
     warn_of_whole_epochs,
 )
 from shardio.loader.batches import ordered_batches, sampled_batches
-from shardio.loader.collate import collate_channels_last, yields_images
+from shardio.loader.collate import collate_channels_last, endless_collate, yields_images
 from shardio.loader.delivery import SUPERSEDED
 from shardio.loader.epoch_batches import Batches, EpochBatches
 from shardio.loader.fast_path import FastPath, why_not_fast
@@ -180,7 +180,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         counter.progress = self._started = progress
         dataset = type(self.dataset).__name__
         check = partial(self._check_current, progress, self._decoder)
-        return self._follow(EpochBatches(batches, progress, check, dataset), progress)
+        return self._follow(EpochBatches(batches, check, progress, dataset), progress)
 
     def stats(self) -> LoaderStats:
         """Return what happened, and where the time went, since the loader was last iterated.
@@ -204,8 +204,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         return self._why_not_fast() is not None
 
     def _start_torchs(self) -> Iterator[Any]:
-        batches = super().__iter__()
-        return WorkersBatches(batches) if yields_images(self.dataset) else batches
+        with endless_collate(self):
+            batches = super().__iter__()
+        return EpochBatches(WorkersBatches(batches, goes_on=True)) if yields_images(self.dataset) else batches
 
     def _start_sampler(self, fast_path: FastPath) -> Iterator[Any]:
         if self._base_seed is None or not self.persistent_workers:
@@ -218,7 +219,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         inner = fast_path.inner
         plans, known = sampled_batches(inner, sampler, seed, epoch), inner.dataset.map_epoch.known
         known_epoch = None if known is None else known[1]
-        return fast_path.start(fast_path.ready_crew(), plans, known_epoch, pins=self._pins)
+        batches = fast_path.start(fast_path.ready_crew(), plans, known_epoch, pins=self._pins)
+        return EpochBatches(batches, batches.check)
 
     @property
     def _pins(self) -> bool:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from shardio.datasets.bad_samples import BadSamples, Describe, all_skipped
-from shardio.decoding import FieldDecoder
+from shardio.datasets.bad_samples import BadSamples
 from shardio.device.batches import map_tensors
 from shardio.errors import SampleError
+from shardio.interruptions import let_through
 from shardio.loader.agenda import Agenda
-from shardio.loader.assembly import assemble
+from shardio.loader.assembly import assemble_batch
 from shardio.loader.batches import BatchPlan
 from shardio.loader.crews import Crew
 from shardio.loader.deaths import MAX_DEATHS, Death, blame, cannot_start, warn_of
@@ -26,6 +26,7 @@ from shardio.loader.ending import before_the_end
 from shardio.loader.layouts import Sizes, lay_out
 from shardio.loader.messages import Failed, Made, Outcome, Unreadable
 from shardio.loader.pending import Batch, Part, sort_slots
+from shardio.loader.source import Source
 from shardio.loader.stats import Tally
 from shardio.torch_modes import own_tensors
 
@@ -35,27 +36,8 @@ SUPERSEDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """What is delivered.
-
-    Attributes:
-        decoder: Names the fields.
-        locate: Returns what a reader reads samples by, from their numbers.
-        describe: Returns a sample's key and where it lies, from its number.
-        epoch: The epoch, where it is known.
-        check: Raises if the dataset has another transform by now.
-    """
-
-    decoder: FieldDecoder
-    locate: Callable[[NDArray[np.int64]], Any]
-    describe: Describe
-    epoch: int | None
-    check: Callable[[], None]
-
-
 class Delivery:
-    """An iterator over an epoch's batches.
+    """An epoch's batches, made and taken one after another.
 
     Args:
         source: What they consist of.
@@ -68,9 +50,6 @@ class Delivery:
         tally: Counts.
         closes_crew: Whether the crew ends with the delivery.
         pins: Whether batches go to torch's pinned memory.
-
-    Attributes:
-        num_taken: How many batches were asked for, and came or failed.
     """
 
     def __init__(
@@ -90,42 +69,47 @@ class Delivery:
         self._source, self._plans, self._batch_size, self._crew, self._sizes = source, plans, batch_size, crew, sizes
         self._bad_samples, self._timeout_s, self._tally = bad_samples, timeout_s, tally
         self._closes_crew, self._pins = closes_crew, pins
-        self.num_taken = 0
         self._is_open = True
         self._superseded = False
         self._batches: deque[Batch] = deque()  # In their order; the first is the next to be taken.
         self._agenda = Agenda(crew, source.locate, tally.began)
         self._num_failed_starts = 0
 
-    def __iter__(self) -> Delivery:
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next batch. One that cannot be made raises; the next call goes on behind it."""
+    def check(self) -> None:
+        """Raise RuntimeError if no batch must be asked for any more."""
         if self._superseded:
             raise RuntimeError(SUPERSEDED)
-        if not self._is_open:
-            raise StopIteration
         if not self._crew.is_here():
             raise RuntimeError("this iterator belongs to the process that this one was forked from: iterate again")
+        self._source.check()
+
+    def take(self) -> Any:
+        """Return the next batch, or Failed in its place.
+
+        Raises:
+            StopIteration: If there is none.
+            RuntimeError: If none came within the timeout.
+            HostError: If hosts cannot start.
+        """
+        self.check()
         began = time.perf_counter()
         try:
             with before_the_end(), own_tensors():
-                self._source.check()
                 batch = self._take()
                 made = self._assemble(batch)
+            if batch.error is not None:
+                return Failed(serial=0, error=batch.error, traceback=None)
+            self._tally.count_batch(batch.num_samples, batch.ways, time.perf_counter() - began)
+            return made
         except StopIteration:
             self.close()
             if self._bad_samples is not None:
                 self._bad_samples.warn(self._tally.num_replaced + self._tally.num_skipped, self._source.epoch)
             raise
         except BaseException:
+            self._closes_crew = True  # It may have been interrupted anywhere: another epoch gets another one.
             self.close()
             raise
-        if batch.error is not None:
-            raise batch.error
-        self._tally.count_batch(batch.num_samples, batch.ways, time.perf_counter() - began)
-        return made
 
     def close(self, *, superseded: bool = False) -> None:
         """Stop; what was made and not taken is thrown away.
@@ -162,7 +146,6 @@ class Delivery:
         batch = self._batches[0]
         self._wait_for(batch)
         self._batches.popleft()
-        self.num_taken += 1
         if batch.error is not None:
             self._crew.give_up(*sort_slots([batch]))
             self._agenda.drop(batch)
@@ -194,8 +177,9 @@ class Delivery:
         """Return the samples of the next batch that is not begun, if there is one."""
         try:
             return next(self._plans, None)
-        except Exception as error:  # A user's sampler failed: that is told after the batches that it gave.
-            self._plans = iter(())
+        except Exception as error:  # A user's sampler failed: that is told after the batches that it gave, ever after.
+            let_through(error)
+            self._plans = iter(partial(_raise, error), None)
             self._batches.append(Batch(slot=None, error=error))
             return None
 
@@ -300,19 +284,14 @@ class Delivery:
         """Return what the user gets, or note why there is nothing to get."""
         if batch.error is None:
             try:
-                joined = self._join(batch)
+                views = {} if batch.slot is None else self._crew.hand_out(batch.slot)
+                joined = assemble_batch(self._source.decoder, batch, views)
                 return map_tensors(joined, torch.Tensor.pin_memory) if self._pins else joined
             except Exception as error:
+                let_through(error)
                 batch.error = error
         return None
 
-    def _join(self, batch: Batch) -> Any:
-        views = {} if batch.slot is None else self._crew.hand_out(batch.slot)
-        parts = [part for part in batch.parts if len(part.plan)]
-        if not parts:
-            raise all_skipped([key for part in batch.parts for key in part.skipped])
-        rows = [slice(part.row, part.row + len(part.plan)) for part in parts]
-        is_marked = parts[0].plan.valid is not None
-        valid = np.concatenate([part.plan.valid for part in parts]) if is_marked else None
-        columns = [part.columns or [] for part in parts]
-        return assemble(self._source.decoder, list(zip(rows, columns, strict=True)), views, valid)
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -14,10 +14,11 @@ from shardio.datasets.subsets import Inner, look_inside
 from shardio.datasets.transformed import TOO_LATE
 from shardio.loader.batches import BatchPlan
 from shardio.loader.crews import CallerCrew, Crew, HostCrew
-from shardio.loader.delivery import Delivery, Source
+from shardio.loader.delivery import Delivery
 from shardio.loader.layouts import Sizes
 from shardio.loader.messages import Plan
 from shardio.loader.slots import OnMemory
+from shardio.loader.source import Source
 from shardio.loader.stats import Tally
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
 
@@ -95,7 +96,7 @@ class FastPath:
         if self._is_persistent and (last := self._last()) is not None:
             last.close(superseded=True)
         former = self._crew
-        if former is None or not self._is_persistent or not former.is_here():
+        if former is None or former.is_closed or not self._is_persistent or not former.is_here():
             self._crew = self._make_crew()
             if former is not None and former.is_laid_out:
                 self._crew.lay_out(former.layout, self._sizes.num_ahead(former.layout))

@@ -21,6 +21,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.subsets import Inner, keys_and_lots, look_inside
 from shardio.datasets.valid import mark_valid
+from shardio.interruptions import is_interruption, let_through
 from shardio.loader.ending import before_the_end
 from shardio.loader.messages import Failed
 from shardio.order import Cursor, EpochCounter, Split, Words
@@ -130,29 +131,29 @@ class SamplerFeed:
 
 
 class WorkersBatches:
-    """An iterator over the batches of an epoch that torch's loader makes, in its workers or here.
+    """The batches of an epoch that torch's loader makes, in its workers or here.
 
     Args:
         batches: Torch's iterator.
         bad_samples: Warns at the end of samples that could not be read.
         epoch: The epoch, where it is known.
-
-    Attributes:
-        num_taken: How many were asked for, and came or failed.
+        goes_on: Whether an error of torch's iterator is a batch's, and the next one can be taken.
     """
 
-    def __init__(self, batches: Iterator[Any], bad_samples: BadSamples | None = None, epoch: int | None = None) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        bad_samples: BadSamples | None = None,
+        epoch: int | None = None,
+        *,
+        goes_on: bool = False,
+    ) -> None:
         self._batches: Iterator[Any] | None = batches
-        self._bad_samples, self._epoch = bad_samples, epoch
-        self.num_taken = 0
+        self._bad_samples, self._epoch, self._goes_on = bad_samples, epoch, goes_on
 
-    def __iter__(self) -> WorkersBatches:
-        return self
-
-    def __next__(self) -> Any:
-        """Return the next batch. One that cannot be made raises; the next call goes on behind it."""
-        if self._batches is None:
-            raise StopIteration
+    def take(self) -> Any:
+        """Return the next batch, or Failed in its place."""
+        assert self._batches is not None, "it was not closed"
         try:
             with before_the_end(), own_tensors():
                 batch = next(self._batches)
@@ -161,10 +162,12 @@ class WorkersBatches:
             if self._bad_samples is not None:
                 self._bad_samples.warn_of_counted(self._epoch)
             raise
-        self.num_taken += 1
+        except Exception as error:
+            if not self._goes_on or is_interruption(error):
+                raise
+            return Failed(serial=0, error=error, traceback=None)
         if isinstance(batch, Failed):
             batch.explain()
-            raise batch.error
         return batch
 
     def close(self) -> None:
@@ -222,6 +225,7 @@ class _TicketDataset(torch.utils.data.Dataset[Any]):
         try:
             return self._read(tickets)
         except Exception as error:
+            let_through(error)
             return [Broken(error)]  # Torch's loader shall take it for a batch: its iterator would end, or not count it.
 
     def _read(self, tickets: list[_Ticket]) -> list[Any]:

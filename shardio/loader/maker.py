@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.decoding import FieldDecoder
+from shardio.decoding import FieldDecoder, refuse_wide
 from shardio.errors import SampleError
 from shardio.images import Way, prepare_kernel
 from shardio.loader.messages import Chunk, Column, Failed, Made, StageTimes, Unreadable
@@ -64,7 +64,10 @@ class ChunkMaker:
                 num_by_way.update(ways)
                 columns.append(None if rows_fit else drawn)
             else:
-                columns.append(_compact(name, decoder.decode_field(name, stored), destination))
+                values = decoder.decode_field(name, stored)
+                if name == "json":
+                    refuse_wide(stored, name, values)  # The batch is to be tensors.
+                columns.append(_compact(name, values, destination))
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(wait_s=wait_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
         return Made(serial=chunk.serial, columns=columns, times=times, ways=num_by_way)
@@ -73,10 +76,7 @@ class ChunkMaker:
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
     """Return a column as it travels: labels as int64 [n], nothing for arrays that fit the slot."""
     if name in ("label", LABEL_FIELD):
-        try:
-            return np.array(values, np.int64)
-        except OverflowError:
-            return values
+        return np.array(values, np.int64)
     if destination is not None and all(
         isinstance(value, np.ndarray) and value.dtype == destination.dtype and value.shape == destination.shape[1:]
         for value in values

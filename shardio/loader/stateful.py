@@ -42,7 +42,7 @@ class Stateful:
 
         Raises:
             TypeError: If ``epoch`` is no integer.
-            ValueError: If it is negative.
+            ValueError: If it is negative, or not below 2**62.
         """
         epoch = check_epoch(epoch)
         # A map-style dataset of shardio's has no order of its own, and may serve several loaders.

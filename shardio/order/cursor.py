@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from shardio.integers import check_integer
 from shardio.order.split import Split
 
+MAX_EPOCH = 2**62
+"""Epochs have numbers below this, so that those that follow one fit 64 bits, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
@@ -50,9 +53,9 @@ def check_epoch(epoch: int) -> int:
 
     Raises:
         TypeError: If it is no integer.
-        ValueError: If it is negative.
+        ValueError: If it is negative, or not below MAX_EPOCH.
     """
-    return check_integer("epoch", epoch, at_least=0)
+    return check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH)
 
 
 class EpochCounter:

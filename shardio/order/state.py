@@ -7,7 +7,7 @@ from typing import Any
 
 from shardio.errors import StateError
 from shardio.integers import check_integer
-from shardio.order.cursor import Cursor
+from shardio.order.cursor import MAX_EPOCH, Cursor
 from shardio.order.settings import OrderSettings
 
 STATE_VERSION = 1
@@ -58,8 +58,10 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
     if differences:
         raise StateError("the state belongs to another run: " + "; ".join(differences))
     epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
-    if epoch is None or epoch < 0:
-        raise StateError(f"the state's epoch must be an integer of at least 0, got {state.get('epoch')!r}")
+    if epoch is None or not 0 <= epoch < MAX_EPOCH:
+        raise StateError(
+            f"the state's epoch must be an integer of at least 0 and below 2**62, got {state.get('epoch')!r}"
+        )
     if position is None or not 0 <= position <= num_samples:
         raise StateError(f"the state's position must lie between 0 and {num_samples}, got {state.get('position')!r}")
     return Cursor(epoch=epoch, position=position)

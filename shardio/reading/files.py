@@ -6,6 +6,7 @@ import operator
 from collections.abc import Sequence
 
 from shardio.errors import SampleError
+from shardio.interruptions import let_through
 from shardio.reading.stored import StoredSamples
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
 
@@ -55,6 +56,7 @@ class FileReader:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path costs as much as the reading
                 return file.readall()
         except OSError as error:
+            let_through(error)
             message = f"the image {path} cannot be read: {error}"
             raise SampleError(message, place=place, key=path, where=self._root) from error
 

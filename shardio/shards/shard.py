@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SampleError
+from shardio.interruptions import let_through
 from shardio.sample import ByteRange, Sample
 from shardio.shards.comparison import Comparison, describe_place
 from shardio.shards.manifest import ShardEntry
@@ -95,7 +96,8 @@ class Shard:
         present = starts >= 0
         try:
             pieces: list[bytes] = read_pieces(self.tar, starts[present], stops[present])
-        except (OSError, EOFError):
+        except (OSError, EOFError) as error:
+            let_through(error)
             self._raise_unreadable(samples, there, starts, stops)
             pieces = read_pieces(self.tar, starts[present], stops[present])  # It can be read now.
         if present.all():
@@ -143,6 +145,7 @@ class Shard:
             try:
                 self.tar.read(ByteRange(start=start - BLOCK, stop=stop))
             except (OSError, EOFError) as error:
+                let_through(error)
                 key, origin = self.describe(int(samples[place]), fields)
                 message = f"sample {key} cannot be read from {origin}: {error}"
                 raise SampleError(message, place=place, key=key, where=origin) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardio import SampleError
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError
 from tests.faults.damage import (
     BATCH_SIZE,
     NUM_SAMPLES,
@@ -277,3 +278,43 @@ def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> 
     with pytest.raises(SampleError, match=r"cannot be read from .*\.tar at byte \d+.* the file is truncated"):
         collect(subject.loader(num_workers), before, after_first=cut)
     assert before == expected[: len(before)]
+
+
+@kinds
+def test_a_bad_sample_never_replaces_itself(tmp_path: Path, kind: Kind) -> None:
+    """Half of all samples are bad, so that many draws are needed."""
+    subject = Subject(tmp_path, kind, dict.fromkeys(range(0, NUM_SAMPLES, 2), cut_off))
+    for epoch in range(4):
+        loader = subject.loader(0, on_error="replace")
+        loader.set_epoch(epoch)
+        with told_of_bad(epoch=epoch):
+            batches_of(loader)
+    entries = subject.entries()
+    assert len(entries) > 4 * NUM_SAMPLES // 2
+    assert [entry for entry in entries if entry["sample"] == entry["replacement"]] == []
+
+
+def test_where_there_is_no_other_sample_it_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "a.jpg").write_bytes(b"no image")
+    dataset = ImageFolder(tmp_path)
+    for init in (None, print):
+        loader = DataLoader(
+            dataset,
+            sampler=EpochSampler(dataset),
+            on_error="replace",
+            quarantine=tmp_path / "bad.jsonl",
+            worker_init_fn=init,
+        )
+        with pytest.raises(SampleError, match=r"the image of sample .*a\.jpg .* cannot be decoded"):
+            next(iter(loader))
+    assert not (tmp_path / "bad.jsonl").exists()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_full_disk_names_the_quarantine_file(tmp_path: Path, num_workers: int) -> None:
+    subject = Subject(tmp_path, "map")
+    loader = subject.loader(num_workers, on_error="skip", quarantine="/dev/full")
+    with pytest.raises(OSError, match=r"the quarantine file cannot be written: No space left .*'/dev/full'") as raised:
+        batches_of(loader)
+    assert raised.value.errno == errno.ENOSPC

@@ -1,0 +1,33 @@
+"""Integers of more than 64 bits, which no tensor holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from shardio.errors import SampleError
+from shardio.reading import StoredSamples
+
+_LONG = re.compile(rb"[0-9]{19}")
+"""Without so many digits in a row, no integer of a text is too wide."""
+
+
+def find_wide(value: Any) -> int | None:
+    """Return an integer of more than 64 bits that a value, as of JSON, holds; None if there is none."""
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**63 else value
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return next((wide for part in parts if (wide := find_wide(part)) is not None), None)
+
+
+def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> None:
+    """Raise SampleError if a sample's JSON holds an integer of more than 64 bits."""
+    for place, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
+        if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:
+            key, where = samples.describe(place, (field,))
+            message = (
+                f"field {field!r} of sample {key} in {where} has the integer {wide}, of more than 64 bits, which no "
+                "tensor holds: write it as a string, or give a collate_fn that makes no tensor of it"
+            )
+            raise SampleError(message, place=place, key=key, where=where)

@@ -1,0 +1,264 @@
+"""An epoch that is interrupted in its midst never ends as if it were whole, and no sample is blamed for it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import pytest
+import torch
+
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.images.formats import find_format
+from shardio.loader.crews import CallerCrew
+from shardio.transforms import RandomHorizontalFlip
+from tests.faults.damage import Subject
+from tests.faults.hosts import CROP, batches_of, find_hosts, plain, send_signal
+from tests.faults.test_epochs_outlive_errors import catching
+from tests.sources import encode
+from tests.tars import write_tar
+
+ENDED = "this epoch ended before its last batch"
+
+
+def rest_of(batches: Iterator[Any], received: list[Any]) -> str | None:
+    """Collect the rest of an epoch; return the words of the error that ended it, which must come for ever then."""
+    try:
+        received += map(plain, batches)
+    except RuntimeError as error:
+        with pytest.raises(RuntimeError, match=ENDED):
+            next(batches)
+        return str(error)
+    return None
+
+
+class Interruption:
+    """Raises KeyboardInterrupt at the n-th call or return that shardio's code makes, as Ctrl-C may."""
+
+    def __init__(self, number: int) -> None:
+        self.num_left = number
+
+    def __call__(self, frame: Any, event: str, argument: object) -> None:
+        code = frame.f_code
+        is_ours = "/shardio/" in code.co_filename and event in ("call", "c_call", "c_return")
+        if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors there go nowhere.
+            self.num_left -= 1
+            if self.num_left == 0:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("through", ["loader", "sampler", "torch", "prefetcher"])
+def test_whenever_it_is_interrupted_no_batch_is_lost_or_repeated(tmp_path: Path, through: str) -> None:
+    subject = Subject(tmp_path, "map", {})
+    dataset = ShardMapDataset(subject.tars, fields=("image", "label", "key"), transform=CROP)
+
+    def start() -> Iterator[Any]:
+        torch.manual_seed(0)
+        sampler = None if through == "sampler" else EpochSampler(dataset)
+        loader = DataLoader(dataset, 8, sampler=sampler, worker_init_fn=print if through == "torch" else None)
+        return iter(DevicePrefetcher(loader, "cpu") if through == "prefetcher" else loader)
+
+    expected = [plain(batch) for batch in start()]
+    ends, number = set[str](), 1
+    while True:
+        batches, interruption, end = start(), Interruption(number), None
+        received = [plain(next(batches))]
+        sys.setprofile(interruption)
+        try:
+            received.append(plain(next(batches)))
+        except KeyboardInterrupt:
+            end = rest_of(batches, received)
+        finally:
+            sys.setprofile(None)
+        if interruption.num_left > 0:
+            break
+        assert received == (expected if end is None else expected[: len(received)]), number
+        ends |= set() if end is None else {end}
+        number += 1 + number // 5
+    assert number > 500
+    assert [end for end in ends if ENDED not in end] == []
+    assert any("KeyboardInterrupt" in end for end in ends)
+
+
+@pytest.fixture
+def pngs(tmp_path: Path) -> Path:
+    """A tar of images that Pillow decodes."""
+    contents = [encode(number, width=64, height=64, suffix="png") for number in range(12)]
+    tar = tmp_path / "pngs.tar"
+    write_tar(tar, [member for at, png in enumerate(contents) for member in ((f"{at}.png", png), (f"{at}.cls", b"0"))])
+    return tar
+
+
+@contextmanager
+def at_conversion(number: int, act: Callable[[], None]) -> Iterator[None]:
+    """Do something while Pillow decodes an image, the n-th from here on."""
+    convert, num_left = PIL.Image.Image.convert, number
+
+    def convert_or_act(image: PIL.Image.Image, *arguments: Any) -> PIL.Image.Image:
+        nonlocal num_left
+        num_left -= 1
+        if num_left == 0:
+            act()
+        return convert(image, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PIL.Image.Image, "convert", convert_or_act)
+        yield
+
+
+@contextmanager
+def handler_raises(error: BaseException) -> Iterator[None]:
+    """Have SIGUSR1 handled by a function that raises an error."""
+
+    def handle(number: int, frame: object) -> None:
+        raise error
+
+    former = signal.signal(signal.SIGUSR1, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+
+
+def signal_us() -> None:
+    signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("error", [TimeoutError("too long"), ValueError("enough"), Exception("stop now")], ids=repr)
+@pytest.mark.parametrize("init", [None, print], ids=["here", "torch here"])
+def test_no_sample_is_blamed_for_what_a_signal_handler_raises(
+    pngs: Path, tmp_path: Path, error: Exception, init: Any
+) -> None:
+    quarantine = tmp_path / "quarantine.jsonl"
+    dataset = ShardMapDataset(pngs, transform=CROP)
+    sampler = EpochSampler(dataset, shuffle=False)
+    loader = DataLoader(dataset, 4, sampler=sampler, on_error="replace", quarantine=quarantine, worker_init_fn=init)
+    batches = iter(loader)
+    next(batches)
+    with handler_raises(error), at_conversion(1, signal_us), pytest.raises(type(error)) as raised:
+        next(batches)
+    assert raised.value is error
+    with pytest.raises(RuntimeError, match=ENDED):
+        next(batches)
+    assert loader.state_dict()["position"] == 4
+    assert not quarantine.exists()
+
+
+@pytest.mark.parametrize("error", [TimeoutError("too long"), SyntaxError("stop")], ids=repr)
+def test_no_file_is_no_image_for_what_a_signal_handler_raises(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PIL.Image, "open", lambda file: signal_us())
+    with handler_raises(error), pytest.raises(type(error)) as raised:
+        find_format(b"neither PNG nor JPEG")
+    assert raised.value is error
+
+
+def test_memory_that_runs_out_is_no_bad_sample(pngs: Path, tmp_path: Path) -> None:
+    def run_out() -> None:
+        raise MemoryError("none left")
+
+    quarantine = tmp_path / "quarantine.jsonl"
+    loader = DataLoader(ShardDataset(pngs, transform=CROP), 4, on_error="skip", quarantine=quarantine)
+    with at_conversion(2, run_out), pytest.raises(MemoryError, match="none left"):
+        next(iter(loader))
+    assert not quarantine.exists()
+
+
+def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = Subject(tmp_path, "shards", {}).loader(0)
+    loader.timeout = 0.01
+    expected = batches_of(loader)
+    loader.set_epoch(0)
+    batches = iter(loader)
+    received = [plain(next(batches))]
+    with monkeypatch.context() as patch:
+        patch.setattr(CallerCrew, "receive", lambda self, timeout_s: [])
+        with pytest.raises(RuntimeError, match="no batch came within timeout"):
+            next(batches)
+    end = rest_of(batches, received)
+    assert end is not None
+    assert "no batch came within timeout" in end
+    loader.load_state_dict(loader.state_dict())
+    assert received + batches_of(loader) == expected
+
+
+def test_workers_that_were_interrupted_are_not_used_again(tmp_path: Path) -> None:
+    loader = Subject(tmp_path, "map", {}).loader(1, persistent_workers=True, prefetch_factor=1)
+    expected = batches_of(loader)
+    loader.set_epoch(0)
+    batches = iter(loader)
+    received = [plain(next(batches))]
+    send_signal(find_hosts()[-1], signal.SIGKILL)
+    with pytest.raises(RuntimeWarning, match="was killed by SIGKILL"):  # Warnings are errors in these tests.
+        received += map(plain, batches)
+    end = rest_of(batches, received)
+    assert end is not None
+    assert "SIGKILL" in end
+    assert received == expected[: len(received)] != expected
+    loader.set_epoch(0)
+    assert batches_of(loader) == expected
+
+
+def test_a_sampler_that_failed_does_not_end_the_epoch_later(tmp_path: Path) -> None:
+    class Failing:
+        def __iter__(self) -> Iterator[list[int]]:
+            yield [0, 1]
+            raise OSError("no more numbers")
+
+    subject = Subject(tmp_path, "map", {})
+    batches = iter(DataLoader(ShardMapDataset(subject.tars, transform=CROP), batch_sampler=Failing()))
+    next(batches)
+    for _ in range(3):
+        with pytest.raises(OSError, match="no more numbers"):
+            next(batches)
+
+
+class Ending:
+    """A collate_fn, or a transform, that raises StopIteration the third time."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, samples: Any) -> int:
+        self.num_calls += 1
+        if self.num_calls == 3:
+            raise StopIteration
+        return 0
+
+
+class EndingTransform(RandomHorizontalFlip):
+    """One of our transforms, as people make it another one."""
+
+    def draw(self, sizes: Any, keys: Any) -> Any:
+        raise StopIteration
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("kind", ["shards", "map", "plain map"])
+def test_stop_iteration_of_the_users_code_ends_no_epoch(tmp_path: Path, kind: str, num_workers: int) -> None:
+    subject = Subject(tmp_path, "map", {})
+    for what in ("collate_fn", "transform")[: 1 if num_workers else 2]:
+        transform = CROP if what == "collate_fn" else EndingTransform()
+        options: dict[str, Any] = {"fields": ("key",) if what == "collate_fn" else ("image",)}
+        options["transform"] = None if what == "collate_fn" else transform
+        dataset: Any = (ShardDataset if kind == "shards" else ShardMapDataset)(subject.tars, **options)
+        loader = DataLoader(
+            dataset,
+            batch_size=8,
+            num_workers=num_workers,
+            sampler=EpochSampler(dataset) if kind == "map" else None,
+            collate_fn=Ending() if what == "collate_fn" else None,
+        )
+        errors: list[Exception] = []
+        assert len(list(catching(iter(loader), errors))) == (4 if what == "collate_fn" else 0)
+        assert len(errors) == (1 if what == "collate_fn" else 5)
+        assert {type(error) for error in errors} == {RuntimeError}
+        assert all("raised StopIteration" in str(error) for error in errors)
