@@ -21,6 +21,7 @@ from shardio.cli.loading import (
     bad_samples_name_the_option,
     has_class_folders,
     make_loader_options,
+    tell_of_the_share,
 )
 from shardio.cli.terminal import echo
 from shardio.processors import count_processors
@@ -53,6 +54,8 @@ def bench(
         loader, stored = _make_loader(
             source, fields, image_size, make_loader_options(batch_size, num_workers, on_error)
         )
+
+    tell_of_the_share()
 
     def report(epoch: int, meter: Meter) -> None:
         stats = None if loader.runs_torchs_workers else loader.stats()
@@ -135,9 +138,13 @@ def _make_loader(
 
 
 def _as_json(epoch: int, meter: Meter, stats: LoaderStats | None) -> str:
+    from shardio.world import find_world
+
     counts = {name: getattr(meter, name) for name in ("num_batches", "num_samples", "elapsed_s", "first_batch_s")}
     rates = {name: getattr(meter, name) for name in ("samples_per_s", "samples_per_s_after_first_batch")}
-    return json.dumps({"epoch": epoch, **counts, **({} if stats is None else asdict(stats)), **rates})
+    return json.dumps(
+        {"epoch": epoch, **asdict(find_world()), **counts, **({} if stats is None else asdict(stats)), **rates}
+    )
 
 
 def _describe(epoch: int, meter: Meter, stats: LoaderStats | None, stored: Stored) -> str:

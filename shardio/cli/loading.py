@@ -34,6 +34,19 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
     }
 
 
+def tell_of_the_share() -> None:
+    """Say on standard error which rank this is, where there are several: the variables may be a former launcher's."""
+    from shardio.world import find_world
+
+    world = find_world()
+    if world.world_size > 1:
+        typer.echo(
+            f"rank {world.rank} of {world.world_size}: this process loads only its share of the samples. If no "
+            "launcher started it, unset RANK and WORLD_SIZE",
+            err=True,
+        )
+
+
 @contextmanager
 def bad_samples_name_the_option(on_error: OnErrorPolicy) -> Iterator[None]:
     """Let the error of a sample that cannot be read end with what goes on without it."""

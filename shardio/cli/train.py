@@ -9,7 +9,14 @@ from typing import Annotated, Literal
 import typer
 
 from shardio.cli.console import check_picture, require_matplotlib, wrong_values_are_wrong_usage
-from shardio.cli.loading import BatchSize, NumWorkers, OnError, bad_samples_name_the_option, make_loader_options
+from shardio.cli.loading import (
+    BatchSize,
+    NumWorkers,
+    OnError,
+    bad_samples_name_the_option,
+    make_loader_options,
+    tell_of_the_share,
+)
 from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS
 
@@ -196,6 +203,7 @@ def train(
             checkpoint_every=checkpoint_every,
             log_every=log_every,
         )
+    tell_of_the_share()
     with failures_told(), bad_samples_name_the_option(on_error):
         data = training.open_data(source, val, share, image_size, seed, max_pixels)
         loader, val_loader = data.make_loaders(make_loader_options(batch_size, num_workers, on_error))

@@ -19,6 +19,7 @@ from shardio.datasets.subsets import look_inside
 from shardio.integers import check_flag, check_integer
 from shardio.loader.collate import yields_images
 from shardio.loader.layouts import Unsaid
+from shardio.order import Split
 from shardio.world import find_world
 
 
@@ -172,3 +173,25 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
             RuntimeWarning,
             stacklevel=stacklevel + 1,
         )
+
+
+def warn_of_no_batches(split: Split) -> None:
+    """Warn of epochs in which this rank gets no batch at all."""
+    if split.remainder == "drop":
+        why = (
+            f"the {split.num_samples} samples are fewer than the {split.world_size * split.batch_size} of a step of "
+            "all ranks, and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size, or another "
+            "remainder"
+        )
+    else:
+        why = (
+            f"rank {split.rank} of {split.world_size} gets none of the {split.num_samples} samples: use fewer ranks, "
+            "or remainder='pad'"
+        )
+    warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=5)
+
+
+def sole_split(num_samples: int, batch_size: int | None) -> Split:
+    """Return the share of a rank that has all samples, and drops those that fill no batch."""
+    alone: dict[str, int] = {"num_samples": num_samples, "start": 0, "rank": 0, "world_size": 1}
+    return Split(**alone, batch_size=batch_size or 1, shuffled=False, remainder="drop")

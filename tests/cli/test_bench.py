@@ -188,3 +188,15 @@ def test_an_epoch_in_which_workers_mostly_started_is_not_judged() -> None:
     assert told.startswith("the epoch is too short to judge: of 0.18 s, about 0.18 s passed while workers started")
     alone = advise(stats({"read_s": 0.003}, num_workers=0, elapsed_s=0.18), SHARDS, 1)
     assert alone.startswith("no workers on 1 core: storage is the bottleneck")
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_who_is_one_of_several_ranks_is_told_so(packed: Path, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that a launcher left behind make a process load a part of the dataset."""
+    monkeypatch.setenv("RANK", str(world_size - 1))
+    monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    done = run(packed, "--batch-size", 4, "--num-workers", 0, "--image-size", 32, "--json")
+    found = json.loads(done.stdout)
+    assert (found["rank"], found["world_size"], found["num_samples"]) == (world_size - 1, world_size, 21 // world_size)
+    told = "rank 2 of 3: this process loads only its share of the samples. If no launcher started it, unset RANK and"
+    assert (told in done.stderr) == (world_size == 3)

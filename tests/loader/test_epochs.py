@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,14 @@ def test_an_epoch_beyond_all_training_is_refused_by_whoever_is_told(packed: Path
     sampled = ShardMapDataset(packed)
     loader = DataLoader(ShardDataset(packed))
     plain = torch.utils.data.DataLoader(sampled, sampler=EpochSampler(sampled))
-    told = [EpochCounter(), ShardDataset(packed), sampled, EpochSampler(sampled), loader, DataLoader(sampled)]
+    told: list[Any] = [
+        EpochCounter(),
+        ShardDataset(packed),
+        sampled,
+        EpochSampler(sampled),
+        loader,
+        DataLoader(sampled),
+    ]
     for owner in (*told, DevicePrefetcher(loader, "cpu"), DevicePrefetcher(plain, "cpu")):
         owner.set_epoch(2**62 - 1)
         for epoch in (2**62, 10**20):
@@ -25,3 +33,33 @@ def test_an_epoch_beyond_all_training_is_refused_by_whoever_is_told(packed: Path
     state = {**loader.state_dict(), "epoch": 10**20}
     with pytest.raises(StateError, match=r"epoch .* below 2\*\*62, got 1"):
         loader.load_state_dict(state)
+
+
+def test_epochs_without_batches_are_told_of_once(packed: Path) -> None:
+    """The dataset has 21 samples."""
+    mapped = ShardMapDataset(packed)
+    dropping: list[dict[str, Any]] = [
+        {"dataset": ShardDataset(packed)},
+        {"dataset": mapped, "sampler": EpochSampler(mapped)},
+        {"dataset": mapped},
+        {"dataset": mapped, "worker_init_fn": print},
+    ]
+    for options in dropping:
+        loader = DataLoader(batch_size=22, drop_last=True, **options)
+        with pytest.warns(RuntimeWarning, match=r"no batches: the 21 samples are fewer than the 22 of a step") as told:
+            assert list(loader) == []
+        assert told[0].filename == __file__
+        assert list(loader) == []  # Warnings are errors in these tests.
+    shares = [ShardDataset(packed, remainder="keep", rank=rank, world_size=22) for rank in (0, 21)]
+    assert len(list(DataLoader(shares[0]))) == 1
+    with pytest.warns(RuntimeWarning, match="no batches: rank 21 of 22 gets none of the 21 samples: use fewer ranks"):
+        assert list(DataLoader(shares[1])) == []
+
+
+def test_the_rest_of_an_epoch_may_have_no_batches(packed: Path) -> None:
+    loader = DataLoader(ShardDataset(packed), batch_size=20, drop_last=True)
+    batches = iter(loader)
+    next(batches)
+    state = {**loader.state_dict(), "position": 20}
+    loader.load_state_dict(state)
+    assert list(loader) == []
