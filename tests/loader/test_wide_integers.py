@@ -28,7 +28,7 @@ def test_the_error_names_the_sample(tmp_path: Path, field: str, number: int) -> 
     named = "json" if field == "json" else "cls"
     with pytest.raises(SampleError, match=rf"field '{named}' of sample 2 in .*a\.tar.* 64 bits") as raised:
         next(iter(loader))
-    assert str(number) in str(raised.value)
+    assert str(number)[:40] in str(raised.value)
     assert raised.value.key == "2"
 
 
