@@ -128,7 +128,7 @@ def test_a_state_is_small_json_and_comes_back() -> None:
         ({"version": 2}, "version 2"),
         ({"version": None}, "version None"),
         ({"dataset": None}, "dataset.digest is None in the state"),
-        ({"epoch": -1}, "epoch must be at least 0"),
+        ({"epoch": -1}, "epoch must be an integer of at least 0"),
         ({"epoch": "2"}, "epoch must be an integer"),
         ({"position": 101}, "between 0 and 100, got 101"),
         ({"position": -1}, "between 0 and 100"),
