@@ -33,9 +33,12 @@ def check_classes(classes: Classes) -> tuple[str, ...]:
 
     Raises:
         TypeError: If it is neither.
-        ValueError: If it is empty, or a name comes twice.
+        ValueError: If it is empty, a name comes twice, or the dataset has parts that number classes differently.
     """
-    names = getattr(next(_members(classes), classes), "classes", classes)
+    members = list(_members(classes))
+    if any(list(member.classes) != list(members[0].classes) for member in members):
+        raise ValueError("classes is a dataset whose parts number classes differently: give one of the parts")
+    names = members[0].classes if members else getattr(classes, "classes", classes)
     if isinstance(names, str | bytes) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"classes must be a list of names, or a dataset that has classes, got {classes!r:.100}")
     if not names:
@@ -86,9 +89,8 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
     """Yield the datasets with class names within a dataset or a loader."""
     if depth == MAX_DEPTH:
         return
-    names = getattr(dataset, "classes", None)
-    if isinstance(names, list | tuple):
-        if names:
+    if isinstance(names := _find_names(dataset), list | tuple):
+        if names and all(isinstance(name, str) for name in names):
             yield dataset
         return
     for inner in ("dataset", "loader"):
@@ -99,6 +101,13 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
     if isinstance(datasets, list | tuple):
         for each in datasets:
             yield from _members(each, depth + 1)
+
+
+def _find_names(dataset: Any) -> Any:
+    try:
+        return getattr(dataset, "classes", None)
+    except Exception:  # Whatever a property raises: a dataset that cannot name classes has none to compare.
+        return None
 
 
 def _describe(dataset: Any) -> str:

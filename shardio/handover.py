@@ -16,6 +16,14 @@ Count = Callable[[], None]
 _HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
 
 
+def counts_when_received(loader: object) -> bool:
+    """Return whether a loader counts batches by :func:`hand_over`, so that its state is never ahead of the user.
+
+    Loaders say so by an attribute of this name. Others count what they were asked for.
+    """
+    return bool(getattr(loader, "counts_when_received", False))
+
+
 def hand_over(counts: Iterable[Count]) -> None:
     """Count what is handed on now; later, if whoever asked for it holds it back."""
     held = _HELD.get()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from shardio.datasets.epoch_cell import EpochCell
+from shardio.datasets.map_epoch import MapEpoch
 from shardio.datasets.shared_cell import SharedCell
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import Orientation
@@ -17,6 +20,10 @@ TOO_LATE = (
     "dataset.transform was set while samples were being loaded, or worker processes that stay have the one before: set "
     "it before iterating, or make a new loader"
 )
+
+
+SHARED = (EpochCell, MapEpoch, SharedCell)
+"""Attributes that worker processes see change."""
 
 
 class Transformed:
@@ -43,10 +50,10 @@ class Transformed:
         self._shared_num_sets.set(self._num_sets)
 
     def __copy__(self: Copied) -> Copied:
-        """Return a copy with a transform of its own: to set one leaves the other's workers alone."""
+        """Return a copy with a transform and an epoch of its own: setting them leaves the original alone."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
-        copied._shared_num_sets = SharedCell(self._num_sets)
+        own = {name: deepcopy(value) for name, value in self.__dict__.items() if isinstance(value, SHARED)}
+        copied.__dict__.update({**self.__dict__, **own})
         return copied
 
     @property

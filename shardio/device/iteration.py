@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardio.device.window import Here, Window
 from shardio.handover import Count, hand_over, held_back
 from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
+
+
+@dataclass(slots=True)
+class Received:
+    """Outlives an iteration that is left early.
+
+    Attributes:
+        state: The loader's state as of the last batch that was handed out; None where its own state is right.
+    """
+
+    state: dict[str, Any] | None = None
 
 
 class _Note(NamedTuple):
@@ -36,15 +49,15 @@ class Iteration:
         loader: Where batches come from.
         window: Those that are under way. It is closed with this.
         depth: How many these are.
-        has_state: Whether the loader can say where it is, and is ahead of what was handed out.
-
-    Attributes:
-        state: The loader's state as of the last batch that was handed out; None where its own state is right.
+        received: Is told the loader's state as of the last batch that was handed out.
+        is_ahead: Whether the loader's own state is ahead of that, since it counts a batch when it is asked for.
     """
 
-    def __init__(self, loader: Iterable[Any], window: Window | Here, depth: int, *, has_state: bool) -> None:
-        self.state: dict[str, Any] | None = None
-        self._loader, self._window, self._depth, self._has_state = loader, window, depth, has_state
+    def __init__(
+        self, loader: Iterable[Any], window: Window | Here, depth: int, received: Received, *, is_ahead: bool
+    ) -> None:
+        self._loader, self._window, self._depth = loader, window, depth
+        self._received, self._is_ahead = received, is_ahead
         self._batches: Iterator[Any] | None = None
         self._failure: _Failure | None = None
         self._late_counts: list[Count] = []
@@ -91,11 +104,11 @@ class Iteration:
             self._failure = self._send_next()
         if self._window.num_under_way:
             batch, note = self._window.receive()
-            self.state, self._was_handed = note.state, True
+            self._received.state, self._was_handed = note.state, True
             hand_over(note.counts)
             return batch, None
         assert self._failure is not None, "nothing is under way"
-        (error, counts, self._late_counts), self._failure, self.state = self._failure, None, None
+        (error, counts, self._late_counts), self._failure, self._received.state = self._failure, None, None
         hand_over(counts)
         if isinstance(error, StopIteration):
             self.close()
@@ -103,7 +116,8 @@ class Iteration:
 
     def _send_next(self) -> _Failure | None:
         """Send a batch, if the loader gives one and it can be sent."""
-        with held_back() as counts:
+        # A loader that is ahead has a state of its own making, in which everything within must count at the same time.
+        with nullcontext(list[Count]()) if self._is_ahead else held_back() as counts:
             try:
                 if self._batches is None:
                     self._batches = iter(self._loader)
@@ -111,8 +125,7 @@ class Iteration:
             except Exception as error:  # StopIteration, or anything.
                 let_through(error)
                 return _Failure(error, counts, [])
-        # What a loader has not counted yet is not in its state either.
-        state = self._loader.state_dict() if self._has_state and not counts else None  # type: ignore[attr-defined]
+        state = self._loader.state_dict() if self._is_ahead else None  # type: ignore[attr-defined]
         try:
             with outside_of_inference_mode():
                 self._window.send(batch, _Note(counts, state))

@@ -11,12 +11,13 @@ from typing import Any, cast
 import torch
 
 from shardio.device.batches import map_tensors
-from shardio.device.iteration import Iteration
+from shardio.device.iteration import Iteration, Received
 from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import Normalize, Preparation
 from shardio.device.streams import CudaStream, SideStream
 from shardio.device.window import Here, Window
 from shardio.epochs import tell_epoch
+from shardio.handover import counts_when_received
 from shardio.integers import check_integer
 from shardio.torch_modes import own_tensors
 
@@ -86,17 +87,20 @@ class DevicePrefetcher:
             if callable(watch := getattr(loader, "watch_memory", None)):
                 watch(register)
         self._running: Callable[[], Iteration | None] = _nothing
+        self._received = Received()
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]  # a loader without a length raises TypeError, as it should
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the loader's next epoch."""
+        self._received = Received()
         if self._side is None:
-            running = Iteration(self.loader, Here(self._prepare_here), depth=1, has_state=False)
+            running = Iteration(self.loader, Here(self._prepare_here), 1, self._received, is_ahead=False)
         else:
             window = Window(self._side, self._pool, self._copy, self._prepare)
-            running = Iteration(self.loader, window, self.depth, has_state=self.has_state)
+            is_ahead = self.has_state and not self.counts_when_received
+            running = Iteration(self.loader, window, self.depth, self._received, is_ahead=is_ahead)
         self._running = weakref.ref(running)  # Not more: who leaves it early lets go of it.
         return running
 
@@ -114,14 +118,18 @@ class DevicePrefetcher:
         """Whether the loader can say where it is."""
         return _has_state(self.loader)
 
+    @property
+    def counts_when_received(self) -> bool:
+        """Whether the loader counts a batch when the user receives it: see :mod:`shardio.handover`."""
+        return counts_when_received(self.loader)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state as of the last batch that was handed out.
 
         It is empty, and a RuntimeWarning says so, if the loader has none.
         """
-        running = self._running()
-        if running is not None and running.state is not None:
-            return running.state
+        if self._received.state is not None:
+            return self._received.state
         if callable(state_dict := getattr(self.loader, "state_dict", None)):
             return cast(dict[str, Any], state_dict())
         warnings.warn(_NO_STATE.format(type(self.loader).__name__), RuntimeWarning, stacklevel=2)
@@ -134,6 +142,7 @@ class DevicePrefetcher:
             TypeError: If the loader has no state, and this one is not empty.
         """
         self.close()
+        self._received = Received()
         if callable(load_state_dict := getattr(self.loader, "load_state_dict", None)):
             load_state_dict(state)
             return

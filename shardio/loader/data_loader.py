@@ -11,7 +11,7 @@ import torch.utils.data
 
 from shardio.datasets.bad_samples import OnError, check_on_error
 from shardio.datasets.subsets import look_inside
-from shardio.datasets.transformed import TOO_LATE
+from shardio.datasets.transformed import TOO_LATE, Transformed
 from shardio.integers import check_integer, check_optional_integer
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
@@ -72,12 +72,14 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     Raises:
         TypeError: If an argument is of the wrong kind.
-        ValueError: If arguments contradict each other or the dataset, or there can be no such quarantine file.
+        ValueError: If arguments contradict each other or the dataset, or the quarantine file cannot be written.
     """
 
     on_error: Any = Fixed()
     quarantine: Any = Fixed()
     shuffle: Any = Fixed()
+    counts_when_received = True
+    """Batches count when the user receives them, and not when a prefetcher asks for them."""
 
     def __init__(
         self,
@@ -237,7 +239,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     @property
     def _decoder(self) -> Any:
         """What makes values of samples, where the dataset is shardio's: another one has another transform."""
-        return getattr(look_inside(self.dataset).dataset, "decoder", None)
+        inner = look_inside(self.dataset).dataset
+        return inner.decoder if isinstance(inner, Transformed) else None
 
     def _check_current(self, progress: Progress, decoder: Any) -> None:
         if decoder is not self._decoder:

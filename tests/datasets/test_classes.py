@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 import shardio
 from shardio.classes import check_classes, warn_of_other_classes
@@ -137,11 +137,33 @@ def test_datasets_that_disagree_are_warned_of_where_they_are_used_together(
     assert caught[0].filename == __file__
 
 
+class Unnamed(Dataset[int]):
+    """A dataset of the user's whose attributes mean other things than shardio's."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.decoder(index)
+
+    @property
+    def classes(self) -> list[str]:
+        raise NotImplementedError("no names here")
+
+    def decoder(self, index: int) -> int:
+        return index
+
+
+def test_attributes_of_datasets_that_are_not_shardios_mean_nothing() -> None:
+    dataset = Unnamed()
+    assert list(shardio.DataLoader(dataset, sampler=shardio.EpochSampler(dataset, shuffle=False))) == [0, 1]
+
+
 def test_datasets_that_agree_are_not_warned_of(sources: dict[str, Path], images: Path) -> None:
     whole = ImageFolder(images)
     follows = ImageFolder(sources["folder"], classes=whole)
     first_only = Subset(ImageFolder(images), [0])
-    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0])]  # type: ignore[arg-type]  # a list is enough
+    unknown = [object(), MagicMock(), [1, 2], Subset([1], [0]), Unnamed()]  # type: ignore[arg-type]  # a list is enough
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_other_classes(whole, follows, first_only, *unknown)

@@ -7,6 +7,7 @@ import io
 import json
 import pickle
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,11 +197,12 @@ def test_crops_depend_on_seed_epoch_and_sample_alone(packed: Path) -> None:
     assert all(torch.equal(first[key], image) for key, image in (by_number[i] for i in range(21)))
 
 
-def test_set_epoch_changes_the_order_and_a_copy_keeps_its_own(packed: Path) -> None:
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_set_epoch_changes_the_order_and_a_copy_keeps_its_own(packed: Path, copied: Callable[[Any], Any]) -> None:
     dataset = ShardDataset(packed, fields="key", shuffle=True)
     first = list(dataset)
     assert list(dataset) == first
-    other = copy.deepcopy(dataset)
+    other = copied(dataset)
     other.set_epoch(1)
     assert list(other) != first
     assert sorted(other) == sorted(first)

@@ -7,6 +7,7 @@ import fcntl
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ import pytest
 import shardio
 from shardio.errors import BusyError
 from shardio.train import load_checkpoint, train
+from shardio.train.claims import claimed
+from shardio.world import World
 from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, StopAfter, StopError, make_config, make_loader, make_model
 
 ROOT = Path(shardio.__file__).parents[1]
@@ -85,6 +88,31 @@ def test_one_process_may_train_again_and_also_after_an_error(packed: Path, tmp_p
         assert len(train(make_model(), make_loader(packed), make_config(tmp_path))) == EPOCHS
 
 
+def test_a_copy_of_the_directory_leaves_it_claimed(tmp_path: Path) -> None:
+    alone = World(rank=0, world_size=1)
+    with claimed(tmp_path / "run", alone):
+        shutil.copytree(tmp_path / "run", tmp_path / "backup")
+        with pytest.raises(BusyError), claimed(tmp_path / "run", alone):
+            pass
+    with claimed(tmp_path / "run", alone):
+        pass
+
+
+def test_all_ranks_learn_that_the_directory_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    told = list[Any]()
+
+    def gather(value: Any) -> list[Any]:
+        told.append(value)
+        return told
+
+    monkeypatch.setattr("shardio.train.claims.gather", gather)
+    for rank in range(2):
+        with pytest.raises(NotADirectoryError), claimed(tmp_path / "file" / "run", World(rank=rank, world_size=2)):
+            pass
+    assert [type(value) for value in told] == [NotADirectoryError, type(None)]
+
+
 @pytest.mark.usefixtures("no_report")
 def test_where_there_are_no_locks_that_is_said_and_training_goes_on(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -92,7 +120,7 @@ def test_where_there_are_no_locks_that_is_said_and_training_goes_on(
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with caplog.at_level(logging.WARNING, "shardio"):
         assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))) == 1
     assert f"{tmp_path} lies on a file system without locks" in caplog.text
