@@ -18,6 +18,10 @@ _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
 """The methods in which a wrapper calls what it wraps. Only their local variables are looked at: looking at those of a
 training loop would keep a batch alive."""
 
+_SHARES = (("num_processes", "process_index"), ("num_replicas", "rank"))
+"""Attributes that say which part of how many an object takes: of Accelerate's and Transformers' IterableDatasetShard
+and Accelerate's BatchSamplerShard; of DistributedSampler and its heirs."""
+
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Made by ``accelerate.skip_first_batches``."""
 
@@ -68,5 +72,8 @@ def _num_parts(caller: Any) -> int:
         return int(caller.state.num_processes)
     if not isinstance(caller, Dataset | Sampler):
         return 1
-    # Accelerate's and Transformers' IterableDatasetShard, Accelerate's BatchSamplerShard; heirs of DistributedSampler.
-    return int(getattr(caller, "num_processes", None) or getattr(caller, "num_replicas", None) or 1)
+    own = getattr(caller, "__dict__", {})  # Not what it passes on from what it wraps.
+    for number, place in _SHARES:
+        if isinstance(own.get(number), int) and isinstance(own.get(place), int):
+            return int(own[number])
+    return 1

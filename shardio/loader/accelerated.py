@@ -6,6 +6,7 @@ Accelerate's own loaders do: ``accumulate`` must see the last batch, and ``gathe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -26,12 +27,15 @@ class Preparable:
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether the loader needs no wrapper: ``prepare`` asks by this name, and sets it afterwards."""
-        return self._feed is not None
+        """Whether the loader needs no wrapper: ``prepare_data_loader`` asks by this name, also for ``prepare``."""
+        has_order = self._feed is not None
+        if has_order and sys._getframe(1).f_globals.get("__name__") == "accelerate.accelerator":
+            self._is_in_accelerate = True  # It sets the attribute only in ``prepare``.
+        return has_order
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, is_prepared: bool) -> None:
-        self._is_in_accelerate = is_prepared and self._feed is not None
+        pass  # What is prepared stays so.
 
     @property
     def use_stateful_dataloader(self) -> bool:
@@ -39,7 +43,7 @@ class Preparable:
         return self._feed is not None
 
     def _follow(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        """Return an epoch's batches, in Accelerate's books where the loader was prepared."""
+        """Return an epoch's batches, which keep Accelerate's state up to date where the loader was prepared."""
         return PreparedEpoch(batches, progress) if self._is_in_accelerate else batches
 
 
@@ -61,13 +65,13 @@ class PreparedEpoch(Iterator[Any]):
         _check_parallelism(getattr(state, "parallelism_config", None), progress.split)
         self._batches, self._progress, self._device = batches, progress, state.device
         self._gradients = _gradients_class()()
-        self._is_begun = False
+        self._is_begun = self._is_listed = False
 
     def __next__(self) -> Any:
         from accelerate.utils import send_to_device
 
         if not self._is_begun:
-            self._is_begun = True
+            self._is_begun = self._is_listed = True
             self._gradients.begin()
             self._gradients.remainder = find_remainder(self._progress.split)
         try:
@@ -83,10 +87,12 @@ class PreparedEpoch(Iterator[Any]):
 
     def close(self) -> None:
         """Take the epoch off Accelerate's list of those that are under way."""
-        self._gradients.end()
+        if self._is_listed:
+            self._is_listed = False
+            self._gradients.end()
 
     def __del__(self) -> None:
-        if getattr(self, "_is_begun", False):
+        if hasattr(self, "_is_listed"):
             self.close()
 
 

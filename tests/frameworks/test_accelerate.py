@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 import pytest
 from accelerate import Accelerator, skip_first_batches
@@ -13,7 +14,7 @@ from accelerate.data_loader import IterableDatasetShard
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import ParallelismConfig
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, IterableDataset
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.loader.accelerated import find_remainder
@@ -117,12 +118,22 @@ def test_in_one_process_frameworks_may_wrap_what_they_like(packed: Path, keys: l
 
 
 @pytest.mark.usefixtures("_one_process")
-def test_an_epoch_that_is_left_is_off_accelerates_books(packed: Path) -> None:
+@pytest.mark.parametrize("prepare", ["prepare", "prepare_data_loader"])
+def test_accelerate_knows_of_an_epoch_until_it_ends_or_is_left(packed: Path, prepare: str) -> None:
     accelerator = Accelerator(cpu=True)
-    loader = accelerator.prepare(with_accelerate.make_shards(str(packed)))
+    loader = getattr(accelerator, prepare)(with_accelerate.make_shards(str(packed)))
     for _ in loader:
         assert accelerator.gradient_state.in_dataloader
         break
+    assert not accelerator.gradient_state.in_dataloader
+    ended = iter(loader)
+    for _ in ended:
+        is_last = accelerator.gradient_state.end_of_dataloader
+    assert is_last
+    with mock.patch.object(GradientState, "_remove_dataloader") as removed:  # Once: older ones fail the second time.
+        assert next(ended, None) is None
+        del ended
+    assert not removed.called
     assert not accelerator.gradient_state.in_dataloader
     direct = with_accelerate.make_shards(str(packed))
     for _ in direct:  # It was not prepared.
@@ -138,6 +149,29 @@ def test_a_second_split_is_noticed_in_workers_too(packed: Path, context: str | N
         list(TorchLoader(again, 4, **options))
     alone = IterableDatasetShard(ShardDataset(packed, fields="label", rank=0, world_size=1), 4, num_processes=2)
     assert sum(map(len, TorchLoader(alone, 4))) == 12
+
+
+class Passing(IterableDataset[Any]):
+    """A dataset of the user's around another one, whose attributes it passes on."""
+
+    def __init__(self, inner: Any, **attributes: Any) -> None:
+        self.inner = inner
+        self.__dict__.update(attributes)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def test_attributes_that_mean_something_else_are_no_second_split(packed: Path) -> None:
+    half = ShardDataset(packed, fields="label", rank=0, world_size=2)
+    sampler = EpochSampler(range(21), rank=0, world_size=2)
+    for around in (Passing(half, num_processes=4), Passing(half, num_processes=lambda: 4), Passing(sampler)):
+        assert len(list(around)) == 11
 
 
 def test_a_distributed_sampler_over_shards_is_refused(packed: Path) -> None:
