@@ -13,7 +13,7 @@ class DescriptionHook(MetadataHookInterface):
     """Sets the dynamic field ``readme``."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Write it into the metadata."""
+        """Write the description into the metadata."""
         root = Path(self.root)
         make_index_page = runpy.run_path(str(root / "tools" / "index_page.py"))["make_index_page"]
         text = make_index_page((root / "README.md").read_text(encoding="utf-8"), self.config.get("source-url"))

@@ -25,7 +25,7 @@ def count_processors() -> int:
 def _quotas(root: Path) -> Iterator[tuple[int, int]]:
     """Yield the quotas of this process's control groups: microseconds of time in so many microseconds.
 
-    The formats are those of cgroups(7), the kernel's ``admin-guide/cgroup-v2`` (cpu.max) and ``scheduler/sched-bwc``
+    The formats are those of cgroups(7), Linux's ``admin-guide/cgroup-v2`` (cpu.max) and ``scheduler/sched-bwc``
     (cpu.cfs_quota_us). A container often sees its own group as the root.
     """
     try:

@@ -18,7 +18,7 @@ PATIENCE_S = 5.0
 
 
 class _Gate:
-    """Counts who is inside; closed, it lets nobody in."""
+    """Counts the threads that are inside; closed, it admits no more."""
 
     def __init__(self) -> None:
         self.clear()

@@ -26,7 +26,7 @@ def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int
 
 
 def set_threads(num_workers: int, device: torch.device, num_before: int) -> str | None:
-    """Let torch leave processors to the loader's workers, if it computes on a CPU and the user has not chosen.
+    """Leave processors to the loader's workers, if torch computes on a CPU and the user has not chosen.
 
     Args:
         num_workers: The loader's.
