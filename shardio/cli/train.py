@@ -202,6 +202,7 @@ def train(
             resume=not fresh,
             checkpoint_every=checkpoint_every,
             log_every=log_every,
+            data={"image_size": image_size, "val_share": 0.0 if val is not None else share},
         )
     tell_of_the_share()
     with failures_told(), bad_samples_name_the_option(on_error):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import torch
@@ -59,6 +60,7 @@ class TrainConfig:
         resume: Whether a run that lies there is gone on with, and not begun anew in its place.
         log_every: Steps from one line of the log to the next. So often losses are read from the device and checked.
         checkpoint_every: Steps from one checkpoint to the next within an epoch; by default there is one at its end.
+        data: Further numbers and texts, by name, that a resumed run must have in common with its beginning.
     """
 
     epochs: int = 10
@@ -85,6 +87,7 @@ class TrainConfig:
     resume: bool = True
     log_every: int = 10
     checkpoint_every: int | None = None
+    data: Mapping[str, float | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in FLOATS:  # Not numpy's, which a checkpoint would hold, and not be read with.
@@ -119,7 +122,16 @@ class TrainConfig:
 
     def what_matters(self) -> dict[str, Any]:
         """Return the settings that a run which is gone on with must share with its beginning, by name."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if name not in MAY_CHANGE}
+        named = {name: value for name, value in dataclasses.asdict(self).items() if name not in (*MAY_CHANGE, "data")}
+        return {**named, **self.data}
+
+    def find_differing(self, saved: Mapping[str, Any]) -> list[str]:
+        """Return what differs from the settings of a checkpoint, each in words. It need not have those of ``data``."""
+        return [
+            f"{name} was {saved.get(name)!r}, is {value!r}"
+            for name, value in self.what_matters().items()
+            if saved.get(name) != value and (name in saved or name not in self.data)
+        ]
 
 
 def _check_device(name: str) -> torch.device:

@@ -34,5 +34,5 @@ def explain_lost_checkpoint(directory: Path, config: TrainConfig) -> str | None:
 
 def _is_of_first_epoch(best: Path, config: TrainConfig) -> bool:
     """Say whether a checkpoint can be one of the same run's first epoch."""
-    state, now = load_checkpoint(best), config.what_matters()
-    return len(state["results"]) == 1 and all(state["config"].get(name) == now[name] for name in now)
+    state = load_checkpoint(best)
+    return len(state["results"]) == 1 and not config.find_differing(state["config"])

@@ -277,11 +277,7 @@ class Run:
             self._score.sums.copy_(torch.stack([rank["score"] for rank in of_ranks]).sum(0))
 
     def _check_settings(self, saved: dict[str, Any], path: Path) -> None:
-        now = self.config.what_matters()
-        differing = [
-            f"{name} was {saved.get(name)!r}, is {now[name]!r}" for name in now if saved.get(name) != now[name]
-        ]
-        if differing:
+        if differing := self.config.find_differing(saved):
             raise StateError(
                 f"{path} is of a run with other settings: {'; '.join(differing)}: give those of then, name another "
                 "directory, or begin anew (resume=False)"

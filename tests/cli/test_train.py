@@ -168,9 +168,10 @@ def test_a_run_is_written_and_gone_on_with_by_the_same_command(packed: Path, tmp
     assert [line["epoch"] for line in map(LINE.fullmatch, lines) if line] == ["1"]
     steps = [line["step"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines())]
     assert steps == [1, 2, 3, 3, 4, 5, 6, 6]
-    done = _train(packed, "--epochs", "2", *command, "--lr", "0.5")
+    done = _train(packed, "--epochs", "2", *command, "--lr", "0.5", "--image-size", "48", "--val-share", "0.3")
     assert done.returncode == 1
-    _assert_one_line_message(done.stderr, "lr was 0.002, is 0.5")
+    differing = "lr was 0.002, is 0.5; image_size was 32, is 48; val_share was 0.2, is 0.3"
+    _assert_one_line_message(done.stderr, differing)
 
 
 def test_class_folders_are_trained_on_and_validated_by_shards(images: Path, packed: Path, tmp_path: Path) -> None:
