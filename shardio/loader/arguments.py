@@ -175,8 +175,11 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
         )
 
 
-def warn_of_no_batches(split: Split) -> None:
-    """Warn of epochs in which this rank gets no batch at all."""
+def warn_of_no_batches(split: Split, told_of: set[Split]) -> None:
+    """Warn of epochs in which this rank gets no batch at all, unless ``told_of`` has them; put them there."""
+    if split in told_of:
+        return
+    told_of.add(split)
     if split.remainder == "drop":
         why = (
             f"the {split.num_samples} samples are fewer than the {split.world_size * split.batch_size} of a step of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch.utils.data
@@ -135,7 +135,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             self.prefetch_factor = Unsaid(self.prefetch_factor)
         self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
         self._started: Progress | None = None
-        self._tell_of_no_batches = cache(warn_of_no_batches)  # Once.
+        self._told_of = set[Split]()  # Epochs without batches.
         self._fast_path: FastPath | None = None
         self._fast_settings: tuple[Any, ...] = ()
         self._base_seed: tuple[int, int] | None = None
@@ -172,7 +172,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         if feed is None:
             warn_of_whole_epochs(self.dataset, self.batch_sampler or self.sampler, stacklevel=5)
             if self.drop_last and yields_images(self.dataset) and not len(self):
-                self._tell_of_no_batches(sole_split(len(self.sampler), self.batch_size))
+                warn_of_no_batches(sole_split(len(self.sampler), self.batch_size), self._told_of)
             return self._start_torchs() if fast_path is None else self._start_sampler(fast_path)
         # First what may fail: an epoch that could not be started is not counted.
         crew = None if fast_path is None else fast_path.ready_crew()
@@ -180,7 +180,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         cursor = counter.start(feed.source.num_all_samples)
         progress = Progress(cursor=cursor, split=self._split(feed, cursor))
         if progress.is_over and cursor.position == 0:
-            self._tell_of_no_batches(progress.split)
+            warn_of_no_batches(progress.split, self._told_of)
         if fast_path is not None and crew is not None:
             plans = ordered_batches(fast_path.inner, feed.source, cursor, progress.split)
             batches: Batches = fast_path.start(crew, plans, cursor.epoch, pins=self._pins)
