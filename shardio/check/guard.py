@@ -20,7 +20,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
 
     >>> list(guard([["a", "b"], ["c"]]))
     [['a', 'b'], ['c']]
-    >>> list(guard([["a", "b"], ["b"]]))
+    >>> list(guard([["a", "b"], ["b"]], key=list))
     Traceback (most recent call last):
     shardio.errors.CoverageError: batch 1 repeats b, which came in batch 0 of this epoch
 

@@ -186,7 +186,7 @@ class BadSamples:
         except OSError as error:
             let_through(error)
             what = f"sample {entry['key'] or entry['sample']} is bad, and the quarantine file cannot be written"
-            raise OSError(error.errno, f"{what}: {error.strerror}", str(self._quarantine)) from error
+            raise OSError(error.errno, f"{what}: {error.strerror or error}", str(self._quarantine)) from error
 
 
 def read_with(

@@ -65,7 +65,7 @@ def locked(src: Path, dst: Path) -> Iterator[None]:
     except Timeout as error:
         raise PackError(f"another process is packing into {dst}: wait for it, or choose another destination") from error
     except (FileExistsError, NotADirectoryError) as error:
-        raise PackError(f"the destination {dst} cannot be made: {error.strerror}") from error
+        raise PackError(f"the destination {dst} cannot be made: {error.strerror or error}") from error
     except OSError as error:
         raise PackError(
             f"packing into {dst} failed: {error}. Remove the cause (make room if the disk is full), and run the same "

@@ -68,8 +68,8 @@ def _explaining_failures(tar: Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = (
-            f"{error.strerror}; so the index of {tar} cannot be written. Make room there, make the tar's folder "
-            "writable, or point XDG_CACHE_HOME at a folder that is"
+            f"{error.strerror or error}; so the index of {tar} cannot be written. Make room there, make the tar's "
+            "folder writable, or point XDG_CACHE_HOME at a folder that is"
         )
         raise OSError(error.errno, message, error.filename) from error
 

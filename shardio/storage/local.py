@@ -163,7 +163,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.errno is not None and error.filename is None:
             error.filename = str(path)
         raise
 

@@ -61,9 +61,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
         with write_whole(path) as file, _checksums():
             _save({"format": FORMAT, **state}, file)
     except OSError as error:
-        message = (
-            f"{error.strerror}; what was saved there before is kept: make room, and run the same command to resume"
-        )
+        what = error.strerror or error
+        message = f"{what}; what was saved there before is kept: make room, and run the same command to resume"
         raise OSError(error.errno, message, str(path)) from error
 
 

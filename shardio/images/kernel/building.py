@@ -101,6 +101,8 @@ def _write(path: Path, content: bytes) -> None:
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # As where the disk is full.
+        if (
+            isinstance(error, OSError) and error.errno is not None and error.filename is None
+        ):  # As where the disk is full.
             error.filename = str(path)
         raise
