@@ -45,6 +45,11 @@ def expected(data: Data) -> Expected:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _loaders_of_other_tests_are_gone() -> None:
+    gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their hosts.
+
+
 @pytest.fixture
 def no_host_is_left() -> Iterator[None]:
     """See to it that all hosts have ended when the test has."""

@@ -92,7 +92,7 @@ def test_few_files_are_open_however_many_shards_there_are(
     ]
     assert count_open_files() - before <= MAX_DESCRIPTORS
     reader.close()
-    assert count_open_files() == before
+    assert count_open_files() <= before  # Of one budget: files that other tests hold may have been closed for it.
 
 
 def test_a_closed_reader_opens_again(packed: Path) -> None:
