@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,14 @@ from shardio.images.kernel.building import build
 from tests.sources import write_images
 
 
+def pytest_configure() -> None:
+    """Take Ctrl-C even where a shell started pytest in the background, and with it all that tests interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernel() -> None:
-    """Have the JPEG kernel compiled before anything is decoded: half a minute where it is not yet."""
+    """Compile the JPEG kernel before anything is decoded: half a minute where it is not yet."""
     build()
 
 
