@@ -1,0 +1,17 @@
+"""Libraries of models, which the tests do without where they are not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from shardio.train.libraries import import_library
+
+
+def load(name: str) -> Any:
+    """Import a library, or skip the test."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: pip install {name}")
+    return import_library(name)
