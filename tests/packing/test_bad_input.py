@@ -25,7 +25,7 @@ def write(root: Path, *names: str) -> None:
         (root / name).write_bytes(IMAGE)
 
 
-def refuse(root: Path, *, names: str, **options: Any) -> None:
+def assert_refused(root: Path, *, names: str, **options: Any) -> None:
     """Assert that ``root/in`` is refused with an error that names a path, and nothing is written."""
     with pytest.raises(PackError, match=re.escape(str(root / names))):
         shardio.pack(root / "in", root / "out", **options)
@@ -62,7 +62,7 @@ def make_nothing(root: Path) -> None:
 )
 def test_a_source_without_images_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "in")
-    refuse(tmp_path, names="in")
+    assert_refused(tmp_path, names="in")
 
 
 # What lies in the source, and which path the error must name.
@@ -84,7 +84,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(("names", "path"), LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_a_layout_that_tars_cannot_hold_is_refused(tmp_path: Path, names: list[str], path: str) -> None:
     write(tmp_path / "in", *names)
-    refuse(tmp_path, names=path)
+    assert_refused(tmp_path, names=path)
 
 
 @pytest.mark.parametrize("name", ["b\nc.jpg", "b\x01.jpg", "b\x7f.jpg", os.fsdecode(b"gr\xfc\xdfe.jpg")], ids=ascii)
@@ -99,7 +99,7 @@ def test_a_name_with_signs_that_cannot_be_printed_is_refused(tmp_path: Path, nam
 def test_an_empty_class_folder_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg")
     (tmp_path / "in" / "d").mkdir()
-    refuse(tmp_path, names="in/d")
+    assert_refused(tmp_path, names="in/d")
 
 
 def test_dots_are_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -112,19 +112,19 @@ def test_dots_are_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_two_files_of_one_key_after_renaming_dots_are_refused(tmp_path: Path, other: str) -> None:
     first = "a.b" if other == "a_b" else "a.b.x"
     write(tmp_path / "in", f"c/{first}.jpg", f"c/{other}.jpg")
-    refuse(tmp_path, names=f"in/c/{other}.jpg", rename_dots=True)
+    assert_refused(tmp_path, names=f"in/c/{other}.jpg", rename_dots=True)
 
 
 def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg")
     (tmp_path / "in" / "c" / "b.jpg").symlink_to(tmp_path / "nothing")
-    refuse(tmp_path, names="in/c/b.jpg")
+    assert_refused(tmp_path, names="in/c/b.jpg")
 
 
 def test_a_link_in_a_circle_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg")
     (tmp_path / "in" / "c" / "loop").symlink_to(tmp_path / "in")
-    refuse(tmp_path, names="in/c/loop")
+    assert_refused(tmp_path, names="in/c/loop")
 
 
 def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: py
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", scandir_unless_locked)
-    refuse(tmp_path, names="in/d")
+    assert_refused(tmp_path, names="in/d")
 
 
 def test_a_file_whose_header_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +150,7 @@ def test_a_file_whose_header_cannot_be_read_is_refused(tmp_path: Path, monkeypat
         return open_path(path, *args)  # type: ignore[call-overload]  # The overloads want literal modes.
 
     monkeypatch.setattr(Path, "open", open_unless_locked)
-    refuse(tmp_path, names="in/c/b.jpg")
+    assert_refused(tmp_path, names="in/c/b.jpg")
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
@@ -184,7 +184,7 @@ def test_a_file_that_fails_while_it_is_packed_leaves_only_whole_shards(
 def test_strict_refuses_a_file_that_is_not_what_its_name_says(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/b.jpg")
     (tmp_path / "in" / "c" / "b.jpg").write_bytes(content)
-    refuse(tmp_path, names="in/c/b.jpg", strict=True)
+    assert_refused(tmp_path, names="in/c/b.jpg", strict=True)
 
 
 def test_strict_packs_a_directory_without_faults(tmp_path: Path) -> None:
@@ -197,4 +197,4 @@ def test_a_file_that_is_too_large_for_a_sample_is_refused_before_it_is_read(tmp_
     write(tmp_path / "in", "c/a.jpg", "c/a.npy")
     with (tmp_path / "in/c/a.npy").open("r+b") as file:
         file.truncate(2**31 + 1)
-    refuse(tmp_path, names=f"in/c/a.npy has {2**31 + 1} bytes, more than {2**31}")
+    assert_refused(tmp_path, names=f"in/c/a.npy has {2**31 + 1} bytes, more than {2**31}")
