@@ -12,7 +12,7 @@
     ├── BusyError           another run writes into the directory: wait for it, or name another directory
     ├── NonFiniteLossError  the loss is NaN or infinite: go back to a checkpoint, with a lower learning rate
     ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests)
-    └── IdentityError       samples cannot be told apart: say where their keys lie (also a TypeError)
+    └── IdentityError       samples cannot be identified: say where their keys lie (also a TypeError)
 
 Arguments out of range raise ValueError, objects of the wrong kind TypeError, as in the standard library.
 """
@@ -89,4 +89,4 @@ class CoverageError(ShardioError, AssertionError):
 
 
 class IdentityError(ShardioError, TypeError):
-    """Samples cannot be told apart by what a batch holds: keys are needed, or the given ones are none."""
+    """Samples cannot be identified by what a batch holds: keys are needed, or the given ones do not identify them."""

@@ -1,9 +1,9 @@
-"""Integers and truth values as people give them. The one place where they become Python's own."""
+"""Setting values as people give them: integers, truth values, choices. The one place where they become Python's own."""
 
 from __future__ import annotations
 
 import operator
-from typing import SupportsIndex
+from typing import Any, SupportsIndex, get_args
 
 
 def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = None, below: int | None = None) -> int:
@@ -54,6 +54,26 @@ def check_flag(name: str, value: object) -> bool:
     if kind not in ("bool", "torch.bool", "int") or bool(getattr(value, "ndim", 0)) or value not in (0, 1):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
+
+
+def check_choice(name: str, value: object, choices: Any) -> Any:
+    """Return the choice, a Python string, that equals a setting.
+
+    >>> check_choice("verify", "first", Literal["first", "off"])
+    'first'
+
+    Args:
+        name: Of the setting, for messages.
+        value: The setting.
+        choices: A Literal of strings.
+
+    Raises:
+        ValueError: If it is not one of them.
+    """
+    for choice in get_args(choices):
+        if value == choice:
+            return choice
+    raise ValueError(f"{name} must be one of {', '.join(map(repr, get_args(choices)))}, got {value!r}")
 
 
 def _readable(bound: int) -> str:

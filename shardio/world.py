@@ -9,7 +9,7 @@ import multiprocessing
 import os
 from dataclasses import dataclass
 
-from shardio.integers import check_integer
+from shardio.values import check_integer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

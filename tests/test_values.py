@@ -1,4 +1,4 @@
-"""Integers of any library become Python's at the edge, so that states and checkpoints hold nothing else."""
+"""Setting values of any library become Python's at the edge, so that states and checkpoints hold nothing else."""
 
 from __future__ import annotations
 
@@ -6,25 +6,40 @@ import io
 import json
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 import torch
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.integers import check_integer
+from shardio.images import Orientation
+from shardio.order import Remainder
+from shardio.reading import Verify
 from shardio.train import TrainConfig
+from shardio.values import check_choice, check_integer
 
 THREE: list[Any] = [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)]
 NO_INTEGERS: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), "3", None, True, np.True_, torch.tensor(True), [3]]
 
 
 @pytest.mark.parametrize("value", THREE, ids=repr)
-def test_integers_of_all_libraries_become_pythons(value: Any) -> None:
+def test_values_of_all_libraries_become_pythons(value: Any) -> None:
     checked = check_integer("seed", value, at_least=3, below=4)
     assert checked == 3
     assert type(checked) is int
+
+
+@pytest.mark.parametrize("choices", [Orientation, Remainder, Verify, Literal["one"]], ids=str)
+def test_a_choice_is_returned_as_pythons_string_and_anything_else_refused(choices: Any) -> None:
+    words = get_args(choices)
+    checked = [check_choice("setting", np.str_(word), choices) for word in words]
+    assert checked == list(words)
+    assert {type(word) for word in checked} == {str}
+    listed = ", ".join(map(repr, words))
+    for other in ("another", "", None, 1):
+        with pytest.raises(ValueError, match=f"setting must be one of {listed}, got {other!r}"):
+            check_choice("setting", other, choices)
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)

@@ -59,7 +59,7 @@ def test_a_process_group_goes_before_the_variables(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("group")
-def test_arguments_go_before_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_go_before_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, "3", "7")
     assert find_world(1, 2) == World(rank=1, world_size=2)
     assert find_world(1, 2, carried=CarriedWorld.find()) == World(rank=1, world_size=2)

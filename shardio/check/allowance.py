@@ -73,7 +73,7 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
 
 
 def goes_on(loader: Iterable[Any], num_batches: int) -> bool | None:
-    """Return whether a loader goes on with an epoch of which a rank got ``num_batches``; None where that was over."""
+    """Return whether a loader resumes an epoch of which a rank got ``num_batches``; None if that epoch was over."""
     found = find_remainder(loader)
     if found is None or not hasattr(loader, "runs_torchs_workers"):
         length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # it has one

@@ -50,7 +50,7 @@ def assert_exactly_once(
     Raises:
         CoverageError: An AssertionError that names the samples that were repeated, lost or unexpected, the
             ranks and workers that delivered them, and the likely cause.
-        IdentityError: A TypeError: samples cannot be told apart by their content (random augmentation, equal data), and
+        IdentityError: A TypeError: samples cannot be identified by their content (random augmentation, equal data), and
             a key is needed.
     """
     loaders = loader if isinstance(loader, tuple) else (loader,)
@@ -122,7 +122,7 @@ def _refuse_one_pass(num_samples: int, num_again: int) -> None:
     if num_samples and not num_again:
         raise IdentityError(
             f"the dataset was read alone to learn what it holds ({num_samples:,} samples), and then held nothing: an "
-            "iterator can be read only once. Give expected=, or a dataset that starts anew in __iter__"
+            "iterator can be read only once. Give expected=, or a dataset whose __iter__ begins again"
         )
 
 

@@ -51,7 +51,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
 
         Raises:
             CoverageError: At the first repeated sample, which is named.
-            IdentityError: If samples cannot be told apart without keys.
+            IdentityError: If samples cannot be identified without keys.
         """
         seen: dict[int, int] = {}
         by_content, num_new = False, 0
@@ -83,7 +83,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
             if self._claims.instability:
                 raise IdentityError(
                     "samples are known by their content, which is not the same each time: "
-                    f"{self._claims.instability}. Give guard(…, key=), by which samples are told apart"
+                    f"{self._claims.instability}. Give guard(…, key=) to identify samples"
                 )
         return content_ids(batch, is_collated=collates_columns(source_of(self.loader)))
 
@@ -95,7 +95,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         raise IdentityError(
             f"batch {number} holds a sample with the content of one in batch {earlier} of this epoch, which may be a "
             f"repeat "
-            "or equal data: give guard(…, key=), by which samples are told apart"
+            "or equal data: give guard(…, key=) to identify samples"
         )
 
     def _check_contents(self, num_seen: int, num_new: int) -> None:
@@ -123,5 +123,5 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         if num_contents > number:
             raise IdentityError(
                 f"{num_contents} contents came of {number} samples: they change from one epoch to the next (random "
-                "augmentation?), so repeats cannot be seen. Give guard(…, key=), by which samples are told apart"
+                "augmentation?), so repeats cannot be seen. Give guard(…, key=) to identify samples"
             )

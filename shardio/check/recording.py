@@ -151,7 +151,7 @@ def _check_rows(loader: Iterable[Any], number: int, num_rows: int) -> None:
 
 @contextmanager
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
-    """Let a DataLoader's workers tag their batches, as long as the block lasts."""
+    """Make a DataLoader's workers tag their batches inside the block."""
     # Persistent workers keep the collate function that they were started with, also when it is put back here. A
     # loader of shardio's that goes without torch's workers would run them to call another collate function. And a
     # framework's loader does more with its batches than pass them on.

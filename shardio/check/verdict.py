@@ -120,9 +120,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
     how = "samples are known by their content, which"
     for epoch in by_content:
         if epoch.instability:
-            raise IdentityError(
-                f"{how} is not the same each time: {epoch.instability}. Give key=, by which samples are told apart"
-            )
+            raise IdentityError(f"{how} is not the same each time: {epoch.instability}. Give key= to identify samples")
     if report.num_unexpected or (report.num_missing > report.expected.num_missing and not report.num_repeats):
         raise IdentityError(
             f"{how} in {max(report.num_unexpected, 1):,} of them is not what the dataset alone gives (augmentation, or "
@@ -131,7 +129,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
     if not report.is_right:
         raise IdentityError(
             f"{report.num_repeats} samples have the content of another, which may be repeats or equal data: "
-            "give key=, by which samples are told apart"
+            "give key= to identify samples"
         )
     if report.expected.ids is not None or all(epoch.is_stable for epoch in by_content):
         return

@@ -49,13 +49,13 @@ def tell_of_the_share() -> None:
 
 @contextmanager
 def bad_samples_name_the_option(on_error: OnErrorPolicy) -> Iterator[None]:
-    """Let the error of a sample that cannot be read end with what goes on without it."""
+    """Add to the error of a sample that cannot be read which option loads the rest without it."""
     try:
         yield
     except SampleError as error:
         if on_error != "raise":
             raise
-        raise SampleError(f"{str(error).strip()} (--on-error skip or replace goes on without it)") from error
+        raise SampleError(f"{str(error).strip()} (continue without it by --on-error skip or replace)") from error
 
 
 def has_class_folders(source: Path) -> bool:

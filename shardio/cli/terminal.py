@@ -70,7 +70,7 @@ def _open_closed_streams() -> None:
 
 
 def _take_any_name() -> None:
-    """Let standard output and error take every name: as its bytes in UTF-8, which also stands in for ASCII."""
+    """Make standard output and error accept every name: as its bytes in UTF-8, which also replaces ASCII."""
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
             if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):

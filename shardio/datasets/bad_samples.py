@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,6 @@ class Broken:
     """Stands in a list of samples where one cannot be made, so that those beside it can."""
 
     error: Exception
-
-
-def check_on_error(on_error: str) -> OnError:
-    """Return ``on_error`` if it is a policy; raise ValueError otherwise."""
-    for policy in get_args(OnError):
-        if on_error == policy:
-            return policy  # type: ignore[no-any-return]  # get_args is typed to return Any
-    raise ValueError(f"on_error must be one of {', '.join(get_args(OnError))}, got {on_error!r}")
 
 
 def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.integers import check_integer
+from shardio.values import check_integer
 
 
 def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:

@@ -15,10 +15,10 @@ from shardio.datasets.transformed import Transformed
 from shardio.datasets.values import make_samples
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
-from shardio.integers import check_integer
 from shardio.order import Words, check_epoch
 from shardio.reading import FileReader, SampleReader
 from shardio.torch_modes import own_tensors
+from shardio.values import check_integer
 
 
 class MapDataset(Transformed, Dataset[Any]):
@@ -59,7 +59,7 @@ class MapDataset(Transformed, Dataset[Any]):
         return self.reader.describe(self.locate(np.array([number]))[0], self.decoder.stored_fields)
 
     def __len__(self) -> int:
-        raise NotImplementedError  # Each kind of dataset counts its own.
+        raise NotImplementedError  # Abstract: each kind of dataset counts its own samples.
 
     def __getitem__(self, index: int) -> Any:
         """Return one sample; negative numbers count from the end.

@@ -18,7 +18,7 @@ _LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch",
 
 @contextmanager
 def known_epoch(seed: int, epoch: int) -> Iterator[None]:
-    """Let samples that are read in the block be transformed for this seed and epoch, through any wrappers.
+    """Transform samples that are read in the block for this seed and epoch, through any wrappers.
 
     shardio.DataLoader sends both along with the indices, so two loaders over one dataset do not disturb each other.
     """

@@ -9,18 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.datasets.split_once import refuse_second_split
-from shardio.integers import check_optional_integer
 from shardio.order import (
     Cursor,
     EpochOrder,
     OrderSettings,
     Remainder,
     Split,
-    check_remainder,
     dump_state,
     iterate_steps,
     read_state,
 )
+from shardio.values import check_choice, check_optional_integer
 from shardio.world import CarriedWorld, World, find_world
 
 
@@ -47,7 +46,7 @@ class Ordered:
     def __init__(
         self, *, remainder: Remainder, batch_size: int | None, rank: int | None, world_size: int | None
     ) -> None:
-        self.remainder = check_remainder(remainder)
+        self.remainder: Remainder = check_choice("remainder", remainder, Remainder)
         self.batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
         self._world = None if rank is None and world_size is None else find_world(rank, world_size)
         self._carried_world: CarriedWorld | None = None

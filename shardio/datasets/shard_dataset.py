@@ -186,7 +186,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         return Iteration(self, cursor, self._samples)
 
     def start_at(self, cursor: Cursor) -> None:
-        """Let the next iteration begin at ``cursor``, in this process and in workers that already run."""
+        """Begin the next iteration at ``cursor``, in this process and in workers that already run."""
         self._cell.set(cursor)
 
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:

@@ -120,7 +120,7 @@ def _make_arena(num_lines: int) -> _Arena:
     try:
         os.ftruncate(descriptor, num_lines * LINE)
         return _Arena(descriptor, num_lines * LINE)
-    except BaseException:
+    except BaseException:  # Ctrl-C as well must not leave it open.
         os.close(descriptor)
         raise
 

@@ -19,16 +19,15 @@ from shardio.images import (
     Orientation,
     Pixels,
     Way,
-    check_orientation,
     decode_pil,
     open_image,
 )
-from shardio.integers import check_flag, check_integer
 from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
 from shardio.transforms import finish_images, plan_images, refuse_pillow
+from shardio.values import check_choice, check_flag, check_integer
 
 Fields = str | Sequence[str]
 Decode = Literal["array", "pil"]
@@ -90,9 +89,8 @@ class FieldDecoder:
     def __post_init__(self) -> None:
         if not self.names:
             raise ValueError("fields must name at least one field")
-        if self.decode not in ("array", "pil"):
-            raise ValueError(f"decode must be 'array' or 'pil', got {self.decode!r}")
-        check_orientation(self.orientation)
+        check_choice("decode", self.decode, Decode)
+        check_choice("orientation", self.orientation, Orientation)
         object.__setattr__(self, "max_pixels", check_integer("max_pixels", self.max_pixels, at_least=1))
         check_flag("trusted", self.trusted)
         if self.transform is not None and not callable(self.transform):

@@ -38,7 +38,7 @@ class PinnedPool:
         self._free[len(buffer)].append(buffer)
 
     def clear(self) -> None:
-        """Let go of all buffers that are free."""
+        """Free all buffers that are not in use."""
         self._free.clear()
 
 

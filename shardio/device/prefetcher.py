@@ -18,8 +18,8 @@ from shardio.device.streams import CudaStream, SideStream
 from shardio.device.window import Here, Window
 from shardio.epochs import tell_epoch
 from shardio.handover import counts_when_received
-from shardio.integers import check_integer
 from shardio.torch_modes import own_tensors
+from shardio.values import check_integer
 
 _NO_STATE = (
     "{} has no state: what is saved of it is empty, and a run that is resumed begins its epoch anew. Wrap a "

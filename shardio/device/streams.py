@@ -37,7 +37,7 @@ class SideStream(Protocol):
     """A stream of its own."""
 
     def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> Crossing:
-        """Have the device copy something, and then prepare it.
+        """Queue a copy on the device, and its preparation after it.
 
         It is done in this order, behind what was sent before, and behind what the caller's stream has to do already: so
         memory that the caller has freed is not written to while the device still reads it.

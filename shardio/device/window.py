@@ -92,7 +92,7 @@ class Window:
         self._marks.clear()
 
     def _release(self) -> None:
-        """Let go of what has been copied."""
+        """Release what has been copied."""
         while self._sources and self._sources[0].crossing.is_copied():
             for buffer in self._sources.popleft().buffers:
                 self._pool.put_back(buffer)
@@ -126,5 +126,5 @@ class Here:
         """There is nothing to wait for."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         self._sent.clear()

@@ -5,7 +5,7 @@ from shardio.images.chunk import DecodeError, decode_all, decode_chunk, make_row
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import find_format, read_format
 from shardio.images.kernel import prepare_kernel, why_no_kernel
-from shardio.images.orientation import Orientation, check_orientation
+from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
     DEFAULT_MAX_PIXELS,
     DecodedPicture,
@@ -32,7 +32,6 @@ __all__ = [
     "Sizes",
     "TooManyPixels",
     "Way",
-    "check_orientation",
     "decode_all",
     "decode_chunk",
     "decode_image",

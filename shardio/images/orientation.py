@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import numpy as np
 import PIL.Image
@@ -61,14 +61,6 @@ _TURNS = {
     8: Turn(mirrored=True, transposed=True),
 }
 """By the value of the tag; 1 is upright, and so is whatever Exif does not define."""
-
-
-def check_orientation(orientation: str) -> Orientation:
-    """Return ``orientation`` if it is a choice; raise ValueError otherwise."""
-    for choice in get_args(Orientation):
-        if orientation == choice:
-            return choice  # type: ignore[no-any-return]  # get_args is typed to return Any
-    raise ValueError(f"orientation must be 'ignore' or 'apply', got {orientation!r}")
 
 
 def read_turn(image: PIL.Image.Image) -> Turn:

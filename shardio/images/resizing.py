@@ -10,7 +10,7 @@ from shardio.images.pixels import Pixels
 
 
 def use_one_thread() -> None:
-    """Let OpenCV use one thread in this process: where images are decoded side by side, more would take turns."""
+    """Limit OpenCV to one thread in this process: where images are decoded side by side, more would take turns."""
     cv2.setNumThreads(0)
 
 

@@ -33,7 +33,7 @@ class Agenda:
         self._held_back: deque[Asked] = deque()
 
     def add(self, batch: Batch, parts: Sequence[Part]) -> None:
-        """Have parts of a batch made."""
+        """Queue parts of a batch."""
         self._held_back.extend((batch, part) for part in parts)
         self.submit()
 

@@ -16,10 +16,10 @@ from shardio.datasets.epoch_sampler import find_digest
 from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.subsets import look_inside
-from shardio.integers import check_flag, check_integer
 from shardio.loader.collate import yields_images
 from shardio.loader.layouts import Unsaid
 from shardio.order import Split
+from shardio.values import check_flag, check_integer
 from shardio.world import find_world
 
 

@@ -89,7 +89,7 @@ class CollateEndless:
 
 @contextmanager
 def endless_collate(loader: Any) -> Iterator[None]:
-    """Have iterators of torch's that are made in the block collate by CollateEndless."""
+    """Make torch's iterators that are created in the block collate by CollateEndless."""
     users = loader.collate_fn
     loader.collate_fn = CollateEndless(users)
     try:

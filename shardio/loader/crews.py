@@ -74,7 +74,7 @@ class Crew(ABC):
 
     @abstractmethod
     def submit(self, chunks: Iterable[Chunk]) -> None:
-        """Have chunks made."""
+        """Send chunks to those who make them."""
 
     @abstractmethod
     def receive(self, timeout_s: float | None) -> list[Outcome | Death]:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch.utils.data
 
-from shardio.datasets.bad_samples import OnError, check_on_error
+from shardio.datasets.bad_samples import OnError
 from shardio.datasets.subsets import look_inside
 from shardio.datasets.transformed import TOO_LATE, Transformed
-from shardio.integers import check_integer, check_optional_integer
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
     Fixed,
@@ -39,6 +38,7 @@ from shardio.loader.stats import LoaderStats
 from shardio.loader.workers import explain_obstacles, torch_options
 from shardio.order import Cursor, Progress, Remainder, Split
 from shardio.torch_modes import own_tensors
+from shardio.values import check_choice, check_integer, check_optional_integer
 
 
 class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
@@ -110,7 +110,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
         num_workers = check_integer("num_workers", num_workers, at_least=0)
         prefetch_factor = check_prefetch_factor(prefetch_factor)
-        self.on_error = check_on_error(on_error)
+        self.on_error: OnError = check_choice("on_error", on_error, OnError)
         self.quarantine = quarantine
         super().__init__(
             dataset,
@@ -152,7 +152,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             object.__setattr__(self, "sampler", EpochTaker(self._feed))
 
     def watch_memory(self, watcher: OnMemory) -> None:
-        """Have somebody told once of each block of memory, uint8 [n], in which batches will arrive, and not keep it."""
+        """Register a callback for each block of memory, uint8 [n], that batches arrive in; it must not keep it."""
         if watcher not in self._memory_watchers:
             self._memory_watchers.append(watcher)
 

@@ -106,8 +106,8 @@ class Delivery:
             if self._bad_samples is not None:
                 self._bad_samples.warn(self._tally.num_replaced + self._tally.num_skipped, self._source.epoch)
             raise
-        except BaseException:
-            self._closes_crew = True  # It may have been interrupted anywhere: another epoch gets another one.
+        except BaseException:  # Ctrl-C as well may have interrupted the crew anywhere: the next epoch gets another.
+            self._closes_crew = True
             self.close()
             raise
 
@@ -154,7 +154,7 @@ class Delivery:
         return batch
 
     def _top_up(self) -> None:
-        """Have as many batches begun as are made ahead."""
+        """Begin as many batches as are made ahead."""
         while len(self._batches) < self._num_ahead and (plan := self._draw()) is not None:
             if not self._crew.is_laid_out:
                 self._lay_out(plan)
@@ -205,7 +205,9 @@ class Delivery:
             self._agenda.submit()
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
-                raise RuntimeError(f"no batch came within timeout={self._timeout_s} seconds")
+                raise RuntimeError(
+                    f"no batch came within timeout={self._timeout_s} s: increase it or check the storage"
+                )
             for news in self._crew.receive(left_s):
                 if isinstance(news, Death):
                     self._make_again(news)

@@ -91,7 +91,7 @@ class FastPath:
         self._began = self.tally.began
 
     def ready_crew(self) -> Crew:
-        """Have who makes the next epoch's batches; an unfinished epoch before it ends, where hosts are persistent."""
+        """Return what makes the next epoch's batches; persistent hosts end an unfinished epoch before it."""
         self._began = time.perf_counter()
         if self._is_persistent and (last := self._last()) is not None:
             last.close(superseded=True)

@@ -171,7 +171,7 @@ class WorkersBatches:
         return batch
 
     def close(self) -> None:
-        """Let go of the workers, unless they stay for the next epoch."""
+        """Release the workers, unless they stay for the next epoch."""
         self._batches = None
 
 
@@ -212,7 +212,7 @@ class _Tickets:
 
 
 class _TicketDataset(torch.utils.data.Dataset[Any]):
-    """A map-style dataset that is asked by tickets."""
+    """A map-style dataset that is read by tickets."""
 
     def __init__(self, dataset: Any, bad_samples: BadSamples | None) -> None:
         self.dataset = dataset

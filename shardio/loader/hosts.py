@@ -56,7 +56,7 @@ class _Host:
         self.end, theirs = make_pair()
         try:
             self.process = _start_process(theirs.fileno())
-        except BaseException:
+        except BaseException:  # Ctrl-C as well must not leave it open.
             self.end.close()
             raise
         finally:
@@ -134,7 +134,7 @@ class HostPool:
         self._tell_all(Forget(slot_ids=slot_ids))
 
     def submit(self, chunks: Iterable[Chunk]) -> None:
-        """Have chunks made, each by the host that has the least to do; none if there is a death to be received."""
+        """Send each chunk to the host that has the least to do; none if there is a death to be received."""
         shares: dict[_Host, list[Chunk]] = {}
         for chunk in chunks:
             host = min(self._hosts, key=lambda host: host.load)

@@ -23,7 +23,7 @@ def make_memory(num_bytes: int) -> int:
     descriptor = os.memfd_create("shardio", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, num_bytes)
-    except BaseException:
+    except BaseException:  # Ctrl-C as well must not leave it open.
         os.close(descriptor)
         raise
     return descriptor

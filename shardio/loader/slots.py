@@ -136,7 +136,7 @@ class SlotRing:
         self.drop(superfluous)
 
     def drop(self, slots: Sequence[Slot]) -> None:
-        """Have nothing more to do with slots that were taken: somebody may still be filling them."""
+        """Abandon slots that were taken: a worker may still be filling them."""
         if slots:
             self._forget(tuple(slot.slot_id for slot in slots))
 

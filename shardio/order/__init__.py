@@ -5,7 +5,7 @@ from shardio.order.cursor import Cursor, EpochCounter, Progress, check_epoch
 from shardio.order.epoch_order import EpochOrder
 from shardio.order.quality import IDEAL_DISTANCE, OrderQuality, measure_quality, shards_of
 from shardio.order.settings import OrderSettings, choose_settings
-from shardio.order.split import Remainder, Split, check_remainder
+from shardio.order.split import Remainder, Split
 from shardio.order.state import dump_state, read_state
 from shardio.order.steps import iterate_steps
 from shardio.order.words import Words, derive_key, make_key, random_words, to_unit
@@ -22,7 +22,6 @@ __all__ = [
     "Split",
     "Words",
     "check_epoch",
-    "check_remainder",
     "choose_settings",
     "derive_key",
     "dump_state",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardio.integers import check_integer
 from shardio.order.split import Split
+from shardio.values import check_integer
 
 MAX_EPOCH = 2**62
 """Epochs have numbers below this, so that those that follow one fit 64 bits, too."""

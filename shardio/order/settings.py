@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.integers import check_flag, check_integer, check_optional_integer
+from shardio.values import check_flag, check_integer, check_optional_integer
 
 SHARDS_PER_WINDOW = 4
 """Default window, in shards of average size: how many shards' samples are mixed with each other."""

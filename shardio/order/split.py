@@ -8,21 +8,13 @@ full step is dealt by the same rule. Worker k of n builds the batches t with t m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Remainder = Literal["pad", "mask", "keep", "drop"]
 """What happens to the samples that do not fill a step, see :class:`Split`."""
-
-
-def check_remainder(remainder: str) -> Remainder:
-    """Return ``remainder`` if it is a policy; raise ValueError otherwise."""
-    for policy in get_args(Remainder):
-        if remainder == policy:
-            return policy  # type: ignore[no-any-return]  # get_args is typed to return Any
-    raise ValueError(f"remainder must be one of {', '.join(get_args(Remainder))}, got {remainder!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

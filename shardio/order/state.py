@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from shardio.errors import StateError
-from shardio.integers import check_integer
 from shardio.order.cursor import MAX_EPOCH, Cursor
 from shardio.order.settings import OrderSettings
+from shardio.values import check_integer
 
 STATE_VERSION = 1
 

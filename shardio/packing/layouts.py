@@ -16,7 +16,7 @@ from shardio.storage import find_url
 Layout = Literal["auto", "classes", "flat", "pairs"]
 """``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files of the same name are one sample."""
 
-INSIST = "or insist by --layout classes (layout='classes')"
+INSIST = "or confirm by --layout classes (layout='classes')"
 
 # Words that folders are called by, in lower case.
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}

@@ -7,11 +7,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
-from shardio.integers import check_optional_integer
 from shardio.packing import destination
 from shardio.packing.finished import Written
 from shardio.packing.jpegs import JpegTally, choose_rewrite, describe, sum_tallies
@@ -22,6 +20,7 @@ from shardio.packing.shard_writer import OnChanged, PackProgress, ShardWriter
 from shardio.packing.sources import FileChangedError, Problem, explain_changes
 from shardio.shards import Manifest, describe_other_images
 from shardio.storage import make_path
+from shardio.values import check_choice, check_optional_integer
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """256 MiB."""
@@ -107,10 +106,8 @@ def pack(
         TypeError: If ``classes`` is not a list of names, nor has one, or a number is not an integer.
         ValueError: If a setting is out of range.
     """
-    if layout not in get_args(Layout):
-        raise ValueError(f"layout must be one of {', '.join(get_args(Layout))}, got {layout!r}")
-    if on_changed not in get_args(OnChanged):
-        raise ValueError(f"on_changed must be one of {', '.join(get_args(OnChanged))}, got {on_changed!r}")
+    check_choice("layout", layout, Layout)
+    check_choice("on_changed", on_changed, OnChanged)
     num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
     settings = PackSettings(
         max_shard_size=max_shard_size,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import xxhash
 
-from shardio.integers import check_integer, check_optional_integer
 from shardio.order import make_key, permute
 from shardio.packing.scan import Scan, SourceSample
 from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
+from shardio.values import check_choice, check_integer, check_optional_integer
 
 JpegMode = Literal["copy", "tile", "reencode"]
 """What is made of JPEGs."""
@@ -53,8 +53,7 @@ class PackSettings:
             number = check_optional_integer(name, getattr(self, name), at_least=at_least, below=below)
             object.__setattr__(self, name, number)
         object.__setattr__(self, "max_shard_size", check_integer("max_shard_size", self.max_shard_size, at_least=1))
-        if self.jpeg not in get_args(JpegMode):
-            raise ValueError(f"jpeg must be 'copy', 'tile' or 'reencode', got {self.jpeg!r}")
+        object.__setattr__(self, "jpeg", check_choice("jpeg", self.jpeg, JpegMode))
         if self.jpeg != "reencode" and (self.max_side, self.quality, self.max_pixels) != (None, None, None):
             raise ValueError(f"max_side, quality and max_pixels are for jpeg='reencode', and jpeg is {self.jpeg!r}")
 

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import SampleError, StaleIndexError
-from shardio.reading.seen import Seen, Verify, check_verify
+from shardio.reading.seen import Seen, Verify
 from shardio.reading.stored import StoredSamples
 from shardio.shards import PartCache, Shard, ShardTable
 from shardio.storage import ReplacedError
+from shardio.values import check_choice
 
 Result = TypeVar("Result")
 
@@ -39,7 +40,7 @@ class SampleReader:
 
     def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
         self._table = table
-        self._verify = check_verify(verify)
+        self._verify: Verify = check_choice("verify", verify, Verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
         self._seen = Seen(table.manifest.shard_sizes)
         # Neither has a lock, which a forked child could find taken: each step on them is atomic.

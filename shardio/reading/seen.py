@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +12,6 @@ from shardio.storage import LocalFile
 
 Verify = Literal["first", "off"]
 """When samples are compared with the index: where they are first read, or never."""
-
-
-def check_verify(verify: str) -> Verify:
-    """Return ``verify`` if it is one of the choices; raise ValueError otherwise."""
-    for choice in get_args(Verify):
-        if verify == choice:
-            return choice  # type: ignore[no-any-return]  # get_args is typed to return Any
-    raise ValueError(f"verify must be one of {', '.join(map(repr, get_args(Verify)))}, got {verify!r}")
 
 
 class Seen:

@@ -63,7 +63,7 @@ def find_or_make_index(tar: Path) -> FoundIndex:
 
 @contextmanager
 def _explaining_failures(tar: Path) -> Iterator[None]:
-    """Let an error of the system say that the index of a tar cannot be written, and what helps."""
+    """Add to an error of the system that the index of a tar cannot be written, and what helps."""
     try:
         yield
     except OSError as error:
@@ -77,8 +77,8 @@ def _explaining_failures(tar: Path) -> Iterator[None]:
 def was_packed(tar: Path) -> bool:
     """Say whether a tar's index was written by ``pack``, and not on first use. The tar need not be there.
 
-    Only indexes that are made on first use have a stamp. Those of earlier versions have none either: there the tar must
-    have the name that ``pack`` gives, and its first member a header as ``pack`` writes it, without time or owner.
+    Only indexes that are made on first use carry a stamp. Those of earlier versions carry none either: then the tar
+    must have the name that ``pack`` gives, and its first member a header as ``pack`` writes it, without time or owner.
 
     Raises:
         FormatError: If the index is not one.

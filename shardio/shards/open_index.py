@@ -59,7 +59,7 @@ class ShardIndex:
             self.header, self._begins, self._num_key_bytes = _read_layout(self._file)
             self.row = {field: i for i, field in enumerate(self.header.fields)}
             self._check()
-        except BaseException:
+        except BaseException:  # Ctrl-C as well must not leave it open.
             self.close()
             raise
 

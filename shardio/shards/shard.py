@@ -38,7 +38,7 @@ class Shard:
         self.tar = LocalFile(tar)
         try:
             self.index = ShardIndex(index, self.tar, parts)
-        except BaseException:
+        except BaseException:  # Ctrl-C as well must not leave it open.
             self.tar.close()
             raise
         self._comparison = Comparison(self.tar, self.index)

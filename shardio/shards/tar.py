@@ -215,7 +215,7 @@ class TarScan:
         )
 
     def _check_end(self, offset: int) -> None:
-        """Refuse a tar that goes on with something else than its end, and zeros behind it.
+        """Refuse a tar that continues with anything but its end mark and zeros.
 
         tarfile takes a damaged header for the end, and passes over a second tar that was appended.
         """

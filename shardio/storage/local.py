@@ -152,14 +152,14 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             temporary.replace(path)
             _sync_directory(path.parent)
-    except BaseException:
+    except BaseException:  # Ctrl-C as well must not leave half a file.
         temporary.unlink(missing_ok=True)
         raise
 
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Let an error of the system that names no file name this one."""
+    """Add this file's name to an error of the system that names no file."""
     try:
         yield
     except OSError as error:

@@ -68,7 +68,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    """Have torch write checksums, which are compared at loading, even where somebody turned them off."""
+    """Make torch write checksums, which are compared at loading, even where they were turned off."""
     are_written = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:

@@ -6,12 +6,12 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
-from shardio.integers import check_integer, check_optional_integer
 from shardio.storage import find_url
+from shardio.values import check_choice, check_integer, check_optional_integer
 
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
@@ -96,9 +96,7 @@ class TrainConfig:
         for name in ("mean", "std"):
             object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
         for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName), ("precision", Precision)):
-            if getattr(self, name) not in get_args(allowed):
-                words = ", ".join(map(repr, get_args(allowed)))
-                raise ValueError(f"{name} must be one of {words}, got {getattr(self, name)!r}")
+            object.__setattr__(self, name, check_choice(name, getattr(self, name), allowed))
         for name in ("epochs", "accumulate", "steps_per_epoch", "patience", "log_every", "checkpoint_every"):
             object.__setattr__(self, name, check_optional_integer(name, getattr(self, name), at_least=1))
         object.__setattr__(self, "seed", check_integer("seed", self.seed, at_least=0))

@@ -10,7 +10,7 @@ from shardio.train.logs import LOG, read_log
 
 
 def explain_lost_checkpoint(directory: Path, config: TrainConfig) -> str | None:
-    """Return why a run must not start anew in a directory that has no last checkpoint; None if it may.
+    """Return why a new run must not start in a directory that has no last checkpoint; None if it may.
 
     A run that was killed before its first checkpoint leaves the log of the first epoch, and perhaps the best checkpoint
     of that epoch, which is saved before the last one. Started anew, it writes the same again. All else is of a run
@@ -28,7 +28,7 @@ def explain_lost_checkpoint(directory: Path, config: TrainConfig) -> str | None:
         return None
     return (
         f"{directory} holds {found} of an earlier run, and no {LAST} to resume it from. Put {LAST} back, name another "
-        f"directory, or start anew over what is there by resume=False (--fresh)"
+        f"directory, or start a new run over what is there with resume=False (--fresh)"
     )
 
 

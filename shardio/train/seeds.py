@@ -42,7 +42,7 @@ def random_states(device: torch.device) -> dict[str, Any]:
 
 
 def load_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Let this process's generators go on from :func:`random_states`."""
+    """Restore this process's generators to :func:`random_states`."""
     torch.set_rng_state(states["torch"].cpu())
     if states["device"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(states["device"].cpu(), device)
@@ -53,7 +53,7 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def algorithms(*, deterministic: bool) -> Iterator[None]:
-    """Let torch use only algorithms that always give the same bits, or else the fastest for these sizes."""
+    """Restrict torch to algorithms that always give the same bits, or else allow the fastest for these sizes."""
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),

@@ -158,7 +158,7 @@ class TrainStep:
             self.schedule.step()
 
     def _weigh_by_samples(self) -> None:
-        """Have microbatches of a group weigh by all its samples, before ranks exchange gradients.
+        """Weight the microbatches of a group by all its samples, before ranks exchange gradients.
 
         Until its last one comes, they do so by the samples of a full step, of microbatches like the first.
         """
@@ -169,7 +169,7 @@ class TrainStep:
                     weight.grad.mul_(num_planned / self._num_samples)
 
     def _ranks_together(self, ends_step: bool) -> AbstractContextManager[Any]:
-        """Let ranks exchange their gradients once a step, with its last microbatch."""
+        """Exchange gradients between ranks once a step, with its last microbatch."""
         return (
             nullcontext() if ends_step or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync()
         )

@@ -1,4 +1,4 @@
-"""Batches, keys and equal data that are right, and unusual. Where samples cannot be told apart, keys are asked for."""
+"""Batches, keys and equal data that are right, and unusual. Where samples cannot be identified, keys are asked for."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_a_bad_image_is_an_error_that_names_the_remedy(damaged: Path, tmp_path: 
     done = run_process(damaged, "--batch-size", 4, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: the image of sample class-1/name-003 in ")
-    assert done.stderr.endswith("(--on-error skip or replace goes on without it)\n")
+    assert done.stderr.endswith("(continue without it by --on-error skip or replace)\n")
     assert done.stderr.count("\n") == 1
 
 

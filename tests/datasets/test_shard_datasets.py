@@ -149,7 +149,7 @@ def test_an_empty_image_is_said_to_be_empty(tmp_path: Path) -> None:
         ({"seed": -1}, ValueError),
     ],
 )
-def test_arguments_out_of_range_are_refused(packed: Path, options: dict[str, Any], error: type[Exception]) -> None:
+def test_values_out_of_range_are_refused(packed: Path, options: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         ShardDataset(packed, **options)
 

@@ -189,7 +189,7 @@ def test_when_nothing_can_be_read_it_is_not_replaced_for_ever(tmp_path: Path, ki
 
 
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="on_error must be one of raise, replace, skip, got 'ignore'"):
+    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'replace', 'skip', got 'ignore'"):
         Subject(tmp_path, "map").loader(0, on_error="ignore")
 
 

@@ -10,7 +10,7 @@ from PIL import Image, features
 
 from shardio.images import (
     CropPlans,
-    check_orientation,
+    Orientation,
     decode_all,
     decode_image,
     decode_pil,
@@ -123,10 +123,10 @@ def test_other_formats_decode_as_pillow_converts_them_to_rgb(content: bytes) -> 
 
 @pytest.mark.parametrize("orientation", ["ignore", "apply"])
 @pytest.mark.parametrize(("mode", "file_format"), [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG")])
-def test_pixels_are_a_writable_contiguous_array_of_bytes(mode: str, file_format: str, orientation: str) -> None:
+def test_pixels_are_a_writable_contiguous_array_of_bytes(mode: str, file_format: str, orientation: Orientation) -> None:
     """``torch.from_numpy`` warns of arrays that are not writable."""
     content = save(Image.fromarray(make_picture(33, 47)).convert(mode), file_format)
-    decoded = decode_image(content, orientation=check_orientation(orientation))
+    decoded = decode_image(content, orientation=orientation)
     assert decoded.shape == (33, 47, 3)
     assert decoded.dtype == np.uint8
     assert decoded.flags.c_contiguous
@@ -136,20 +136,20 @@ def test_pixels_are_a_writable_contiguous_array_of_bytes(mode: str, file_format:
 @pytest.mark.parametrize("orientation", ["ignore", "apply"])
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_truncated_jpeg_never_gives_pixels(mode: str, progressive: bool, orientation: str) -> None:
+def test_a_truncated_jpeg_never_gives_pixels(mode: str, progressive: bool, orientation: Orientation) -> None:
     content = save(Image.fromarray(make_picture(150, 200)).convert(mode), "JPEG", progressive=progressive)
     assert len(content) > 20 * 97
     for stop in [*range(0, len(content) - 2, 97), len(content) - 2, len(content) - 1]:
         with pytest.raises(ValueError, match=r".+"):
-            decode_image(content[:stop], orientation=check_orientation(orientation))
+            decode_image(content[:stop], orientation=orientation)
 
 
 @pytest.mark.parametrize("orientation", ["ignore", "apply"])
-def test_a_jpeg_with_a_hole_in_its_data_never_gives_pixels(orientation: str) -> None:
+def test_a_jpeg_with_a_hole_in_its_data_never_gives_pixels(orientation: Orientation) -> None:
     content = save(make_picture(150, 200), "JPEG")
     middle = len(content) // 2
     with pytest.raises(ValueError, match=r".+"):
-        decode_image(content[:middle] + content[middle + 50 :], orientation=check_orientation(orientation))
+        decode_image(content[:middle] + content[middle + 50 :], orientation=orientation)
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "BMP", "GIF"])
@@ -172,11 +172,11 @@ def test_a_damaged_avif_is_a_value_error() -> None:
     "content",
     [b"", b"\xff", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + bytes(100), b"\x89PNG\r\n\x1a\n", b"no image" * 50],
 )
-def test_what_is_no_image_is_a_value_error(content: bytes, orientation: str) -> None:
+def test_what_is_no_image_is_a_value_error(content: bytes, orientation: Orientation) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        decode_image(content, orientation=check_orientation(orientation))
+        decode_image(content, orientation=orientation)
     with pytest.raises(ValueError, match=r".+"):
-        decode_pil(content, orientation=check_orientation(orientation))
+        decode_pil(content, orientation=orientation)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from shardio.images import check_orientation, decode_image, decode_pil
+from shardio.images import decode_image, decode_pil
 from tests.images.pictures import TURNS, exif_of, make_picture, read_by_pillow, save
 
 FORMATS = ["JPEG", "PNG", "WEBP"]
@@ -71,9 +71,3 @@ def test_an_ill_typed_tag_beside_it_does_not_hide_the_orientation(tag: int, fiel
     exif += b"".join(struct.pack("<HHI4s", *entry) for entry in entries) + struct.pack("<I", 0)
     content = save(make_picture(33, 47), "JPEG", exif=exif)
     np.testing.assert_array_equal(decode_image(content, orientation="apply"), np.rot90(decode_image(content), -1))
-
-
-def test_a_choice_is_returned_and_anything_else_refused() -> None:
-    assert [check_orientation("ignore"), check_orientation("apply")] == ["ignore", "apply"]
-    with pytest.raises(ValueError, match="'ignore' or 'apply', got 'turn'"):
-        check_orientation("turn")

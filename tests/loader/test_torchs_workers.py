@@ -155,7 +155,7 @@ def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) ->
             DataLoader(mapped, on_error="replace", **options)
         DataLoader(mapped, on_error="replace", sampler=EpochSampler(mapped), **options)
     DataLoader(mapped, on_error="skip", batch_sampler=[[1, 2], [3]])
-    with pytest.raises(ValueError, match="on_error must be one of raise, replace, skip"):
+    with pytest.raises(ValueError, match="on_error must be one of 'raise', 'replace', 'skip'"):
         DataLoader(ShardDataset(packed), on_error="ignore")  # type: ignore[arg-type]  # the test
 
 

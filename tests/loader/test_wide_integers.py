@@ -32,7 +32,7 @@ def test_the_error_names_the_sample(tmp_path: Path, field: str, number: int) -> 
     assert raised.value.key == "2"
 
 
-def test_integers_of_64_bits_come_as_they_are(tmp_path: Path) -> None:
+def test_values_of_64_bits_come_as_they_are(tmp_path: Path) -> None:
     numbers = [0, 2**63 - 1, -(2**63)]
     for field in ("cls", "json"):
         (batch,) = DataLoader(ShardDataset(write(tmp_path, numbers), fields=field), batch_size=3)

@@ -77,7 +77,7 @@ def test_an_epoch_that_is_no_integer_is_refused(epoch: Any) -> None:
         EpochCounter().set_epoch(epoch)
 
 
-def test_integers_of_numpys_are_epochs() -> None:
+def test_values_of_numpys_are_epochs() -> None:
     counter = EpochCounter()
     counter.set_epoch(np.int32(7))  # type: ignore[arg-type]  # mypy does not know that it is an integer
     assert counter.start(N) == Cursor(epoch=7)

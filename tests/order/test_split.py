@@ -6,11 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardio.order import Remainder, Split, check_remainder
+from shardio.order import Remainder, Split
 
 POLICIES: list[Remainder] = ["pad", "mask", "keep", "drop"]
 
@@ -114,9 +113,3 @@ def test_shuffled_a_rank_stays_in_its_lanes(split: Split) -> None:
 @given(SPLITS.filter(lambda split: not split.shuffled))
 def test_unshuffled_a_batch_is_a_run(split: Split) -> None:
     assert all(np.all(np.diff(batch) == 1) for rank in delivered(split) for batch in rank)
-
-
-def test_a_policy_must_be_one_of_four() -> None:
-    assert [check_remainder(policy) for policy in POLICIES] == POLICIES
-    with pytest.raises(ValueError, match="pad, mask, keep, drop, got 'repeat'"):
-        check_remainder("repeat")

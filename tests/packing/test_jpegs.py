@@ -245,7 +245,7 @@ def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"jpeg": "shrink"}, "jpeg must be 'copy', 'tile' or 'reencode'"),
+        ({"jpeg": "shrink"}, "jpeg must be one of 'copy', 'tile', 'reencode'"),
         ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
         ({"jpeg": "reencode", "quality": 101}, "quality must be at least 1 and below 101"),
         ({"jpeg": "tile", "max_side": 400}, "are for jpeg='reencode'"),

@@ -152,7 +152,7 @@ def test_what_pack_returns_is_what_it_wrote(packed: Path, images: Path, tmp_path
     ]
 
 
-def test_integers_may_be_another_librarys(images: Path, tmp_path: Path) -> None:
+def test_values_may_be_another_librarys(images: Path, tmp_path: Path) -> None:
     values = {"max_shard_size": 9000, "max_shard_samples": 4, "shuffle_seed": 3, "max_side": 8, "quality": 70}
     values |= {"max_pixels": 10**6, "num_workers": 1}
     shardio.pack(images, tmp_path / "one", jpeg="reencode", **values)  # type: ignore[arg-type]
@@ -179,7 +179,7 @@ def test_floats_are_refused_before_anything_is_written(images: Path, tmp_path: P
     ],
     ids=str,
 )
-def test_arguments_out_of_range_are_refused_before_anything_is_written(
+def test_values_out_of_range_are_refused_before_anything_is_written(
     images: Path, tmp_path: Path, options: dict[str, int]
 ) -> None:
     with pytest.raises(ValueError, match=r"must be|greater"):

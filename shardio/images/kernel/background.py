@@ -1,4 +1,4 @@
-"""Having the kernel compiled by a background process, which outlives this one and keeps nothing of it open."""
+"""Compile the kernel in a background process, which outlives this one and keeps none of its files open."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _take(path: Path) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
-    except BaseException:
+    except BaseException:  # Ctrl-C as well must not leave it open.
         os.close(descriptor)
         raise
     return descriptor

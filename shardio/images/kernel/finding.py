@@ -47,7 +47,7 @@ class _Finder:
             self._build = started
 
     def _hold_back_forks(self) -> None:
-        """Let forks wait until nobody loads the kernel: the child has no thread that goes on, and locks stay locked."""
+        """Make forks wait until no thread loads the kernel: in the child, a lock of that thread would stay locked."""
         if not self._is_registered:
             self._is_registered = True
             lock = self._lock
@@ -81,7 +81,7 @@ def why_no_kernel() -> str | None:
 
 
 def prepare_kernel() -> None:
-    """Have the kernel compiled in the background where it is not yet; one process does it, and its parent says so."""
+    """Compile the kernel in the background unless it is compiled; one process does it, and its parent says so."""
     _finder.prepare()
 
 
