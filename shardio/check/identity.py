@@ -119,7 +119,7 @@ def _key_id(key: Any) -> int:
         key = key.item()
     match key:
         case None | bool():
-            raise IdentityError(f"{key} was given as the key of a sample, but it does not identify samples: {_REMEDY}")
+            raise IdentityError(f"{key} is given as the key of a sample, but does not identify it: {_REMEDY}")
         case int():
             return key if 0 <= key < HASHED else xxhash.xxh3_64_intdigest(b"int %d" % key) | HASHED
         case float():
