@@ -59,6 +59,7 @@ def check_flag(name: str, value: object) -> bool:
 def check_choice(name: str, value: object, choices: Any) -> Any:
     """Return the choice, a Python string, that equals a setting.
 
+    >>> from typing import Literal
     >>> check_choice("verify", "first", Literal["first", "off"])
     'first'
 
