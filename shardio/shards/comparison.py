@@ -9,11 +9,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import SampleError, StaleIndexError
-from shardio.sample import ByteRange
 from shardio.shards.names import split_name
 from shardio.shards.open_index import ShardIndex
-from shardio.shards.tar import BLOCK, find_name, header_fits, is_header
-from shardio.storage import MAX_SMALL, LocalFile
+from shardio.shards.tar import find_name, header_fits, is_header
+from shardio.storage import LocalFile
 
 
 def describe_place(tar: LocalFile, offset: int) -> str:
@@ -40,6 +39,7 @@ class Comparison:
         columns: Sequence[Sequence[bytes | None]],
         places: NDArray[np.int64],
         starts: NDArray[np.int64],
+        headers: Sequence[bytes],
         hashes: NDArray[np.uint64],
     ) -> None:
         """Compare some fields of some samples.
@@ -50,30 +50,23 @@ class Comparison:
             columns: F columns of n contents; None where a sample lacks the field.
             places: int64 [m], which of the samples to compare.
             starts: int64 [n, F], where the contents begin; -1 where a sample lacks the field.
+            headers: The tar headers before those contents that are compared, sample by sample, without gaps.
             hashes: uint64 [n, F], the xxh3-64 that the index has.
 
         Raises:
             SampleError: If one was damaged after it was indexed.
             StaleIndexError: If another sample lies there.
         """
-        if not fields:
-            return
         # Plain integers and bytes from here on: this is done for every sample once.
         suffixes = [f".{field}".encode(errors="surrogateescape") for field in fields]
         keys = self._index.raw_keys(samples[places])
+        header_of_next = iter(headers)
         of_samples = zip(places.tolist(), keys, starts[places].tolist(), hashes[places].tolist(), strict=True)
         for place, key, sample_starts, expected in of_samples:
-            present = [start for start in sample_starts if start >= 0]
-            if not present:
-                continue
-            first, last = min(present) - BLOCK, max(present)
-            is_near = last - first <= MAX_SMALL
-            blocks = self._read(place, key, first, last) if is_near else b""
             for number, start in enumerate(sample_starts):
                 if start < 0:
                     continue
-                before = start - BLOCK
-                header = blocks[before - first : start - first] if is_near else self._read(place, key, before, start)
+                header = next(header_of_next)
                 content = columns[number][place]
                 assert content is not None, "the index has it"
                 if not header_fits(header, key, suffixes[number], len(content)):
@@ -87,13 +80,6 @@ class Comparison:
                         f"{found:016x}, expected {expected[number]:016x} as in {self._index.path}. Fetch or pack the "
                         "shard again; if the tar was changed on purpose, delete its index",
                     )
-
-    def _read(self, place: int, key: bytes, start: int, stop: int) -> bytes:
-        try:
-            return self._tar.read(ByteRange(start=start, stop=stop))
-        except (OSError, EOFError) as error:
-            message = f"the tar headers of sample {{}} cannot be read: {error}"
-            raise self._error(place, key, start + BLOCK, message) from error
 
     def _error(self, place: int, raw_key: bytes, start: int, message: str) -> SampleError:
         """Return an error with a message that has a place for the sample's name."""

@@ -94,12 +94,19 @@ class Shard:
         if (stops - starts > MAX_MEMBER).any():
             self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
+        piece_starts, piece_stops = starts[present], stops[present]
+        if unseen is not None:  # Tar headers are read along with contents: most of them lie beside a small one.
+            compared = present & unseen[:, None]
+            piece_starts = np.concatenate([piece_starts, starts[compared] - BLOCK])
+            piece_stops = np.concatenate([piece_stops, starts[compared]])
         try:
-            pieces: list[bytes] = read_pieces(self.tar, starts[present], stops[present])
+            pieces: list[bytes] = read_pieces(self.tar, piece_starts, piece_stops)
         except (OSError, EOFError) as error:
             let_through(error)
             self._raise_unreadable(samples, there, starts, stops)
-            pieces = read_pieces(self.tar, starts[present], stops[present])  # It can be read now.
+            pieces = read_pieces(self.tar, piece_starts, piece_stops)  # It can be read now.
+        num_contents = np.count_nonzero(present)
+        pieces, headers = pieces[:num_contents], pieces[num_contents:]
         if present.all():
             columns = [list[bytes | None](pieces[i :: len(there)]) for i in range(len(there))]
         else:
@@ -108,7 +115,7 @@ class Shard:
                 contents[place] = piece
             columns = [contents[i :: len(there)] for i in range(len(there))]
         if unseen is not None:
-            self._comparison.compare(samples, there, columns, np.flatnonzero(unseen), starts, hashes)
+            self._comparison.compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
         by_field = dict(zip(there, columns, strict=True))
         return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
 

@@ -11,11 +11,10 @@ from shardio.storage.local import (
     walk_files,
     write_whole,
 )
-from shardio.storage.runs import MAX_SMALL, read_pieces
+from shardio.storage.runs import read_pieces
 from shardio.storage.urls import find_url
 
 __all__ = [
-    "MAX_SMALL",
     "PARTIAL_SUFFIX",
     "LocalFile",
     "ReplacedError",

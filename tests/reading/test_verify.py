@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import DataLoader, EpochSampler, SampleError, ShardDataset, ShardMapDataset
-from shardio.reading import SampleReader
+from shardio.reading import SampleReader, Verify
 from shardio.reading.seen import _SeenOfShard
+from shardio.sample import ByteRange
 from shardio.shards import open_table
-from shardio.shards.comparison import Comparison
+from shardio.storage import LocalFile
 from tests.tars import read_members, write_tar
 
 CROP = shardio.transforms.RandomResizedCrop(32)
@@ -167,20 +168,28 @@ def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> N
         SampleReader(open_table(copy)).read(np.arange(5), ["cls", "jpg"])
 
 
-def test_a_sample_that_lacks_a_field_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json", "txt")]
-    places = list[int]()
-    read = Comparison._read
+@pytest.mark.parametrize("lacks", [None, 6])
+def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: int | None) -> None:
+    """A header lies before its content and behind the field before it, and is read with the smaller one of these."""
+    members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json")]
+    members = [*members, *((f"{number}.jpg", bytes(100_000)) for number in range(5))]
+    members.sort(key=lambda member: member[0].partition(".")[0])  # Stable: cls, json, jpg of each sample.
+    write_tar(tmp_path / "a.tar", [member for place, member in enumerate(members) if place != lacks])
+    table = open_table(tmp_path)
+    num_reads = list[int]()
+    read = LocalFile.read
 
-    def note_and_read(comparison: Comparison, place: int, key: bytes, start: int, stop: int) -> bytes:
-        places.append(place)
-        return read(comparison, place, key, start, stop)
+    def count_and_read(file: LocalFile, where: ByteRange) -> bytes:
+        num_reads[-1] += 1
+        return read(file, where)
 
-    monkeypatch.setattr(Comparison, "_read", note_and_read)
-    for name, some in (("all.tar", members), ("some.tar", [*members[:6], *members[7:]])):
-        write_tar(tmp_path / name, some)
-        SampleReader(open_table(tmp_path / name)).read(np.arange(5), ["cls", "json", "txt"])
-    assert places == [*range(5), *range(5)]
+    monkeypatch.setattr(LocalFile, "read", count_and_read)
+    choices: list[Verify] = ["off", "first"]
+    for verify in choices:
+        reader = SampleReader(table, verify)
+        num_reads.append(0)
+        reader.read(np.arange(5), ["cls", "json", "jpg"])
+    assert num_reads[0] == num_reads[1] >= 10  # Of each sample the small fields together, and the picture.
 
 
 def test_names_in_extended_headers_are_those_that_count(tmp_path: Path) -> None:
