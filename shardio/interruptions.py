@@ -19,16 +19,17 @@ def let_through(error: BaseException) -> None:
 
 def is_interruption(error: BaseException) -> bool:
     """Say whether a signal handler raised an error, or the error that is its cause."""
-    handlers = set(_codes_of_handlers())
-    while True:
-        place = error.__traceback__
+    handlers, seen = set(_codes_of_handlers()), set[int]()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:  # Causes are a circle after `raise error from error`.
+        place = cause.__traceback__
         while place is not None:
             if place.tb_frame.f_code in handlers:
                 return True
             place = place.tb_next
-        if error.__cause__ is None:
-            return False
-        error = error.__cause__
+        seen.add(id(cause))
+        cause = cause.__cause__
+    return False
 
 
 def describe_error(error: BaseException) -> str:
@@ -40,8 +41,8 @@ def cut_short(by: str) -> RuntimeError:
     """Return the error for an epoch that cannot go on, by the description of what ended it."""
     return RuntimeError(
         f"this epoch ended before its last batch, by {by}: it cannot go on, because a batch may be lost. Iterate over "
-        "the loader again; where shardio has the order, loader.load_state_dict(loader.state_dict()) before that makes "
-        "the rest of this epoch come"
+        "the loader again; to get the rest of this epoch, where shardio has the order, call "
+        "loader.load_state_dict(loader.state_dict()) first"
     )
 
 
@@ -58,6 +59,8 @@ def _codes_of_handlers() -> Iterator[CodeType]:
     """Yield the code of all signal handlers that are written in Python."""
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
+        if not callable(handler):  # The default, or ignored.
+            continue
         handler = getattr(handler, "func", handler)  # A partial.
         code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
         if code is not None:

@@ -75,11 +75,10 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
 def goes_on(loader: Iterable[Any], num_batches: int) -> bool | None:
     """Return whether a loader resumes an epoch of which a rank got ``num_batches``; None if that epoch was over."""
     found = find_remainder(loader)
-    if found is None or not hasattr(loader, "runs_torchs_workers"):
+    cursor = find_cursor(loader) if found is not None and hasattr(loader, "runs_torchs_workers") else None
+    if found is None or cursor is None:
         length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # it has one
         return True if length is None or num_batches < length else None
-    cursor = find_cursor(loader)
-    assert cursor is not None, "shardio's loader has a state"
     return None if cursor.position >= found[0].num_all_samples else cursor.position > 0
 
 

@@ -71,8 +71,8 @@ def check_quarantine(quarantine: str | os.PathLike[str]) -> Path:
     else:
         return path
     raise ValueError(
-        f"quarantine={str(quarantine)!r} cannot be written: {why}. Samples that are replaced or skipped are written "
-        "down there: name a file in a directory that exists"
+        f"quarantine={str(quarantine)!r} cannot be written: {why}. Replaced and skipped samples are logged "
+        "there: name a file in an existing directory"
     )
 
 
@@ -129,8 +129,8 @@ class BadSamples:
             raise error
         if num_tries == MAX_REPLACEMENTS:
             raise SampleError(
-                f"{error} (and neither could the {num_tries} samples that were tried before it, each in the place of "
-                "the one before: is the storage there?)",
+                f"{error} (the {num_tries} samples tried before it could not be read either: is the storage "
+                "reachable?)",
             ) from error
         entry = {"key": error.key, "where": error.where, "error": str(error), "sample": number, "epoch": epoch}
         if self._on_error == "skip":

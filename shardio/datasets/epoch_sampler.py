@@ -139,7 +139,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         """
         if self.remainder == "mask":
             raise ValueError("remainder='mask' needs shardio.DataLoader, which adds the field 'valid' to the batches")
-        return Iteration(self, self.counter.start(self.num_all_samples, repeats=True), self._start)
+        iteration = Iteration(self, self.counter.find_start(self.num_all_samples), self._start)
+        self.counter.start(self.num_all_samples, repeats=True)  # Not before: one that raises is not counted.
+        return iteration
 
     def _start(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[int]:
         num_batches, start = divmod(num_left_out, split.batch_size)  # Only the last batch may have fewer.

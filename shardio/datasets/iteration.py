@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from shardio.datasets.bad_samples import Broken
 from shardio.datasets.ordered import Ordered
 from shardio.errors import StateError
+from shardio.interruptions import cut_short, describe_error
 from shardio.order import Cursor, Split
 from shardio.world import find_worker
 
@@ -34,16 +35,25 @@ class Iteration(Iterator[Value], Generic[Value]):
     """
 
     _num_to_drop: int
+    _cut_short_by: str | None
 
     def __init__(self, order: Ordered, cursor: Cursor, start: Start[Value]) -> None:
         self._order, self._start = order, start
         self._begin(cursor, num_samples=0)
 
     def __next__(self) -> Value:
-        if self._num_to_drop:
-            deque(islice(self._values, self._num_to_drop), maxlen=0)
-            self._num_to_drop = 0
-        value = next(self._values)
+        if self._cut_short_by is not None:
+            raise cut_short(self._cut_short_by)
+        try:
+            if self._num_to_drop:
+                deque(islice(self._values, self._num_to_drop), maxlen=0)
+                self._num_to_drop = 0
+            value = next(self._values)
+        except StopIteration:
+            raise
+        except BaseException as error:  # A signal handler's, say: the generator has ended, and the epoch has not.
+            self._cut_short_by = describe_error(error)
+            raise
         self._num_samples += 1
         if isinstance(value, Broken):
             self._num_to_drop = -self._num_samples % self._split.batch_size
@@ -87,7 +97,7 @@ class Iteration(Iterator[Value], Generic[Value]):
         # Arguments are checked now, not when the first sample is asked for.
         self._cursor, self._split, self._num_samples = cursor, self._order.own_split(cursor), num_samples
         self._values = self._start(cursor, self._split, num_samples)
-        self._num_to_drop = 0
+        self._num_to_drop, self._cut_short_by = 0, None
 
     def _share(self) -> dict[str, Any]:
         split, worker = self._split, find_worker()

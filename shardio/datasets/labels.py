@@ -29,7 +29,7 @@ def follow_classes(
     names = check_classes(classes)
     if not packed:
         raise ValueError(
-            f"{where} has no class names, by which its labels could follow classes=…: leave classes out, or pack it "
+            f"{where} has no class names, so classes= cannot be applied: omit it, or pack the images "
             "from class folders (shardio pack IMAGES OUT)"
         )
     labels = tuple(number_classes(packed, names, where).values())

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DistributedSampler
 
 from shardio.world import World
 
@@ -18,9 +18,8 @@ _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
 """The methods in which a wrapper calls what it wraps. Only their local variables are looked at: looking at those of a
 training loop would keep a batch alive."""
 
-_SHARES = (("num_processes", "process_index"), ("num_replicas", "rank"))
-"""Attributes that say which part of how many an object takes: of Accelerate's and Transformers' IterableDatasetShard
-and Accelerate's BatchSamplerShard; of DistributedSampler and its heirs."""
+_SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
+"""Of Accelerate's and Transformers'. They give each process its part of what they wrap."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Made by ``accelerate.skip_first_batches``."""
@@ -70,10 +69,8 @@ def _num_parts(caller: Any) -> int:
     """Return over how many processes an object deals what it iterates over."""
     if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all.
         return int(caller.state.num_processes)
-    if not isinstance(caller, Dataset | Sampler):
-        return 1
-    own = getattr(caller, "__dict__", {})  # Not what it passes on from what it wraps.
-    for number, place in _SHARES:
-        if isinstance(own.get(number), int) and isinstance(own.get(place), int):
-            return int(own[number])
-    return 1
+    if isinstance(caller, DistributedSampler):
+        return caller.num_replicas
+    if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
+        return int(caller.num_processes)
+    return 1  # Others may hold such numbers for what they wrap.

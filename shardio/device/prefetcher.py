@@ -22,7 +22,7 @@ from shardio.torch_modes import own_tensors
 from shardio.values import check_integer
 
 _NO_STATE = (
-    "{} has no state: what is saved of it is empty, and a run that is resumed begins its epoch anew. Wrap a "
+    "{} has no state: its saved state is empty, so a resumed run restarts the epoch. Wrap a "
     "shardio.DataLoader with shardio's order instead"
 )
 
@@ -36,9 +36,9 @@ class DevicePrefetcher:
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
-    It can be iterated over again, epoch by epoch. What an iteration that is left early holds is let go of when its
-    iterator is, and at the end of a ``with`` block. The state of the prefetcher, and that of a loader of shardio's, is
-    as of the last batch that was handed out.
+    It can be iterated over again, epoch by epoch. If you leave an iteration early, its batches are released
+    with its iterator, or at the end of a ``with`` block. The state of the prefetcher, and that of a loader of
+    shardio's, is as of the last batch that was handed out.
 
     Args:
         loader: Any iterable of batches: tensors and numpy arrays, nested in tuples, lists, mappings and dataclasses,

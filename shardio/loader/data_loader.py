@@ -63,12 +63,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             default as many as give each worker two chunks of a batch to work on, and at least 2.
         on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
             an error that names the sample; ``replace`` puts another one of the same dataset, or Subset, in its place,
-            a function of seed, epoch and sample; ``skip`` makes its batch smaller, and changes nothing else. A batch
-            of which all samples would be skipped raises all the same: it cannot be collated, and without it there
-            would be a batch less. At the end of an epoch a RuntimeWarning says how many samples were replaced or
-            skipped.
-        quarantine: The file to which replaced and skipped samples are appended, a JSON object a line. That it can be
-            written is seen to at once; it is made with the first line.
+            a function of seed, epoch and sample; ``skip`` makes its batch smaller, and changes nothing else. If every
+            sample of a batch would be skipped, the batch raises an error. At the end of an epoch a RuntimeWarning says
+            how many samples were replaced or skipped.
+        quarantine: The file to which replaced and skipped samples are appended, a JSON object a line. Write
+            access is checked at once; the file is created with its first line.
 
     Raises:
         TypeError: If an argument is of the wrong kind.
@@ -170,14 +169,15 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         check_samplers_dataset(self.dataset, getattr(self.batch_sampler, "sampler", self.sampler))
         feed, fast_path = self._feed, self._choose_fast_path()
         if feed is None:
-            warn_of_whole_epochs(self.dataset, self.batch_sampler or self.sampler, stacklevel=5)
-            if self.drop_last and yields_images(self.dataset) and not len(self):
+            sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
+            warn_of_whole_epochs(self.dataset, sampler, stacklevel=5)
+            if self.drop_last and yields_images(self.dataset) and hasattr(self.sampler, "__len__") and not len(self):
                 warn_of_no_batches(sole_split(len(self.sampler), self.batch_size), self._told_of)
             return self._start_torchs() if fast_path is None else self._start_sampler(fast_path)
         # First what may fail: an epoch that could not be started is not counted.
         crew = None if fast_path is None else fast_path.ready_crew()
         counter = feed.get_counter()
-        cursor = counter.start(feed.source.num_all_samples)
+        cursor = counter.find_start(feed.source.num_all_samples)
         progress = Progress(cursor=cursor, split=self._split(feed, cursor))
         if progress.is_over and cursor.position == 0:
             warn_of_no_batches(progress.split, self._told_of)
@@ -186,10 +186,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             batches: Batches = fast_path.start(crew, plans, cursor.epoch, pins=self._pins)
         else:
             batches = feed.start(cursor, progress.split, torch_options(self))
-        counter.progress = self._started = progress
-        dataset = type(self.dataset).__name__
         check = partial(self._check_current, progress, self._decoder)
-        return self._follow(EpochBatches(batches, check, progress, dataset), progress)
+        followed = self._follow(EpochBatches(batches, check, progress, type(self.dataset).__name__), progress)
+        counter.start(feed.source.num_all_samples)
+        counter.progress = self._started = progress
+        return followed
 
     def stats(self) -> LoaderStats:
         """Return what happened, and where the time went, since the loader was last iterated.

@@ -45,5 +45,5 @@ def blame(keys: Sequence[str], death: Death) -> HostError:
 
 def warn_of(death: Death) -> None:
     """Warn of a death that is survived."""
-    said = f"{death.cause}; it was replaced, and what it was making is made again"
+    said = f"{death.cause}; it was restarted; its unfinished batches are being redone"
     warnings.warn(said, RuntimeWarning, stacklevel=2)

@@ -29,7 +29,9 @@ class _Gate:
     def enter(self) -> None:
         with self._condition:
             if self._is_closed:
-                raise RuntimeError("Python is ending: no batch can be made any more. Ask for batches before the end")
+                raise RuntimeError(
+                    "Python is shutting down, so no batch can be made: read all batches before the program ends"
+                )
             self._num_inside += 1
 
     def leave(self) -> None:
@@ -51,7 +53,7 @@ def before_the_end() -> Iterator[None]:
     """Make a batch in the block, which the end of Python waits for.
 
     Raises:
-        RuntimeError: If Python is ending.
+        RuntimeError: If Python is shutting down.
     """
     _watch()
     _gate.enter()

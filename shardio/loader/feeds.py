@@ -6,6 +6,7 @@ A feed keeps a plain loader of torch's, which lives as long as its workers do, a
 from __future__ import annotations
 
 import itertools
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch.utils.data
 from numpy.typing import NDArray
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, Broken, Skipped, read_with
@@ -21,6 +24,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.subsets import Inner, keys_and_lots, look_inside
 from shardio.datasets.valid import mark_valid
+from shardio.errors import SampleError
 from shardio.interruptions import is_interruption, let_through
 from shardio.loader.ending import before_the_end
 from shardio.loader.messages import Failed
@@ -137,7 +141,7 @@ class WorkersBatches:
         batches: Torch's iterator.
         bad_samples: Warns at the end of samples that could not be read.
         epoch: The epoch, where it is known.
-        goes_on: Whether an error of torch's iterator is a batch's, and the next one can be taken.
+        goes_on: Whether the next batch can be taken after the error of one. Other errors end the epoch.
     """
 
     def __init__(
@@ -163,7 +167,7 @@ class WorkersBatches:
                 self._bad_samples.warn_of_counted(self._epoch)
             raise
         except Exception as error:
-            if not self._goes_on or is_interruption(error):
+            if not (self._goes_on and _is_of_a_batch(error)) or is_interruption(error):
                 raise
             return Failed(serial=0, error=error, traceback=None)
         if isinstance(batch, Failed):
@@ -173,6 +177,12 @@ class WorkersBatches:
     def close(self) -> None:
         """Release the workers, unless they stay for the next epoch."""
         self._batches = None
+
+
+def _is_of_a_batch(error: Exception) -> bool:
+    """Say whether an error of torch's iterator is a batch's, and not the sampler's or that of a worker that died."""
+    of_batches = {ExceptionWrapper.reraise.__code__, _MapDatasetFetcher.fetch.__code__}
+    return any(frame.f_code in of_batches for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +276,17 @@ def _read(inner: Inner, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
     dataset: Any = inner.dataset
     if _takes_keys(dataset):
         return list(dataset.read(inner.find(numbers), keys))  # With the keys of what was replaced.
-    if callable(getattr(dataset, "__getitems__", None)):
-        return list(dataset.__getitems__(numbers.tolist()))
-    return [dataset[number] for number in numbers.tolist()]
+    read_several = getattr(dataset, "__getitems__", None)
+    try:
+        return list(read_several(numbers.tolist())) if callable(read_several) else [dataset[int(n)] for n in numbers]
+    except SampleError as error:
+        if len(numbers) == 1:
+            raise error.moved_to(0) from error
+    # Whoever asked for the sample knew nothing of its place here: the one that fails by itself is found.
+    samples, place = list[Any](), 0
+    try:
+        for place in range(len(numbers)):
+            samples += _read(inner, numbers[place : place + 1], keys[place : place + 1])
+    except SampleError as error:
+        raise error.moved_to(place) from error
+    return samples

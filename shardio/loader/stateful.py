@@ -12,8 +12,8 @@ from shardio.loader.feeds import SamplerFeed, ShardFeed
 from shardio.order import check_epoch
 
 NO_STATE = (
-    "this loader has no state, for neither its dataset nor its sampler holds shardio's order: what is saved of it is "
-    "empty, and a run that is resumed begins its epoch anew. Use a ShardDataset, or sampler=EpochSampler(dataset)"
+    "this loader has no state, for neither its dataset nor its sampler holds shardio's order: its saved state "
+    "is empty, so a resumed run restarts the epoch. Use a ShardDataset, or sampler=EpochSampler(dataset)"
 )
 
 

@@ -101,6 +101,11 @@ class EpochCounter:
         self._is_loaded, self._is_set = True, False
         self.progress = None
 
+    def find_start(self, num_samples: int) -> Cursor:
+        """Return where the next start begins, in an epoch of ``num_samples`` samples."""
+        is_over = self.next.position >= num_samples and not self._is_set
+        return Cursor(epoch=self.next.epoch + 1) if is_over else self.next
+
     def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
         """Begin an epoch of ``num_samples`` samples; return where. The caller sets ``progress``.
 
@@ -108,9 +113,7 @@ class EpochCounter:
             num_samples: Of the whole epoch.
             repeats: Whether the start after this one is the same epoch again, unless ``set_epoch`` names one.
         """
-        cursor = self.next
-        if cursor.position >= num_samples and not self._is_set:
-            cursor = Cursor(epoch=cursor.epoch + 1)
+        cursor = self.find_start(num_samples)
         self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)
         self._is_loaded = self._is_set = False
         return cursor

@@ -184,7 +184,7 @@ def test_a_batch_without_any_sample_is_an_error(tmp_path: Path, kind: Kind, num_
 @workers
 def test_when_nothing_can_be_read_it_is_not_replaced_for_ever(tmp_path: Path, kind: Kind, num_workers: int) -> None:
     subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES), cut_off))
-    with pytest.raises(SampleError, match="neither could the 10 samples that were tried before it"):
+    with pytest.raises(SampleError, match="the 10 samples tried before it could not be read either"):
         next(iter(subject.loader(num_workers, on_error="replace")))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.utils.data import Sampler
 
 from shardio import DataLoader, SampleError, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
@@ -48,3 +50,24 @@ def test_an_error_says_what_caused_it(tmp_path: Path, num_workers: int, on_error
         assert "\nValueError: it is " in str(cause), "with its own cause"
     else:
         assert isinstance(cause, ValueError)
+
+
+class Failing(Sampler[int]):
+    """A sampler that fails in the middle of the epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(5)
+        raise OSError("the list of samples is gone")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_samplers_error_ends_the_epoch_and_never_quietly(tmp_path: Path, num_workers: int) -> None:
+    """Torch asks its sampler for more before it hands out a batch that is there: that one is lost."""
+    subject = Subject(tmp_path, "map", {})
+    dataset = ShardMapDataset(subject.tars, fields="key")
+    iterator = iter(DataLoader(dataset, sampler=Failing(), num_workers=num_workers, collate_fn=list))
+    with pytest.raises(OSError, match="is gone"):
+        list(iterator)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"this epoch ended before its last batch, by OSError: .* is gone"):
+            next(iterator)

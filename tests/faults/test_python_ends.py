@@ -60,6 +60,6 @@ def test_nobody_waits_for_a_batch_when_python_ends(packed: Path, tmp_path: Path)
     ended = subprocess.run([sys.executable, script, packed], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     said = ended.stdout.splitlines()
-    assert "thread Python is ending: no batch can be made any more. Ask for batches before the end" in said
+    assert "thread Python is shutting down, so no batch can be made: read all batches before the program ends" in said
     assert [line for line in said if line.startswith("last handler")] == ["last handler RuntimeError"] * 6
     assert sum(line.startswith("__del__") for line in said) in (0, 6), "the interpreter may never call it"

@@ -125,7 +125,7 @@ def test_without_an_order_of_shardios_the_state_is_empty_and_says_so(packed: Pat
     dataset = ShardMapDataset(packed)
     ordered = DataLoader(dataset, sampler=EpochSampler(dataset))
     for loader in (DataLoader(range(3)), DataLoader(dataset), DataLoader(dataset, sampler=Backwards(dataset))):
-        with pytest.warns(RuntimeWarning, match="this loader has no state.*begins its epoch anew"):
+        with pytest.warns(RuntimeWarning, match="this loader has no state.*restarts the epoch"):
             assert loader.state_dict() == {}
         with pytest.warns(RuntimeWarning, match="this loader has no state"):
             loader.load_state_dict({})

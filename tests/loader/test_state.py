@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch.utils.data
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset, StateError
 
@@ -176,3 +177,36 @@ def test_the_samplers_own_set_epoch_and_state_count_too(packed: Path) -> None:
     assert isinstance(resumed.sampler, EpochSampler)
     resumed.sampler.set_epoch(0)  # As frameworks do, that know nothing of the loader's.
     assert sorted(before + keys_of(resumed)) == sorted(keys_of(make_sampled(packed)))
+
+
+@pytest.mark.parametrize("make", [make_loader, make_sampled])
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_an_epoch_that_cannot_be_started_is_not_counted(
+    make: Any, is_fast: bool, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = make(packed) if is_fast else make(packed, worker_init_fn=id)
+    loader.load_state_dict({**loader.state_dict(), "epoch": 3, "position": 4})
+
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.utils.data.DataLoader, "__iter__", fail)
+        patched.setattr("shardio.loader.fast_path.FastPath.start", fail)
+        with pytest.raises(OSError, match="no memory"):
+            iter(loader)
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (3, 4)
+    whole = make(packed)
+    whole.set_epoch(3)
+    assert keys_of(loader) == keys_of(whole)[4:]
+
+
+def test_a_samplers_epoch_that_cannot_be_started_is_not_counted(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = EpochSampler(ShardMapDataset(packed))
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 3, "position": 4})
+    with monkeypatch.context() as patched:
+        patched.setenv("RANK", "1")  # Of how many?
+        with pytest.raises(ValueError, match="WORLD_SIZE"):
+            iter(sampler)
+    assert (sampler.state_dict()["epoch"], sampler.state_dict()["position"]) == (3, 4)

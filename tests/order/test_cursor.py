@@ -36,8 +36,8 @@ def test_an_epoch_can_be_repeated() -> None:
 def test_a_loaded_cursor_is_gone_on_with_once() -> None:
     counter = EpochCounter()
     counter.load(Cursor(epoch=5, position=40))
-    assert counter.start(N) == Cursor(epoch=5, position=40)
-    assert counter.start(N) == Cursor(epoch=6)
+    assert counter.find_start(N) == counter.start(N) == Cursor(epoch=5, position=40)
+    assert counter.find_start(N) == counter.find_start(N) == counter.start(N) == Cursor(epoch=6)
 
 
 def test_set_epoch_of_the_loaded_epoch_keeps_its_position() -> None:
