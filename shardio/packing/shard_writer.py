@@ -61,7 +61,10 @@ class ShardWriter:
             try:
                 return [written for written in pool.map(self._write, shards) if written is not None]
             except Exception as error:
-                raise self._failures[0] from error  # The first failure; the others stopped because of it.
+                first = self._failures[0]  # The others stopped because of it.
+                if first is error:
+                    raise
+                raise first from first.__cause__
             finally:
                 self._stopped.set()
                 pool.shutdown(wait=True, cancel_futures=True)

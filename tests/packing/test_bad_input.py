@@ -32,6 +32,17 @@ def assert_refused(root: Path, *, names: str, **options: Any) -> None:
     assert not (root / "out").exists()
 
 
+def list_causes(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, outermost first; fail if an error is among its own causes."""
+    chain = list[BaseException]()
+    cause: BaseException | None = error
+    while cause is not None:
+        assert all(cause is not one for one in chain), f"{cause!r} is its own cause"
+        chain.append(cause)
+        cause = cause.__cause__
+    return chain
+
+
 def make_empty(root: Path) -> None:
     root.mkdir()
 
@@ -166,8 +177,9 @@ def test_a_file_that_fails_while_it_is_packed_leaves_only_whole_shards(
         return read_file(path)
 
     monkeypatch.setattr(sources, "read_file", read_unless_locked)
-    with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied"):
+    with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied") as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3, num_workers=num_workers)
+    assert isinstance(list_causes(caught.value)[-1], PermissionError)
     monkeypatch.undo()
     left = [path.name for path in (tmp_path / "out").iterdir()]
     assert "shardio.json" not in left
