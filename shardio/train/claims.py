@@ -8,7 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shardio.errors import BusyError
@@ -77,8 +77,9 @@ def _claim(directory: Path) -> int | Exception | None:
         )
         return None
     _held.add(descriptor)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps({"process_id": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+    with suppress(OSError):  # On a full disk: the name is for messages only, the lock holds without it.
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"process_id": os.getpid(), "host": socket.gethostname()}).encode(), 0)
     return descriptor
 
 

@@ -113,6 +113,25 @@ def test_all_ranks_learn_that_the_directory_cannot_be_made(tmp_path: Path, monke
     assert [type(value) for value in told] == [NotADirectoryError, type(None)]
 
 
+def test_a_full_disk_keeps_nobody_from_claiming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder's name cannot be written, and the lock still holds and ends as ever."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    alone = World(rank=0, world_size=1)
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        with (
+            claimed(tmp_path, alone),
+            pytest.raises(BusyError, match="another process trains into it"),
+            claimed(tmp_path, alone),
+        ):
+            pass
+    with claimed(tmp_path, alone):
+        pass
+
+
 @pytest.mark.usefixtures("no_report")
 def test_where_there_are_no_locks_that_is_said_and_training_goes_on(
     packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
