@@ -25,10 +25,12 @@ IMAGE_FORMATS = {
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that hold an image."""
 
-OTHER_IMAGES = frozenset(
-    ("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "tga")
-)
-"""What other files of pictures are called, which are neither packed nor read."""
+_CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
+_JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
+_FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")
+
+OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES))
+"""Suffixes of picture formats that are neither packed nor read."""
 
 LABEL_FIELD = "cls"
 """The field that holds a sample's label, in ASCII digits."""

@@ -142,6 +142,17 @@ def test_pack_warns_of_each_file_that_is_not_what_its_name_says(
     ]
 
 
+def test_pack_counts_the_pictures_of_formats_that_are_not_packed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    suffixes = ["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "jpf", "jpx", "jxl", "nef", "svg"]
+    write(tmp_path / "in", "c/a.jpg", "c/x.HEIC", "c/notes.txt", *(f"c/{suffix}.{suffix}" for suffix in suffixes))
+    with caplog.at_level(logging.WARNING):
+        shardio.pack(tmp_path / "in", tmp_path / "out")
+    counts = ", ".join(f"{1 + (suffix == 'heic')} .{suffix}" for suffix in suffixes)
+    assert [message.partition("; ")[0] for message in caplog.messages] == [f"{tmp_path}/in: left out {counts}"]
+
+
 def test_dots_in_stems_become_underscores_if_wished(tmp_path: Path) -> None:
     write(tmp_path / "in", "v1.0/a.b.c.jpg", "v1.0/a.b.c.json", "v1.0/d.jpg")
     shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=True)
