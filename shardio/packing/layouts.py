@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from shardio.errors import PackError
+from shardio.packing.sources import SHOWN
 from shardio.shards import IMAGE_FORMATS
 from shardio.storage import find_url
 
@@ -105,8 +106,17 @@ def place_in_pair(
     return (file.parent / base, field.lower()) if base and file.parent / base in plain else None
 
 
-def check_pairs(src: Path, images: str | None, groups: Mapping[str, Mapping[str, Path]]) -> None:
-    """Raise PackError if there is no pair, or a sample lacks a companion that others have."""
+def check_pairs(
+    src: Path, images: str | None, groups: Mapping[str, Mapping[str, Path]], ignored: Sequence[Path]
+) -> None:
+    """Raise PackError if there is no pair, a sample lacks a companion that others have, or a companion its image.
+
+    Args:
+        src: The source.
+        images: The folder of the images, if there is one.
+        groups: The files of each sample, by field.
+        ignored: The files that belong to no sample. Files that are no companions may be among them.
+    """
     kinds = Counter(field.rpartition(".")[0] for files in groups.values() for field in files if "." in field)
     if not kinds:
         where = (
@@ -121,6 +131,31 @@ def check_pairs(src: Path, images: str | None, groups: Mapping[str, Mapping[str,
                 f"{path} has no {lacking[0]}, and {kinds[lacking[0]]} of {len(groups)} samples have: add it, or remove "
                 "the image"
             )
+    fields = {field for files in groups.values() for field in files if "." in field}
+    orphans = [path for path in ignored if _is_companion(PurePosixPath(path.relative_to(src)), images, fields)]
+    if orphans:
+        more = [f"and {len(orphans) - SHOWN} more"] if len(orphans) > SHOWN else []
+        one, several = "1 file belongs to an image that is", f"{len(orphans)} files belong to images that are"
+        raise PackError(
+            "\n".join(
+                [
+                    f"{one if len(orphans) == 1 else several} missing:",
+                    *map(str, orphans[:SHOWN]),
+                    *more,
+                    "Add the images, or remove these files",
+                ]
+            )
+        )
+
+
+def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[str]) -> bool:
+    """Say whether a file would be a companion if its image were there: one of the same field, or of another format."""
+    if images is not None:
+        field = f"{file.parts[0].lower()}.{file.suffix[1:].lower()}" if len(file.parts) > 1 else ""
+    else:
+        field = file.name.partition(".")[2].lower()
+    kind, _, suffix = field.rpartition(".")
+    return field in fields or (suffix in IMAGE_FORMATS and any(kind == other.rpartition(".")[0] for other in fields))
 
 
 def _refuse_splits(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:

@@ -82,7 +82,7 @@ def scan_directory(
         images = find_images_folder(names) if layout == "pairs" else None
         groups, ignored = _group_files(paths, names, images, layout, rename_dots=rename_dots)
         if layout == "pairs":
-            check_pairs(src, images, groups)
+            check_pairs(src, images, groups, ignored)
         has_classes = layout != "flat" and images is None
         found = _find_classes(src, groups) if has_classes else ()
         labels = _number(found, classes, src)

@@ -153,6 +153,44 @@ def test_pack_counts_the_pictures_of_formats_that_are_not_packed(
     assert [message.partition("; ")[0] for message in caplog.messages] == [f"{tmp_path}/in: left out {counts}"]
 
 
+COMPANIONS = {
+    "in folders": ["images/a.jpg", "masks/a.png", "masks/b.png", "masks/c/d.tif"],
+    "by their names": ["a.jpg", "a.caption.txt", "b.caption.txt", "c/d.caption.txt"],
+}
+
+
+@pytest.mark.parametrize("names", COMPANIONS.values(), ids=COMPANIONS)
+def test_companions_without_their_image_are_refused_by_name(tmp_path: Path, names: list[str]) -> None:
+    write(tmp_path / "in", *names)
+    with pytest.raises(shardio.PackError, match="2 files belong to images that are missing") as caught:
+        shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
+    assert all(f"{tmp_path}/in/{name}" in str(caught.value) for name in names[2:])
+    assert not (tmp_path / "out").exists()
+    for name in names[2:]:
+        (tmp_path / "in" / name).unlink()
+    assert shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs").num_samples == 1
+
+
+def test_many_companions_without_their_images_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "in", "images/a.jpg", *(f"masks/{name}.png" for name in ("a", *range(100))))
+    with pytest.raises(shardio.PackError, match="100 files belong to images that are missing") as caught:
+        shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
+    assert len(str(caught.value).splitlines()) < 25
+    assert "and 80 more" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["images/a.jpg", "masks/a.png", "masks/README.md", "README"],
+        ["a.jpg", "a.mask.png", "notes.txt", "README.v2.md"],
+    ],
+)
+def test_what_is_like_no_companion_is_ignored_beside_pairs(tmp_path: Path, names: list[str]) -> None:
+    write(tmp_path / "in", *names)
+    assert shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs").num_samples == 1
+
+
 def test_dots_in_stems_become_underscores_if_wished(tmp_path: Path) -> None:
     write(tmp_path / "in", "v1.0/a.b.c.jpg", "v1.0/a.b.c.json", "v1.0/d.jpg")
     shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=True)
