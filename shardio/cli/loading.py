@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from shardio.cli.console import wrong_values_are_wrong_usage
 from shardio.errors import SampleError
 
 OnErrorPolicy = Literal["raise", "replace", "skip"]
@@ -38,7 +39,8 @@ def tell_of_the_share() -> None:
     """Say on standard error which rank this is, where there are several: the variables may be a former launcher's."""
     from shardio.world import find_world
 
-    world = find_world()
+    with wrong_values_are_wrong_usage():
+        world = find_world()
     if world.world_size > 1:
         typer.echo(
             f"rank {world.rank} of {world.world_size}: this process loads only its share of the samples. If no "

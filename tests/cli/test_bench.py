@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -200,3 +201,17 @@ def test_who_is_one_of_several_ranks_is_told_so(packed: Path, world_size: int, m
     assert (found["rank"], found["world_size"], found["num_samples"]) == (world_size - 1, world_size, 21 // world_size)
     told = "rank 2 of 3: this process loads only its share of the samples. If no launcher started it, unset RANK and"
     assert (told in done.stderr) == (world_size == 3)
+
+
+@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}], ids=str)
+def test_variables_of_a_launcher_that_name_no_rank_are_wrong_usage(
+    packed: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = run_process(packed, "--num-workers", 0)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "unset RANK" in re.sub(r"[\W_]+", " ", done.stderr)

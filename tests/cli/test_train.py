@@ -88,6 +88,16 @@ def test_an_option_that_cannot_be_is_wrong_usage(packed: Path, options: tuple[st
     assert word in done.stderr
 
 
+@pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}], ids=str)
+def test_variables_of_a_launcher_that_name_no_rank_are_wrong_usage(packed: Path, variables: dict[str, str]) -> None:
+    without = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = _train(packed, "--num-workers", "0", environment={**without, "OMP_NUM_THREADS": "1", **variables})
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert "unset RANK" in re.sub(r"[\W_]+", " ", done.stderr)
+
+
 def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None:
     """Of 21 samples 17 are for training: a batch of 16, and one more."""
     done = _train(packed, "--epochs", "1", "--batch-size", "16", "--image-size", "16", "--num-workers", "0")
