@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from typing import Any, SupportsIndex, get_args
 
@@ -54,6 +55,32 @@ def check_flag(name: str, value: object) -> bool:
     if kind not in ("bool", "torch.bool", "int") or bool(getattr(value, "ndim", 0)) or value not in (0, 1):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
+
+
+def check_plain(name: str, value: object) -> float | str:
+    """Return a number or a string of any library as Python's int, float, bool or str.
+
+    >>> from fractions import Fraction
+    >>> check_plain("ratio", Fraction(3, 4))
+    0.75
+
+    Args:
+        name: Of the setting, for messages.
+        value: A number or a string of Python or numpy, or a tensor that holds one number and has no dimensions.
+
+    Raises:
+        TypeError: If it is anything else.
+    """
+    plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    if isinstance(plain, bool):
+        return plain
+    if isinstance(plain, str):
+        return str.__str__(plain)
+    if isinstance(plain, numbers.Integral):
+        return operator.index(plain)
+    if isinstance(plain, numbers.Real):
+        return float(plain)
+    raise TypeError(f"{name} must be a number or a string, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Any) -> Any:

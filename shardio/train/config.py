@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from shardio.storage import find_url
-from shardio.values import check_choice, check_integer, check_optional_integer
+from shardio.values import check_choice, check_integer, check_optional_integer, check_plain
 
 Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
@@ -57,10 +57,11 @@ class TrainConfig:
         mean: Of each channel, in units of [0, 1]; images are normalised by these, if they are uint8.
         std: Likewise.
         directory: Where checkpoints and the log go; without it nothing is written.
-        resume: Whether a run that lies there is gone on with, and not begun anew in its place.
+        resume: Whether to resume the run in ``directory`` instead of starting a new one.
         log_every: Steps from one line of the log to the next. So often losses are read from the device and checked.
         checkpoint_every: Steps from one checkpoint to the next within an epoch; by default there is one at its end.
-        data: Further numbers and texts, by name, that a resumed run must have in common with its beginning.
+        data: Further numbers and strings, by name, that a resumed run must have in common with its beginning. No name
+            may be that of a setting here.
     """
 
     epochs: int = 10
@@ -100,6 +101,7 @@ class TrainConfig:
         for name in ("epochs", "accumulate", "steps_per_epoch", "patience", "log_every", "checkpoint_every"):
             object.__setattr__(self, name, check_optional_integer(name, getattr(self, name), at_least=1))
         object.__setattr__(self, "seed", check_integer("seed", self.seed, at_least=0))
+        object.__setattr__(self, "data", _check_data(self.data))
         for name in ("lr", "period", "clip_norm", "clip_value"):
             if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
                 raise ValueError(f"{name} must be positive, got {number}")
@@ -130,6 +132,17 @@ class TrainConfig:
             for name, value in self.what_matters().items()
             if saved.get(name) != value and (name in saved or name not in self.data)
         ]
+
+
+def _check_data(data: Mapping[str, float | str]) -> dict[str, float | str]:
+    """Return a copy with Python's own names and values: no others can be read from a checkpoint."""
+    settings = {setting.name for setting in dataclasses.fields(TrainConfig)}
+    for name in data:
+        if not isinstance(name, str):
+            raise TypeError(f"a name in data must be a string, got {name!r}")
+        if name in settings:
+            raise ValueError(f"data must not hold {name!r}, which is a setting of TrainConfig: use another name")
+    return {str(name): check_plain(f"data[{str(name)!r}]", value) for name, value in data.items()}
 
 
 def _check_device(name: str) -> torch.device:

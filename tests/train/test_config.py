@@ -1,11 +1,16 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from shardio.train import TrainConfig
+from shardio.train import TrainConfig, load_checkpoint, train
+from tests.train.toys import make_batches, make_linear
 
 
 @pytest.mark.parametrize(
@@ -46,3 +51,56 @@ def test_a_config_does_not_change() -> None:
     config = TrainConfig()
     with pytest.raises(FrozenInstanceError):
         config.epochs = 3  # type: ignore[misc]  # what is tested
+
+
+PLAIN: dict[str, tuple[Any, float | str]] = {
+    "numpy's integer": (np.int64(3), 3),
+    "numpy's array of one": (np.array(3), 3),
+    "torch's integer": (torch.tensor(3), 3),
+    "numpy's float": (np.float64(0.5), 0.5),
+    "numpy's small float": (np.float32(0.5), 0.5),
+    "torch's float": (torch.tensor(0.5), 0.5),
+    "a fraction": (Fraction(1, 2), 0.5),
+    "numpy's text": (np.str_("a"), "a"),
+    "numpy's truth value": (np.True_, True),
+    "Python's": (7, 7),
+}
+
+
+@pytest.mark.usefixtures("no_report")
+def test_data_become_pythons_own_values_which_a_checkpoint_can_be_read_with(tmp_path: Path) -> None:
+    data: dict[Any, Any] = {np.str_(name): value for name, (value, _) in PLAIN.items()}
+    expected = {name: value for name, (_, value) in PLAIN.items()}
+    settings: dict[str, Any] = {"epochs": 1, "precision": "fp32", "device": "cpu", "directory": tmp_path}
+    config = TrainConfig(**settings, data=data)
+    assert config.data == expected
+    assert [type(value) for value in config.data.values()] == [type(value) for value in expected.values()]
+    train(make_linear(), make_batches([4]), config)
+    assert config.find_differing(load_checkpoint(tmp_path / "last.pt")["config"]) == []
+    assert TrainConfig(**settings, data={**expected, "Python's": 8}).find_differing(
+        load_checkpoint(tmp_path / "last.pt")["config"]
+    ) == ["Python's was 7, is 8"]
+
+
+def test_data_are_copied() -> None:
+    data = {"image_size": 32}
+    config = TrainConfig(data=data)
+    data["image_size"] = 64
+    assert config.data == {"image_size": 32}
+
+
+@pytest.mark.parametrize("value", [None, [1], b"a", 1j, np.array([1.0]), torch.ones(2), Path("a")], ids=repr)
+def test_data_of_other_types_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"data\['crop'\] must be a number or a string, got "):
+        TrainConfig(data={"crop": value})
+
+
+def test_a_name_in_data_must_be_a_string() -> None:
+    with pytest.raises(TypeError, match="a name in data must be a string, got 3"):
+        TrainConfig(data={3: 1})  # type: ignore[dict-item]  # what is tested
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainConfig)])
+def test_data_must_not_replace_a_setting(name: str) -> None:
+    with pytest.raises(ValueError, match=f"data must not hold {name!r}, which is a setting of TrainConfig"):
+        TrainConfig(data={name: 1})
