@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shardio.errors import StateError
 from shardio.storage import naming, write_whole
 from shardio.train.callbacks import Callback
 from shardio.train.meters import EpochResult, StepRecord
@@ -70,12 +70,42 @@ class TensorBoardLog(Callback):
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log; what was half-written when a process or a machine stopped is left out."""
+    """Yield the lines of a log; what was half-written when a process or a machine stopped is left out.
+
+    Raises:
+        StateError: If a line is not one that a training run writes.
+    """
     if not path.exists():
         return
-    for line in path.read_bytes().split(b"\n"):
-        with contextlib.suppress(ValueError, RecursionError):
-            yield json.loads(line)
+    for number, text in enumerate(path.read_bytes().split(b"\n"), start=1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if not _is_of_run(line):
+            raise StateError(
+                f"{path} is not the log of a training run: its line {number} lacks the kind, epoch or step that "
+                "shardio writes: move it away, or name another directory"
+            )
+        yield line
+
+
+def explain_foreign_log(directory: Path) -> str | None:
+    """Return why a run must not write its log into a directory, which holds another tool's; None if it may."""
+    try:
+        for _ in read_log(directory / LOG):
+            pass
+    except StateError as error:
+        return str(error)
+    return None
+
+
+def _is_of_run(line: Any) -> bool:
+    return (
+        isinstance(line, dict)
+        and line.get("kind") in ("steps", "epoch")
+        and all(type(line.get(name)) is int for name in ("epoch", "step"))
+    )
 
 
 def _is_before(line: dict[str, Any], num_epochs: int, num_steps: int) -> bool:

@@ -71,8 +71,8 @@ def train(
 
     Raises:
         NonFiniteLossError: If the loss is NaN or infinite.
-        StateError: If the directory holds a run of other settings, another model or other data, or a run whose last
-            checkpoint is gone.
+        StateError: If the directory holds a run of other settings, another model or other data, a run whose last
+            checkpoint is gone, or another tool's log.
         FormatError: If its checkpoint cannot be read.
         OSError: If a checkpoint cannot be written; the one before it is kept.
         BusyError: If another run writes into the directory.

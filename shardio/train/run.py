@@ -19,6 +19,7 @@ from shardio.train.callbacks import Callback
 from shardio.train.checkpoint import BEST, LAST, check_parts, load_checkpoint, save_checkpoint
 from shardio.train.config import TrainConfig
 from shardio.train.leftovers import explain_lost_checkpoint
+from shardio.train.logs import explain_foreign_log
 from shardio.train.losses import Losses
 from shardio.train.memory import measure_memory
 from shardio.train.meters import EpochResult, Interval, Score, StepRecord
@@ -81,6 +82,9 @@ class Run:
             )
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
+            foreign = explain_foreign_log(self._directory) if self.world.rank == 0 else None
+            if (foreign := gather(foreign)[0]) is not None:  # All ranks fail together, before anything is removed.
+                raise StateError(foreign)
             for path in self._directory.glob(f".*{PARTIAL_SUFFIX}") if self.world.rank == 0 else ():
                 path.unlink()  # What a killed run was about to write.
             if self._is_to_go_on(self._directory / LAST):

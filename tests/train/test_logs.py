@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from shardio.errors import StateError
 from shardio.train import TrainConfig, train
 from shardio.train.logs import read_log
 from tests.train.toys import make_batches, make_linear
@@ -46,6 +47,37 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     log.write_bytes(b"")
     assert list(read_log(log)) == []
     assert list(read_log(tmp_path / "nowhere.jsonl")) == []
+
+
+FOREIGN = {
+    "another tool's": b'{"loss": 0.5, "step": 3}\n',
+    "of another kind": b'{"kind": "validation", "epoch": 0, "step": 3}\n',
+    "an epoch that is no number": b'{"kind": "epoch", "epoch": "1", "step": 3}\n',
+    "without a step": b'{"kind": "steps", "epoch": 1}\n',
+    "a list": b"[1, 2]\n",
+    "a number": b"3\n",
+}
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("names", [[], ["last.pt", "best.pt"]], ids=["log", "checkpoints"])
+def test_a_log_of_another_tool_is_refused_and_nothing_is_removed(
+    tmp_path: Path, content: bytes, resume: bool, names: list[str]
+) -> None:
+    _train(tmp_path, epochs=1)
+    for path in tmp_path.iterdir():
+        if path.name not in names:
+            path.unlink()
+    (tmp_path / "log.jsonl").write_bytes(b"\n" + content)
+    (tmp_path / ".last.pt.1.partial").write_bytes(b"")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(StateError, match=r"log\.jsonl is not the log of a training run: its line 2 ") as caught:
+        _train(tmp_path, resume=resume)
+    assert "move it away, or name another directory" in str(caught.value)
+    (tmp_path / ".run.lock").unlink()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_tensorboard_is_told_the_same(tmp_path: Path) -> None:
