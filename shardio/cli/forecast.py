@@ -1,4 +1,4 @@
-"""Which way a dataset's images will go on this machine, foreseen from the heads of their files."""
+"""Which way a dataset's images will go on this machine, estimated from the headers of their files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardio.shards import ShardTable
 
 MAX_LOOKED_AT = 1000
-"""Samples; of more, so many are taken at equal distances."""
+"""Samples; of more, so many evenly spaced ones are taken."""
 
 SAMPLES_AT_ONCE = 16
 """Whole files are in memory meanwhile."""
@@ -61,12 +61,12 @@ class Forecast:
                 parts.append(f"{reasons.total()} by {WAYS[way]}{f' ({why})' if why else ''}")
         if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
             parts.append(f"{NO_KERNEL}: {self.no_kernel}")
-        where = f"of {count(self.num_samples, 'sample')} at equal distances, " if self.is_sample else ""
+        where = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_sample else ""
         return where + ("; ".join(parts) or "no images")
 
 
 def foresee(table: ShardTable) -> Forecast:
-    """Look at the heads of a dataset's images, or of a sample of them.
+    """Look at the headers of a dataset's images, or of a sample of them.
 
     Raises:
         ShardioError: If they cannot be read.

@@ -26,7 +26,7 @@ def info(
 ) -> None:
     """Say what a dataset holds, how it was packed, and who will decode its images on this machine.
 
-    That is foreseen from the heads of at most 1000 images, at equal distances. Crops that are resized to half their
+    That is estimated from the headers of up to 1,000 evenly spaced images. Crops that are resized to half their
     size or less are left to libjpeg-turbo, whatever their files are; a loader's stats() count what happened.
     """
     from shardio.shards import open_table

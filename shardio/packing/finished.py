@@ -77,10 +77,10 @@ def _read_finished(path: Path) -> Written:
     jpegs, index = JpegTally.load(tally), index_path(path)
     try:
         if _digest_file(index).encode() != digest:
-            raise FormatError(f"the content of {index.name} is another one")
+            raise FormatError(f"the content of {index.name} has changed")
         with Shard(path, index) as shard:
             if _digest_file(path) != shard.entry.digest:
-                raise FormatError("its content is another one than its index says")
+                raise FormatError("its content does not match its index")
             return Written(entry=shard.entry, fields=shard.index.header.fields, jpegs=jpegs, was_kept=True)
     except FileNotFoundError as error:
         raise FormatError(f"{error.filename} is gone") from error

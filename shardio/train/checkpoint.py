@@ -104,17 +104,21 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
     """
     with Path(path).open("rb") as file:
         if not zipfile.is_zipfile(file):
-            raise FormatError(f"{path} is no checkpoint, or was cut off: take another one, or begin anew")
+            raise FormatError(f"{path} is not a checkpoint, or is truncated: use another one or start a new run")
     try:
         _check_content(path)
         state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
         if not isinstance(state, dict):
             raise TypeError(f"it holds a {type(state).__name__}, not a dict")
     except LOAD_ERRORS as error:
-        raise FormatError(f"{path} cannot be read as a checkpoint: {error}: take another one, or begin anew") from error
+        raise FormatError(
+            f"{path} cannot be read as a checkpoint: {error}: use another one or start a new run"
+        ) from error
     found = state.get("format")
     if type(found) is not int or found != FORMAT:
-        raise FormatError(f"{path} has the format {found}, and {FORMAT} is understood: take another one, or begin anew")
+        raise FormatError(
+            f"{path} has the format {found}, and this shardio reads format {FORMAT}: use another one or start a new run"
+        )
     return state
 
 
@@ -131,5 +135,5 @@ def check_parts(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
         if not isinstance(state.get(name), kind):
             raise FormatError(
                 f"{path} is not a checkpoint of a training run, or is damaged: its {name!r} is of type "
-                f"{type(state.get(name)).__name__}, expected {kind.__name__}: use another one, or start a new run"
+                f"{type(state.get(name)).__name__}, expected {kind.__name__}: use another one or start a new run"
             )

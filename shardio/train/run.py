@@ -209,10 +209,10 @@ class Run:
 
     def _way_back(self) -> str:
         if self._saved_step is None:
-            return "there is no checkpoint to go back to: begin anew with a lower learning rate"
+            return "there is no checkpoint to go back to: start a new run with a lower learning rate"
         return (
             f"the last checkpoint before it is {self._directory}/{LAST}, of step {self._saved_step}: go on from there "
-            "without those samples, or begin anew with a lower learning rate"
+            "without those samples, or start a new run with a lower learning rate"
         )
 
     def _save(self, names: list[str], *, is_within_epoch: bool) -> None:
@@ -258,7 +258,9 @@ class Run:
             self.model.load_state_dict(state["model"])
             self.step.load_state_dict(state["step"])
         except (RuntimeError, ValueError) as error:  # ValueError: other weights are frozen.
-            raise StateError(f"{path} is of another model: name another directory, or begin anew: {error}") from error
+            raise StateError(
+                f"{path} is of another model: name another directory, or start a new run: {error}"
+            ) from error
         self.results = [EpochResult(**result) for result in state["results"]]
         self._times, self._saved_step = state["times"], self.num_steps
         of_ranks = state["ranks"]
@@ -283,6 +285,6 @@ class Run:
     def _check_settings(self, saved: dict[str, Any], path: Path) -> None:
         if differing := self.config.find_differing(saved):
             raise StateError(
-                f"{path} is of a run with other settings: {'; '.join(differing)}: give those of then, name another "
-                "directory, or begin anew (resume=False)"
+                f"{path} is of a run with other settings: {'; '.join(differing)}: use the original "
+                "settings, name another directory, or start a new run (resume=False, --fresh)"
             )

@@ -122,7 +122,7 @@ def test_of_many_samples_some_are_looked_at_and_that_is_said(
     mixed: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "MAX_LOOKED_AT", number)
-    assert decoded(mixed).startswith(f"of {number} sample{'s' * (number > 1)} at equal distances, ")
+    assert decoded(mixed).startswith(f"of {number} evenly spaced sample{'s' * (number > 1)}, ")
     found = json.loads(info(mixed, "--json").stdout)["decoded"]
     assert sum(found[way] for way in ("kernel", "libjpeg", "pillow", "nobody")) == found["samples"] == number
 

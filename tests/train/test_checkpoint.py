@@ -30,7 +30,9 @@ def test_a_damaged_checkpoint_is_refused(packed: Path, tmp_path: Path, size: int
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     last = tmp_path / "last.pt"
     last.write_bytes(last.read_bytes()[:size])
-    with pytest.raises(FormatError, match=r"last\.pt is no checkpoint, or was cut off"):
+    with pytest.raises(
+        FormatError, match=r"last\.pt is not a checkpoint, or is truncated: use another one or start a new run"
+    ):
         train(make_model(), make_loader(packed), make_config(tmp_path))
 
 
