@@ -55,7 +55,7 @@ def open_table(source: Source) -> ShardTable:
             so.
 
     Raises:
-        FileNotFoundError: If there is nothing of that name.
+        FileNotFoundError: If there is nothing of that name, or a list names a directory.
         FormatError: If a file is not what it should be, a tar is named twice, or the dataset has no samples.
         OSError: If a tar cannot be read, or its index cannot be written.
         ValueError: If a name is empty.
@@ -80,7 +80,20 @@ def open_table(source: Source) -> ShardTable:
             _warn_of_gaps([tar for tar in tars if not is_added_by_macos(tar.name)])
             return _table_of_tars(tars)
         source = [source]
-    return _table_of_tars([path for pattern in source for path in _expand(pattern)])
+    tars = [path for pattern in source for path in _expand(pattern)]
+    _refuse_directories(tars)
+    return _table_of_tars(tars)
+
+
+def _refuse_directories(tars: Sequence[Path]) -> None:
+    """Raise FileNotFoundError if directories are named where tars must be."""
+    folders = [str(path) for path in tars if path.is_dir()]
+    if folders:
+        what, which = ("is a directory", "it") if len(folders) == 1 else ("are directories", "one directory")
+        raise FileNotFoundError(
+            f"a list names tars and patterns of tars, and {' and '.join(folders[:MAX_NAMED])} {what}: pass {which} by "
+            f"itself, or list the tars in {'it' if len(folders) == 1 else 'them'}"
+        )
 
 
 def _refuse_unfinished(folder: Path, tars: Sequence[Path]) -> None:

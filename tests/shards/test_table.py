@@ -115,6 +115,25 @@ def test_an_empty_list_is_no_dataset() -> None:
         open_table([])
 
 
+@pytest.mark.parametrize("pattern", [["{0}/one", "{0}/two"], ["{0}/{{one,two}}"], ["{0}/x.tar", "{0}/one", "{0}/two"]])
+def test_directories_in_a_list_are_refused_as_such(tmp_path: Path, pattern: list[str]) -> None:
+    write_tar(tmp_path / "x.tar", [("0.txt", b"")])
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_tar(tmp_path / name / "x.tar", [("0.txt", b"")])
+    with pytest.raises(FileNotFoundError) as caught:
+        open_table([name.format(tmp_path) for name in pattern])
+    assert str(caught.value) == (
+        f"a list names tars and patterns of tars, and {tmp_path}/one and {tmp_path}/two are directories: pass one "
+        "directory by itself, or list the tars in them"
+    )
+
+
+def test_a_directory_in_a_list_is_refused_as_such(tars: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=re.escape(f"and {tars} is a directory: pass it by itself")):
+        open_table([tars])
+
+
 def test_a_manifest_without_samples_is_refused(tmp_path: Path) -> None:
     write_manifest(tmp_path / "shardio.json", Manifest(shards=()))
     with pytest.raises(FormatError, match=r"shardio\.json has no samples"):
