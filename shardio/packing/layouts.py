@@ -148,8 +148,14 @@ def check_pairs(
         )
 
 
+_LISTS = frozenset(("classes.txt", "notes.json"))
+"""Files that annotation tools write into the folder of the labels: YOLO's class names, Label Studio's description."""
+
+
 def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[str]) -> bool:
     """Say whether a file would be a companion if its image were there: one of the same field, or of another format."""
+    if file.name in _LISTS:
+        return False
     if images is not None:
         field = f"{file.parts[0].lower()}.{file.suffix[1:].lower()}" if len(file.parts) > 1 else ""
     else:

@@ -183,6 +183,7 @@ def test_many_companions_without_their_images_are_counted(tmp_path: Path) -> Non
     "names",
     [
         ["images/a.jpg", "masks/a.png", "masks/README.md", "README"],
+        ["images/a.jpg", "labels/a.txt", "labels/classes.txt"],
         ["a.jpg", "a.mask.png", "notes.txt", "README.v2.md"],
     ],
 )

@@ -159,12 +159,15 @@ def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_
     assert "ranks must have equally many batches, and have [11, 10]" in done.stderr
 
 
-def test_ranks_that_are_refused_a_directory_all_say_who_has_it(packed: Path, tmp_path: Path) -> None:
+def test_ranks_that_are_refused_a_directory_say_who_has_it(packed: Path, tmp_path: Path) -> None:
+    """All ranks raise. The launcher ends the others once it sees that one has, perhaps before they have said so."""
     with claimed(tmp_path, World(rank=0, world_size=1)):
         done = _launch(2, _settings(packed, tmp_path))
     assert done.returncode != 0
     said = f"{tmp_path} is in use: process {os.getpid()} on {socket.gethostname()} trains into it"
-    assert all(re.search(rf"\[rank{rank}\]:.*BusyError: {re.escape(said)}", done.stderr) for rank in range(2))
+    errors = re.findall(r"\[rank\d\]:.*?(\w+Error: .*)", done.stderr)
+    assert errors
+    assert all(error.startswith(f"BusyError: {said}") for error in errors), errors
     assert [path.name for path in tmp_path.iterdir()] == [LOCK]
 
 
