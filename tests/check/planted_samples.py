@@ -105,6 +105,11 @@ def _(packed: Path) -> None:
     once(Twice(Images(0.1), batch_size=B), N)
 
 
+@case("everything twice, flipped at random, only the number expected", "all come 2 times")
+def _(packed: Path) -> None:
+    once(Twice(Flipped(), batch_size=B), N)
+
+
 @case("everything twice, augmented, nothing expected", "all come 2 times")
 def _(packed: Path) -> None:
     once(Twice(Images(0.1), batch_size=B))
