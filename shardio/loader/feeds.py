@@ -282,7 +282,7 @@ def _read(inner: Inner, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
     except SampleError as error:
         if len(numbers) == 1:
             raise error.moved_to(0) from error
-    # Whoever asked for the sample knew nothing of its place here: the one that fails by itself is found.
+    # The error does not say which of these samples failed: read them one by one to find it.
     samples, place = list[Any](), 0
     try:
         for place in range(len(numbers)):

@@ -149,7 +149,7 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
         yield
     except OSError as error:
         raise OSError(
-            f"the pretrained weights of {name} cannot be had ({error}): look at the connection, put the file into the "
+            f"could not download pretrained weights for {name} ({error}): check the connection, put the file into the "
             "library's cache ($TORCH_HOME, for timm $HF_HOME), or train from scratch"
         ) from error
     except (ValueError, RuntimeError, AssertionError) as error:

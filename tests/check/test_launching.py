@@ -14,7 +14,7 @@ import pytest
 from shardio.check.launching import RankCommand, run_ranks
 from shardio.errors import ShardioError
 
-# A rank that writes the process id of its child, and sleeps until it is ended.
+# A rank that writes the process id of its child, and sleeps until the launcher ends it.
 WAITS = """
 import signal, subprocess, sys, time
 if "stubborn" in sys.argv:
@@ -47,7 +47,7 @@ def is_running(process_id: int) -> bool:
 
 
 def await_file(path: Path) -> int:
-    """Return the number in a file that another process writes."""
+    """Return the number in a file that another process writes; poll, as there is no event to wait for."""
     while not path.exists():
         time.sleep(0.01)
     return int(path.read_text())

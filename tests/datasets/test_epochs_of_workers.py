@@ -16,6 +16,7 @@ from shardio import ShardDataset
 
 
 def wait_for(path: Path) -> None:
+    """Wait for a file that the test makes; poll, as the worker is another process."""
     while not path.exists():
         time.sleep(0.01)
 

@@ -28,7 +28,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def refuse(source: Path, out: Path) -> None:
+def assert_refused(source: Path, out: Path) -> None:
     """Assert that a pack is refused with an error that names the destination, and changes nothing."""
     before = snapshot(source.parent)
     with pytest.raises(PackError, match=re.escape(str(out))):
@@ -73,27 +73,27 @@ def make_link_to_nothing(out: Path) -> None:
 def test_a_destination_that_is_not_free_is_refused(source: Path, make: Callable[[Path], None]) -> None:
     out = source.parent / "out"
     make(out)
-    refuse(source, out)
+    assert_refused(source, out)
 
 
 def test_a_destination_below_a_file_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"precious")
-    refuse(source, tmp_path / "file" / "out")
+    assert_refused(source, tmp_path / "file" / "out")
 
 
 def test_a_packed_directory_is_not_packed_into_again(source: Path, tmp_path: Path) -> None:
     shardio.pack(source, tmp_path / "out")
-    refuse(source, tmp_path / "out")
+    assert_refused(source, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", [".", "in", "in/out", "in/class-0", "in/class-0/a/b", "in/../in/x"])
 def test_a_destination_that_overlaps_the_source_is_refused(source: Path, name: str) -> None:
-    refuse(source, source.parent / name)
+    assert_refused(source, source.parent / name)
 
 
 def test_a_destination_that_overlaps_the_source_by_a_link_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
-    refuse(source, tmp_path / "link" / "out")
+    assert_refused(source, tmp_path / "link" / "out")
 
 
 def test_a_finished_pack_leaves_shards_indexes_and_the_manifest_only(source: Path, tmp_path: Path) -> None:

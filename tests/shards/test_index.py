@@ -133,7 +133,7 @@ def test_an_open_shard_holds_two_descriptors_and_a_closed_one_none(packed: Path)
     assert count_open_files() == before
 
 
-def stale(path: Path) -> None:
+def assert_stale(path: Path) -> None:
     with pytest.raises(StaleIndexError, match=r"a\.tar\.idx.*a\.tar has changed since; delete"):
         Shard(path, index_path(path))
 
@@ -143,7 +143,7 @@ def test_the_index_of_a_tar_that_was_appended_to_is_stale(tmp_path: Path) -> Non
     write(path, {"a": {"jpg": b"1"}})
     with tarfile.open(path, "a") as tar:
         tar.addfile(tarfile.TarInfo("b.jpg"))
-    stale(path)
+    assert_stale(path)
 
 
 @pytest.mark.parametrize("other", [["z", "b", "c"], ["a", "b", "z"]], ids=["first", "last"])
@@ -152,7 +152,7 @@ def test_the_index_of_another_tar_of_the_same_size_is_stale(tmp_path: Path, othe
     write(tmp_path / "b.tar", {key: {"jpg": b"1"} for key in other})
     assert (tmp_path / "a.tar").stat().st_size == (tmp_path / "b.tar").stat().st_size
     (tmp_path / "b.tar").replace(tmp_path / "a.tar")
-    stale(tmp_path / "a.tar")
+    assert_stale(tmp_path / "a.tar")
 
 
 def test_the_index_of_a_tar_that_was_cut_is_stale(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_the_index_of_a_tar_that_was_cut_is_stale(tmp_path: Path) -> None:
     write(path, {"a": {"jpg": b"1" * 3000}})
     with path.open("r+b") as file:
         file.truncate(1024)
-    stale(path)
+    assert_stale(path)
 
 
 def test_an_index_needs_not_lie_beside_its_tar(tmp_path: Path) -> None:

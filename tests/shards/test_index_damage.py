@@ -31,7 +31,7 @@ def shard(tmp_path: Path) -> Path:
     return tmp_path / "a.tar"
 
 
-def refuse(tar: Path) -> None:
+def assert_refused(tar: Path) -> None:
     with pytest.raises(FormatError, match=r"a\.tar\.idx"):
         Shard(tar, tar.with_name("a.tar.idx"))
 
@@ -98,7 +98,7 @@ DAMAGES: dict[str, Damage] = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> None:
     rewrite(shard, damage)
-    refuse(shard)
+    assert_refused(shard)
 
 
 def test_another_format_is_called_so_whatever_else_it_has(shard: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_index_that_is_cut_is_refused(shard: Path, stop: int) -> None:
     content = index.read_bytes()[:stop]
     assert len(content) < index.stat().st_size
     index.write_bytes(content)
-    refuse(shard)
+    assert_refused(shard)
 
 
 CONTENTS = {
@@ -140,7 +140,7 @@ CONTENTS = {
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
 def test_what_is_no_index_is_refused(shard: Path, content: bytes) -> None:
     shard.with_name("a.tar.idx").write_bytes(content)
-    refuse(shard)
+    assert_refused(shard)
 
 
 @pytest.mark.parametrize(
@@ -156,22 +156,22 @@ def test_tensors_that_do_not_lie_in_the_file_are_refused(shard: Path, offsets: o
     layout["offset"]["data_offsets"] = offsets
     header = json.dumps(layout).encode()
     index.write_bytes(len(header).to_bytes(8, "little") + header + content[stop:])
-    refuse(shard)
+    assert_refused(shard)
 
 
 def test_a_missing_index_is_refused(shard: Path) -> None:
     shard.with_name("a.tar.idx").unlink()
-    refuse(shard)
+    assert_refused(shard)
 
 
 def test_a_directory_instead_of_an_index_is_refused(shard: Path) -> None:
     shard.with_name("a.tar.idx").unlink()
     shard.with_name("a.tar.idx").mkdir()
-    refuse(shard)
+    assert_refused(shard)
 
 
 def test_a_refused_index_leaves_nothing_open(shard: Path) -> None:
     before = count_open_files()
     shard.with_name("a.tar.idx").write_bytes(CONTENTS["zeros"])
-    refuse(shard)
+    assert_refused(shard)
     assert count_open_files() == before

@@ -112,12 +112,12 @@ def test_timms_pretrained_weights_are_loaded_all_but_the_head(
 
 def test_weights_that_cannot_be_downloaded_are_an_error_that_says_what_to_do(no_network: Path) -> None:
     load("torchvision")
-    with pytest.raises(OSError, match=r"weights of torchvision:resnet18 cannot be had \(.*refused.*train from scratch"):
+    with pytest.raises(OSError, match=r"weights for torchvision:resnet18 \(.*refused.*train from scratch"):
         make_model("torchvision:resnet18", num_classes=3, image_size=32, pretrained=True)
 
 
 def test_weights_that_timm_cannot_download_are_the_same_error(timm_cache: Path) -> None:
-    with pytest.raises(OSError, match=r"weights of timm:resnet18 cannot be had \(.*HF_HOME.*train from scratch"):
+    with pytest.raises(OSError, match=r"weights for timm:resnet18 \(.*HF_HOME.*train from scratch"):
         make_model("timm:resnet18", num_classes=3, image_size=32, pretrained=True)
 
 
