@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from shardio.images import CropPlans, Pixels, Sizes, decode_chunk, open_image
-from shardio.order import Words, derive_key, make_key
+from shardio.images import CropPlan, Pixels, Sizes, decode_chunk, open_image
+from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.transforms import CenterCrop, Geometry, RandomResizedCrop, Resize
 
 CHUNK_SIZE = 64
@@ -48,7 +48,7 @@ class Chunk:
     """Some encoded images, a random key for each, and their tasks."""
 
     contents: list[bytes]
-    keys: Words
+    rng_keys: Words
     tasks: list[Task]
 
 
@@ -76,32 +76,32 @@ def evaluation_crop(*, antialias: bool = False) -> list[Geometry]:
     return [Resize(SHORTER_SIDE, antialias=antialias), CenterCrop(TARGET)]
 
 
-def draw_plans(transforms: Sequence[Geometry], sizes: Sizes, keys: Words) -> CropPlans:
+def draw_plans(transforms: Sequence[Geometry], sizes: Sizes, rng_keys: Words) -> CropPlan:
     """Return what some transforms make of images of these sizes."""
-    plans = CropPlans.whole(sizes)
+    plans = CropPlan.whole(sizes)
     for transform in transforms:
-        plans = transform.extend(plans, transform.draw(plans.output_size, keys))
+        plans = transform.extend(plans, transform.draw(plans.output_size, rng_keys))
     return plans
 
 
 def make_chunks(contents: Sequence[bytes], transforms: Sequence[Geometry]) -> list[Chunk]:
     """Return chunks of images, with their tasks drawn; the keys depend on the images' places alone."""
-    keys = make_keys(len(contents))
+    rng_keys = make_keys(len(contents))
     chunks = []
     for start in range(0, len(contents), CHUNK_SIZE):
         part = slice(start, start + CHUNK_SIZE)
         sizes = np.array([open_image(content).size for content in contents[part]], dtype=np.int64)
-        plans = draw_plans(transforms, sizes, keys[part])
-        chunks.append(Chunk(contents=list(contents[part]), keys=keys[part], tasks=make_tasks(plans)))
+        plans = draw_plans(transforms, sizes, rng_keys[part])
+        chunks.append(Chunk(contents=list(contents[part]), rng_keys=rng_keys[part], tasks=make_tasks(plans)))
     return chunks
 
 
 def make_keys(number: int) -> Words:
     """Return random keys for some images, the same each time."""
-    return derive_key(make_key(0, "photos"), np.arange(number, dtype=np.uint64))
+    return derive_rng_key(make_rng_key(0, "photos"), np.arange(number, dtype=np.uint64))
 
 
-def make_tasks(plans: CropPlans) -> list[Task]:
+def make_tasks(plans: CropPlan) -> list[Task]:
     """Return plans in plain numbers, a task for each image."""
     rows = zip(plans.box.tolist(), plans.size.tolist(), plans.window.tolist(), strict=True)
     return [Task(tuple(box), tuple(size), tuple(window)) for box, size, window in rows]
@@ -113,7 +113,7 @@ def load_with_shardio(transforms: Sequence[Geometry]) -> Load:
     def load(chunk: Chunk, rows: Pixels) -> None:
         pictures = [open_image(content) for content in chunk.contents]
         sizes = np.array([picture.size for picture in pictures], dtype=np.int64)
-        decode_chunk(pictures, draw_plans(transforms, sizes, chunk.keys), rows)
+        decode_chunk(pictures, draw_plans(transforms, sizes, chunk.rng_keys), rows)
 
     return load
 

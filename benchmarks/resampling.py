@@ -160,11 +160,11 @@ def main(
     for case, (transforms, choose) in CASES.items():
         crops = make_crops(photographs, transforms, choose)
         reference = crops.pop("Pillow")
-        for way, made in crops.items():
+        for decoder_name, made in crops.items():
             if not made:
                 continue
             num_equal = sum(np.array_equal(a, b) for a, b in zip(made, crops[OPENCV], strict=True))
-            print(f"| {case} | {len(made)} | {way} | {measure(made, reference)} | {num_equal} |", flush=True)
+            print(f"| {case} | {len(made)} | {decoder_name} | {measure(made, reference)} | {num_equal} |", flush=True)
     draw_worst(picture)
 
 

@@ -24,7 +24,7 @@ from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, Random
 IMAGE_SIZE = 32
 
 
-def draw_images(folder: Path) -> None:
+def render_images(folder: Path) -> None:
     """Draw 100 images of each of three classes: noise of any colour, and more red, green or blue in it."""
     random = np.random.default_rng(0)
     for label, name in enumerate(("red", "green", "blue")):
@@ -76,7 +76,7 @@ def main() -> None:
     if not (packed / "shardio.json").exists():  # It is written last, so all is there where it is.
         images = options.images or options.out / "images"
         if options.images is None:
-            draw_images(images)
+            render_images(images)
         pack(images, packed)
 
     loader, val_loader = make_loaders(packed)

@@ -32,7 +32,7 @@ from shardio.transforms import CenterCrop, Compose, Resize
 IMAGE_SIZE, BATCH_SIZE = 32, 16
 
 
-def draw_images(folder: Path) -> None:
+def render_images(folder: Path) -> None:
     """Draw 40 images of each of two classes: noise that is brighter in its left half, or in its right one."""
     random = np.random.default_rng(0)
     for name, half in (("left", slice(0, 40)), ("right", slice(40, 80))):
@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         images, packed = options.images or Path(work) / "images", Path(work) / "packed"
         if options.images is None:
-            draw_images(images)
+            render_images(images)
         manifest = shardio.pack(images, packed, max_shard_samples=25)
         for loader_type in (shardio.DataLoader, torch.utils.data.DataLoader):
             for loader, set_epoch in make_loaders(images, packed, loader_type):

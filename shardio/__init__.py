@@ -16,7 +16,6 @@ if TYPE_CHECKING:
         BusyError,
         CoverageError,
         FormatError,
-        HostError,
         IdentityError,
         NonFiniteLossError,
         PackError,
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
         ShardioError,
         StaleIndexError,
         StateError,
+        WorkerError,
     )
     from shardio.loader import DataLoader
     from shardio.packing import pack
@@ -38,7 +38,6 @@ _HOMES = {
     "DevicePrefetcher": "shardio.device",
     "EpochSampler": "shardio.datasets",
     "FormatError": "shardio.errors",
-    "HostError": "shardio.errors",
     "IdentityError": "shardio.errors",
     "ImageFolder": "shardio.datasets",
     "Manifest": "shardio.shards",
@@ -50,6 +49,7 @@ _HOMES = {
     "ShardioError": "shardio.errors",
     "StaleIndexError": "shardio.errors",
     "StateError": "shardio.errors",
+    "WorkerError": "shardio.errors",
     "pack": "shardio.packing",
 }
 _SUBMODULES = ("check", "train", "transforms")
@@ -61,7 +61,6 @@ __all__ = [
     "DevicePrefetcher",
     "EpochSampler",
     "FormatError",
-    "HostError",
     "IdentityError",
     "ImageFolder",
     "Manifest",
@@ -73,6 +72,7 @@ __all__ = [
     "ShardioError",
     "StaleIndexError",
     "StateError",
+    "WorkerError",
     "__version__",
     "check",
     "pack",
@@ -86,6 +86,8 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name in _SUBMODULES:
         return import_module(f"shardio.{name}")
+    if name == "HostError":
+        return getattr(import_module("shardio.errors"), name)  # With a DeprecationWarning.
     raise AttributeError(f"module 'shardio' has no attribute {name!r}")
 
 

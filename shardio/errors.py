@@ -7,7 +7,7 @@
     ├── FormatError         a manifest, index or tar is not what it should be: repack or fetch it again
     │   └── StaleIndexError     the tar changed after its index was made: delete the index
     ├── SampleError         one sample cannot be read or decoded: repair or remove that sample
-    ├── HostError           loading processes die again and again: look at memory, or at the samples named
+    ├── WorkerError         worker processes die again and again: check memory, or the samples that the error names
     ├── StateError          a saved state belongs to another dataset or order: use the run's own
     ├── BusyError           another run writes into the directory: wait for it, or name another directory
     ├── NonFiniteLossError  the loss is NaN or infinite: go back to a checkpoint, with a lower learning rate
@@ -19,7 +19,9 @@ Arguments out of range raise ValueError, objects of the wrong kind TypeError, as
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 
 class ShardioError(Exception):
@@ -42,24 +44,24 @@ class SampleError(ShardioError):
     """A sample cannot be read or decoded.
 
     Attributes:
-        place: Which of the samples that were asked for together it is.
+        row: The sample's place among those that were requested together.
         key: Its key, where that is known.
         where: Where it lies, likewise.
     """
 
-    def __init__(self, message: str, *, place: int = 0, key: str = "", where: str = "") -> None:
+    def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "") -> None:
         super().__init__(message)
-        self.place = place
+        self.row = row
         self.key = key
         self.where = where
 
-    def moved_to(self, place: int) -> SampleError:
-        """Return the same for a sample at another place."""
-        return type(self)(str(self), place=place, key=self.key, where=self.where)
+    def at_row(self, row: int) -> SampleError:
+        """Return the same error for a sample at another row."""
+        return type(self)(str(self), row=row, key=self.key, where=self.where)
 
 
-class HostError(ShardioError):
-    """Background processes died again and again over the same samples."""
+class WorkerError(ShardioError):
+    """Worker processes died repeatedly over the same samples, or cannot start."""
 
 
 class StateError(ShardioError):
@@ -90,3 +92,10 @@ class CoverageError(ShardioError, AssertionError):
 
 class IdentityError(ShardioError, TypeError):
     """Samples cannot be identified by what a batch holds: keys are needed, or the given ones do not identify them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HostError":
+        warnings.warn("shardio.HostError is now shardio.WorkerError", DeprecationWarning, stacklevel=2)
+        return WorkerError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -114,7 +114,6 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "DevicePrefetcher",
         "EpochSampler",
         "FormatError",
-        "HostError",
         "IdentityError",
         "ImageFolder",
         "Manifest",
@@ -126,6 +125,7 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "ShardioError",
         "StaleIndexError",
         "StateError",
+        "WorkerError",
         "__version__",
         "check",
         "pack",
@@ -134,6 +134,8 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
     ]
     assert all(getattr(shardio, name) is not None for name in shardio.__all__)
     assert dir(shardio) == shardio.__all__
+    with pytest.deprecated_call(match="WorkerError"):
+        assert shardio.HostError is shardio.WorkerError
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         shardio.nothing  # noqa: B018  # looking it up is the test
 

@@ -66,7 +66,7 @@ def make_bare(job: Job) -> Epochs:
             part = slice(first, min(first + CHUNK_SIZE, stop))
             keys = make_keys(part.stop)[first:]
             rows = buffer[first - start : part.stop - start]
-            futures.append(pool.submit(load, Chunk(contents=contents[part], keys=keys, tasks=[]), rows))
+            futures.append(pool.submit(load, Chunk(contents=contents[part], rng_keys=keys, tasks=[]), rows))
         return futures
 
     def iterate() -> Iterator[Batch]:

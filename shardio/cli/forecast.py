@@ -44,21 +44,23 @@ class Forecast:
     num_samples: int
     is_sample: bool
     no_kernel: str | None
-    reasons: dict[str, Counter[str]] = field(default_factory=lambda: {way: Counter() for way in WAYS})
+    reasons: dict[str, Counter[str]] = field(default_factory=lambda: {decoder_name: Counter() for decoder_name in WAYS})
 
     def dump(self) -> dict[str, Any]:
         """Return it for JSON."""
-        num_by_way = {way: reasons.total() for way, reasons in self.reasons.items()}
-        reasons = {way: dict(self.reasons[way].most_common()) for way in ("libjpeg", "pillow")}
-        return {"samples": self.num_samples, **num_by_way, "reasons": reasons, "no_kernel": self.no_kernel}
+        num_images_by_decoder = {decoder_name: reasons.total() for decoder_name, reasons in self.reasons.items()}
+        reasons = {
+            decoder_name: dict(self.reasons[decoder_name].most_common()) for decoder_name in ("libjpeg", "pillow")
+        }
+        return {"samples": self.num_samples, **num_images_by_decoder, "reasons": reasons, "no_kernel": self.no_kernel}
 
     def describe(self) -> str:
         """Return it for people."""
         parts = []
-        for way, reasons in self.reasons.items():
+        for decoder_name, reasons in self.reasons.items():
             why = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common() if reason)
             if reasons:
-                parts.append(f"{reasons.total()} by {WAYS[way]}{f' ({why})' if why else ''}")
+                parts.append(f"{reasons.total()} by {WAYS[decoder_name]}{f' ({why})' if why else ''}")
         if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
             parts.append(f"{NO_KERNEL}: {self.no_kernel}")
         where = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_sample else ""
@@ -88,8 +90,10 @@ def foresee(table: ShardTable) -> Forecast:
             for contents in zip(*stored.columns.values(), strict=True):
                 there = [content for content in contents if content is not None]
                 if there:
-                    way, reason = _find_way(next(filter(None, there), b""), has_kernel=forecast.no_kernel is None)
-                    forecast.reasons[way][reason] += 1
+                    decoder_name, reason = _find_way(
+                        next(filter(None, there), b""), has_kernel=forecast.no_kernel is None
+                    )
+                    forecast.reasons[decoder_name][reason] += 1
     finally:
         reader.close()
     return forecast
@@ -103,8 +107,8 @@ def _find_way(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
     if name != "JPEG":  # Some of the others would be decoded by opening them.
         return (NOBODY, "") if name is None else ("pillow", name)
     try:
-        way = open_image(content).way
+        decoder_name = open_image(content).decoder_name
     except ValueError:
         return NOBODY, ""
     why = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
-    return ("kernel", "") if why is None else (way, why)
+    return ("kernel", "") if why is None else (decoder_name, why)

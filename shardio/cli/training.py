@@ -19,7 +19,7 @@ from shardio.cli.terminal import echo
 from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset
 from shardio.errors import FormatError
 from shardio.loader import DataLoader
-from shardio.order import make_key, permute
+from shardio.order import make_rng_key, permute
 from shardio.shards import open_table
 from shardio.train import EpochResult, PrintEpochs, make_model
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -72,7 +72,7 @@ def open_data(
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(f"{source} has {len(training)} samples, too few to hold out {val_share:.0%} for validation")
-    chosen = permute(np.arange(len(training)), np.array([len(training)]), make_key(seed, "split")).tolist()
+    chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     return Data(
         training=Subset(training, sorted(chosen[num_val:])),
         validation=Subset(_open_source(source, central, max_pixels), sorted(chosen[:num_val])),

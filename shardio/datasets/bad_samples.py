@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shardio.datasets.shared_cell import SharedCount
 from shardio.errors import SampleError
 from shardio.interruptions import let_through
-from shardio.order import Words, derive_key, make_key, random_words
+from shardio.order import Words, derive_rng_key, make_rng_key, random_words
 from shardio.world import find_worker
 
 OnError = Literal["raise", "replace", "skip"]
@@ -105,7 +105,7 @@ class BadSamples:
         self,
         error: SampleError,
         number: int,
-        lot: np.uint64,
+        replacement_rng_key: np.uint64,
         num_tries: int,
         *,
         epoch: int | None,
@@ -116,7 +116,7 @@ class BadSamples:
         Args:
             error: What is wrong.
             number: The number of the sample that cannot be read.
-            lot: By which another is drawn. Like the key of the transforms, it stays with the place.
+            replacement_rng_key: By which another is drawn. Like the rng key of the transforms, it stays with the row.
             num_tries: How often something was put there before.
             epoch: The epoch, where it is known.
             describe: Names the dataset's samples, where it can.
@@ -136,7 +136,7 @@ class BadSamples:
         if self._on_error == "skip":
             self._write_down({**entry, "action": "skipped"})
             return None
-        stream = derive_key(np.array([lot], np.uint64), make_key(0, "replace"))
+        stream = derive_rng_key(np.array([replacement_rng_key], np.uint64), make_rng_key(0, "replace"))
         word = random_words(stream, np.array([num_tries], dtype=np.uint64))
         other = int(word[0] % np.uint64(self._num_samples))
         if other == number:
@@ -185,8 +185,8 @@ def read_with(
     bad_samples: BadSamples | None,
     read: Read,
     numbers: NDArray[np.int64],
-    keys: Words,
-    lots: Words,
+    rng_keys: Words,
+    replacement_rng_keys: Words,
     *,
     epoch: int | None,
     describe: Describe | None,
@@ -198,8 +198,8 @@ def read_with(
         bad_samples: Decides; None for an error.
         read: Reads n samples by numbers and keys.
         numbers: int64 [n].
-        keys: uint64 [n].
-        lots: uint64 [n], by which others are drawn for those that cannot be read.
+        rng_keys: uint64 [n].
+        replacement_rng_keys: uint64 [n], by which others are drawn for those that cannot be read.
         epoch: The epoch, where it is known.
         describe: Names samples, where that is possible.
         keeps_broken: Whether errors are returned as Broken in their samples' places, and not raised.
@@ -216,39 +216,41 @@ def read_with(
     samples: list[Any] = [None] * len(numbers)
     while True:
         try:
-            values = read(numbers[kept], keys[kept]) if len(kept) else []
+            values = read(numbers[kept], rng_keys[kept]) if len(kept) else []
             break
         except SampleError as error:
-            place = int(kept[error.place])
-            number, tries = int(numbers[place]), num_tries[place]
+            row = int(kept[error.row])
+            number, tries = int(numbers[row]), num_tries[row]
             try:
                 if bad_samples is None:
                     raise
-                other = bad_samples.decide(error, number, lots[place], tries, epoch=epoch, describe=describe)
+                other = bad_samples.decide(
+                    error, number, replacement_rng_keys[row], tries, epoch=epoch, describe=describe
+                )
             except SampleError as final:
                 if not keeps_broken:
                     raise
-                samples[place] = Broken(final)
-                kept = np.delete(kept, error.place)
+                samples[row] = Broken(final)
+                kept = np.delete(kept, error.row)
                 continue
             bad_samples.count_one()
-            num_tries[place] += 1
+            num_tries[row] += 1
             if other is None:
-                samples[place] = Skipped(error.key or str(number))
-                kept = np.delete(kept, error.place)
+                samples[row] = Skipped(error.key or str(number))
+                kept = np.delete(kept, error.row)
             else:
-                numbers[place] = other
-    for place, value in zip(kept.tolist(), values, strict=True):
-        samples[place] = value
+                numbers[row] = other
+    for row, value in zip(kept.tolist(), values, strict=True):
+        samples[row] = value
     return samples
 
 
 def _apart(read: Read) -> Read:
     """Return the same function, but Broken stands where a sample fails and the error does not say which it is."""
 
-    def read_apart(numbers: NDArray[np.int64], keys: Words) -> list[Any]:
+    def read_apart(numbers: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         try:
-            return list(read(numbers, keys))
+            return list(read(numbers, rng_keys))
         except SampleError:
             raise
         except Exception as error:
@@ -256,10 +258,10 @@ def _apart(read: Read) -> Read:
             if len(numbers) == 1:
                 return [Broken(error)]
         middle = len(numbers) // 2
-        first = read_apart(numbers[:middle], keys[:middle])
+        first = read_apart(numbers[:middle], rng_keys[:middle])
         try:
-            return [*first, *read_apart(numbers[middle:], keys[middle:])]
+            return [*first, *read_apart(numbers[middle:], rng_keys[middle:])]
         except SampleError as error:
-            raise error.moved_to(middle + error.place) from error
+            raise error.at_row(middle + error.row) from error
 
     return read_apart

@@ -87,23 +87,23 @@ class MapDataset(Transformed, Dataset[Any]):
         # A class that overrides both methods takes care of single samples in its own __getitems__.
         if single is MapDataset or single is self._owner("__getitems__"):
             return self._get(indices)
-        return [self._get_single(place, index) for place, index in enumerate(indices)]
+        return [self._get_single(row, index) for row, index in enumerate(indices)]
 
     def _owner(self, method: str) -> type:
         """Return the class that defines a method for this dataset."""
         return next(kind for kind in type(self).__mro__ if method in vars(kind))
 
-    def _get_single(self, place: int, index: int) -> Any:
+    def _get_single(self, row: int, index: int) -> Any:
         try:
             return self[index]
         except SampleError as error:
-            raise error.moved_to(place) from error
+            raise error.at_row(row) from error
 
     def _get(self, indices: Sequence[int]) -> list[Any]:
         numbers = check_indices(indices, len(self))
-        return self.read(numbers, self.map_epoch.keys(numbers))
+        return self.read(numbers, self.map_epoch.rng_keys(numbers))
 
-    def read(self, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
+    def read(self, numbers: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         """Return samples by numbers, int64 [n], with random keys for their transforms, uint64 [n].
 
         Raises:
@@ -116,7 +116,7 @@ class MapDataset(Transformed, Dataset[Any]):
             try:
                 with own_tensors():
                     stored = self.reader.read(self.locate(numbers[chunk]), self.decoder.stored_fields)
-                    values += make_samples(self.decoder, self.decoder.decode_columns(stored, keys[chunk]))
+                    values += make_samples(self.decoder, self.decoder.decode_columns(stored, rng_keys[chunk]))
             except SampleError as error:
-                raise error.moved_to(start + error.place) from error
+                raise error.at_row(start + error.row) from error
         return values

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.datasets.shared_cell import SharedCell
-from shardio.order import Words, derive_key, make_key
-from shardio.transforms import keys_from_torch
+from shardio.order import Words, derive_rng_key, make_rng_key
+from shardio.transforms import rng_keys_from_torch
 
 _LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
 
@@ -29,7 +29,7 @@ def known_epoch(seed: int, epoch: int) -> Iterator[None]:
         _LOADERS_EPOCH.reset(token)
 
 
-def augment_keys(seed: int, epoch: int, samples: NDArray[np.int64], draws: Words | None = None) -> Words:
+def augment_rng_keys(seed: int, epoch: int, samples: NDArray[np.int64], draws: Words | None = None) -> Words:
     """Return one key for each sample's random transforms, uint64 [n].
 
     Args:
@@ -38,10 +38,10 @@ def augment_keys(seed: int, epoch: int, samples: NDArray[np.int64], draws: Words
         samples: int64 [n], the samples' numbers.
         draws: uint64 [n], how often each was drawn before in the epoch, where a sampler repeats samples.
     """
-    keys = derive_key(make_key(seed, epoch, "augment"), samples.astype(np.uint64))
+    rng_keys = derive_rng_key(make_rng_key(seed, epoch, "augment"), samples.astype(np.uint64))
     if draws is not None and draws.any():
-        keys = np.where(draws > 0, derive_key(keys, draws), keys)
-    return keys
+        rng_keys = np.where(draws > 0, derive_rng_key(rng_keys, draws), rng_keys)
+    return rng_keys
 
 
 class MapEpoch:
@@ -60,7 +60,7 @@ class MapEpoch:
         is_set, seed, epoch = self._cell.values
         return (seed, epoch) if is_set else None
 
-    def keys(self, samples: NDArray[np.int64]) -> Words:
+    def rng_keys(self, samples: NDArray[np.int64]) -> Words:
         """Return a key for each sample's transforms, uint64 [n], drawn by torch's generator if no epoch is known."""
         known = _LOADERS_EPOCH.get() or self.known
-        return keys_from_torch(len(samples)) if known is None else augment_keys(*known, samples)
+        return rng_keys_from_torch(len(samples)) if known is None else augment_rng_keys(*known, samples)

@@ -15,7 +15,7 @@ from shardio.datasets.bad_samples import BadSamples, Broken, Skipped, read_with
 from shardio.datasets.epoch_cell import EpochCell
 from shardio.datasets.iteration import Iteration
 from shardio.datasets.labels import follow_classes
-from shardio.datasets.map_epoch import augment_keys
+from shardio.datasets.map_epoch import augment_rng_keys
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.torchs_batches import warn_of_other_length
 from shardio.datasets.transformed import Transformed
@@ -219,13 +219,13 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
                 num_in_step = 0
                 for start in range(0, len(samples), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
-                    keys = augment_keys(self.settings.seed, cursor.epoch, samples[chunk])
+                    rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, samples[chunk])
                     values = read_with(
                         self._bad_samples,
                         self._read,
                         samples[chunk],
-                        keys,
-                        keys,
+                        rng_keys,
+                        rng_keys,
                         epoch=cursor.epoch,
                         describe=self.describe,
                         keeps_broken=True,
@@ -236,11 +236,11 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         finally:
             self.reader.close()
 
-    def _read(self, samples: NDArray[np.int64], keys: Words) -> list[Any]:
+    def _read(self, samples: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         self.check_transform()
         with own_tensors():
             stored = self.reader.read(samples, self.decoder.stored_fields)
-            return make_samples(self.decoder, self.decoder.decode_columns(stored, keys))
+            return make_samples(self.decoder, self.decoder.decode_columns(stored, rng_keys))
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled copy may go to a worker process, which sees neither torch.distributed nor this process's callers.

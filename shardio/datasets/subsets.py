@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from shardio.datasets.indices import check_indices, check_integers
-from shardio.datasets.map_epoch import augment_keys
+from shardio.datasets.map_epoch import augment_rng_keys
 from shardio.order import Words
 
 
@@ -65,7 +65,7 @@ def look_inside(dataset: Any) -> Inner:
     return Inner(dataset=dataset, subsets=tuple(subsets))
 
 
-def keys_and_lots(
+def sample_rng_keys(
     inner: Inner, seed: int, epoch: int, numbers: NDArray[np.int64], draws: Words | None = None
 ) -> tuple[Words, Words]:
     """Return two keys for each sample: of its transforms, and by which another is drawn if it cannot be read.
@@ -83,8 +83,10 @@ def keys_and_lots(
     Returns:
         Keys and lots, uint64 [n].
     """
-    lots = augment_keys(seed, epoch, numbers, draws)
-    return augment_keys(seed, epoch, inner.find(numbers), draws) if inner.subsets else lots, lots
+    replacement_rng_keys = augment_rng_keys(seed, epoch, numbers, draws)
+    return augment_rng_keys(
+        seed, epoch, inner.find(numbers), draws
+    ) if inner.subsets else replacement_rng_keys, replacement_rng_keys
 
 
 def _take(indices: Any, numbers: NDArray[Any]) -> NDArray[Any]:

@@ -14,11 +14,11 @@ from shardio.decoding.arrays import decode_npy
 from shardio.errors import SampleError
 from shardio.images import (
     DEFAULT_MAX_PIXELS,
-    CropPlans,
+    CropPlan,
     DecodeError,
+    DecoderName,
     Orientation,
     Pixels,
-    Way,
     decode_pil,
     open_image,
 )
@@ -26,7 +26,7 @@ from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
-from shardio.transforms import finish_images, plan_images, refuse_pillow
+from shardio.transforms import plan_images, refuse_pillow, render_images
 from shardio.values import check_choice, check_flag, check_integer
 
 Fields = str | Sequence[str]
@@ -130,12 +130,12 @@ class FieldDecoder:
                     f"{'image, ' if set(IMAGE_FIELDS) & set(present) else ''}{', '.join(present)} in fields=..."
                 )
 
-    def decode_columns(self, samples: StoredSamples, keys: Words) -> list[list[Any]]:
+    def decode_columns(self, samples: StoredSamples, rng_keys: Words) -> list[list[Any]]:
         """Decode a chunk of samples.
 
         Args:
             samples: At most :attr:`chunk_size` samples with the stored fields.
-            keys: uint64 [n], one key for each sample's random transforms.
+            rng_keys: uint64 [n], one key for each sample's random transforms.
 
         Returns:
             A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or what the
@@ -145,13 +145,13 @@ class FieldDecoder:
             SampleError: If a field is missing or cannot be decoded.
         """
         return [
-            self.draw_images(samples, *self.plan_images(samples, keys))[0]
+            self.render_images(samples, *self.plan_images(samples, rng_keys))[0]
             if name == "image"
             else self.decode_field(name, samples)
             for name in self.names
         ]
 
-    def plan_images(self, samples: StoredSamples, keys: Words) -> tuple[list[Any], CropPlans | None]:
+    def plan_images(self, samples: StoredSamples, rng_keys: Words) -> tuple[list[Any], CropPlan | None]:
         """Open the samples' images and draw their transforms' parameters; nothing is decoded that need not be.
 
         Returns:
@@ -162,20 +162,20 @@ class FieldDecoder:
         """
         columns = [samples.columns[field] for field in IMAGE_FIELDS if field in samples.columns]
         images = []
-        for place, contents in enumerate(zip(*columns, strict=True)):
-            images.append(self._open_image(samples, place, contents))
+        for row, contents in enumerate(zip(*columns, strict=True)):
+            images.append(self._open_image(samples, row, contents))
         if self.transform is None and self.decode == "pil":
             return images, None
         try:
-            return plan_images(self.transform, images, keys)
+            return plan_images(self.transform, images, rng_keys)
         except DecodeError as error:
-            raise _cannot_decode(samples, error.number, error) from error
+            raise _cannot_decode(samples, error.row, error) from error
         except StopIteration as error:  # It would end an epoch in silence.
             raise RuntimeError(f"the transform {self.transform!r} raised StopIteration") from error
 
-    def draw_images(
-        self, samples: StoredSamples, images: list[Any], plans: CropPlans | None, rows: Pixels | None = None
-    ) -> tuple[list[Any], list[Way]]:
+    def render_images(
+        self, samples: StoredSamples, images: list[Any], plans: CropPlan | None, rows: Pixels | None = None
+    ) -> tuple[list[Any], list[DecoderName]]:
         """Carry out what :meth:`plan_images` left to be done.
 
         Args:
@@ -191,9 +191,9 @@ class FieldDecoder:
             SampleError: If an image is damaged.
         """
         try:
-            return finish_images(images, plans, rows)
+            return render_images(images, plans, rows)
         except DecodeError as error:
-            raise _cannot_decode(samples, error.number, error) from error
+            raise _cannot_decode(samples, error.row, error) from error
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
         """Return the values of a field that is no image.
@@ -217,14 +217,14 @@ class FieldDecoder:
             values.extend(map(decoder, column))  # type: ignore[arg-type]  # there is no None in it
         except Exception as error:  # Each kind of field is wrong in ways of its own.
             let_through(error)
-            place = len(values)
-            key, where = samples.describe(place, (field,))
+            row = len(values)
+            key, where = samples.describe(row, (field,))
             if isinstance(error, MemoryError):  # It need not be the sample's fault.
                 raise MemoryError(
                     f"memory ran out while field {field!r} of sample {key} in {where} was decoded"
                 ) from error
             message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
-            raise SampleError(message, place=place, key=key, where=where) from error
+            raise SampleError(message, row=row, key=key, where=where) from error
         return values
 
     def _decode_renumbered(self, content: bytes) -> int:
@@ -234,38 +234,36 @@ class FieldDecoder:
             raise ValueError(f"label {label} is outside of the dataset's {len(self.labels)} classes")
         return self.labels[label]
 
-    def _open_image(self, samples: StoredSamples, place: int, contents: Sequence[bytes | None]) -> Any:
+    def _open_image(self, samples: StoredSamples, row: int, contents: Sequence[bytes | None]) -> Any:
         """Return a picture that is not decoded yet, or a Pillow image, of the first content that is not empty."""
         content = next(filter(None, contents), None)
         if content is None and b"" in contents:
-            raise _cannot_decode(samples, place, "it is empty, of 0 bytes")
+            raise _cannot_decode(samples, row, "it is empty, of 0 bytes")
         if content is None:
-            key, where = samples.describe(place)
+            key, where = samples.describe(row)
             message = f"sample {key} in {where} has no image (none of {', '.join(IMAGE_FIELDS)})"
-            raise SampleError(message, place=place, key=key, where=where)
+            raise SampleError(message, row=row, key=key, where=where)
         read = decode_pil if self.decode == "pil" else open_image
         try:
             return read(content, orientation=self.orientation, max_pixels=self.max_pixels)
         except ValueError as error:
             let_through(error)
-            raise _cannot_decode(samples, place, error) from error
+            raise _cannot_decode(samples, row, error) from error
 
 
-def _cannot_decode(samples: StoredSamples, place: int, why: ValueError | str) -> SampleError:
-    present = [
-        field for field in IMAGE_FIELDS if field in samples.columns and samples.columns[field][place] is not None
-    ]
-    decoded = [field for field in present if samples.columns[field][place]] or present
-    key, where = samples.describe(place, decoded[:1])
+def _cannot_decode(samples: StoredSamples, row: int, why: ValueError | str) -> SampleError:
+    present = [field for field in IMAGE_FIELDS if field in samples.columns and samples.columns[field][row] is not None]
+    decoded = [field for field in present if samples.columns[field][row]] or present
+    key, where = samples.describe(row, decoded[:1])
     message = f"the image of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
-    return SampleError(message, place=place, key=key, where=where)
+    return SampleError(message, row=row, key=key, where=where)
 
 
-def _raise_missing(samples: StoredSamples, place: int, field: str) -> None:
-    key, where = samples.describe(place)
+def _raise_missing(samples: StoredSamples, row: int, field: str) -> None:
+    key, where = samples.describe(row)
     raise SampleError(
         f"sample {key} in {where} has no field {field!r}: name only fields that it has, as in fields=('image', 'key')",
-        place=place,
+        row=row,
         key=key,
         where=where,
     )

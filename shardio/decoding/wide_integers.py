@@ -23,11 +23,11 @@ def find_wide(value: Any) -> int | None:
 
 def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> None:
     """Raise SampleError if a sample's JSON holds an integer of more than 64 bits."""
-    for place, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
+    for row, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
         if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:
-            key, where = samples.describe(place, (field,))
+            key, where = samples.describe(row, (field,))
             message = (
                 f"field {field!r} of sample {key} in {where} has the integer {wide}, of more than 64 bits, which no "
                 "tensor holds: write it as a string, or give a collate_fn that makes no tensor of it"
             )
-            raise SampleError(message, place=place, key=key, where=where)
+            raise SampleError(message, row=row, key=key, where=where)

@@ -9,29 +9,29 @@ from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
     DEFAULT_MAX_PIXELS,
     DecodedPicture,
+    DecoderName,
     JpegPicture,
     Picture,
     TooManyPixels,
-    Way,
     open_image,
 )
 from shardio.images.pixels import Pixels
-from shardio.images.plans import Boxes, CropPlans, Sizes
+from shardio.images.plans import Boxes, CropPlan, Sizes
 from shardio.images.resizing import resize, use_one_thread
 
 __all__ = [
     "DEFAULT_MAX_PIXELS",
     "Boxes",
-    "CropPlans",
+    "CropPlan",
     "DecodeError",
     "DecodedPicture",
+    "DecoderName",
     "JpegPicture",
     "Orientation",
     "Picture",
     "Pixels",
     "Sizes",
     "TooManyPixels",
-    "Way",
     "decode_all",
     "decode_chunk",
     "decode_image",

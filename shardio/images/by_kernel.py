@@ -15,7 +15,7 @@ from shardio.images.kernel import find_kernel
 from shardio.images.kernel.records import LUMA_FACTORS, MAX_BYTES, PLAN
 from shardio.images.pictures import JPEG_START, JpegPicture, Picture
 from shardio.images.pixels import Pixels
-from shardio.images.plans import CropPlans
+from shardio.images.plans import CropPlan
 
 _FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
@@ -48,7 +48,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
     return None
 
 
-def draw_by_kernel(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Sequence[Pixels]) -> NDArray[np.bool_]:
+def draw_by_kernel(images: Sequence[Picture], plans: CropPlan, rows: Pixels | Sequence[Pixels]) -> NDArray[np.bool_]:
     """Draw those of some images that the kernel is made for, if there is one.
 
     Args:
@@ -82,7 +82,7 @@ def draw_by_kernel(images: Sequence[Picture], plans: CropPlans, rows: Pixels | S
     return is_drawn
 
 
-def _is_for_opencv(plans: CropPlans) -> NDArray[np.bool_]:
+def _is_for_opencv(plans: CropPlan) -> NDArray[np.bool_]:
     """Return which images the kernel must not draw, whatever their files are, bool [n].
 
     Those are drawn from a smaller inverse DCT, or refused (:func:`shardio.images.drawing.prepare`); or half as high and
@@ -96,7 +96,7 @@ def _is_for_opencv(plans: CropPlans) -> NDArray[np.bool_]:
     return is_for_opencv
 
 
-def as_records(plans: CropPlans) -> NDArray[np.void]:
+def as_records(plans: CropPlan) -> NDArray[np.void]:
     """Return plans as the kernel reads them, PLAN [n]."""
     records = np.empty(len(plans.box), PLAN)
     records["top"], records["left"], records["height"], records["width"] = plans.box.T

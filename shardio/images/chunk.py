@@ -9,9 +9,9 @@ import numpy as np
 from shardio.images.by_kernel import draw_by_kernel
 from shardio.images.drawing import Draw, prepare
 from shardio.images.jpeg.regions import Box
-from shardio.images.pictures import Picture, Way
+from shardio.images.pictures import DecoderName, Picture
 from shardio.images.pixels import Pixels
-from shardio.images.plans import CropPlans
+from shardio.images.plans import CropPlan
 from shardio.images.resizing import flip
 from shardio.images.scratch import scratch_pixels
 from shardio.interruptions import let_through
@@ -21,18 +21,18 @@ class DecodeError(ValueError):
     """An image of a chunk cannot be decoded.
 
     Attributes:
-        number: Its place in the chunk.
+        row: Its place in the chunk.
     """
 
-    def __init__(self, number: int, message: str) -> None:
+    def __init__(self, row: int, message: str) -> None:
         super().__init__(message)
-        self.number = number
+        self.row = row
 
     def __reduce__(self) -> tuple[type[DecodeError], tuple[int, str]]:
-        return type(self), (self.number, str(self))
+        return type(self), (self.row, str(self))
 
 
-def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Sequence[Pixels]) -> list[Way]:
+def decode_chunk(images: Sequence[Picture], plans: CropPlan, rows: Pixels | Sequence[Pixels]) -> list[DecoderName]:
     """Decode, crop, resize and mirror some images into the rows of a batch.
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
@@ -58,35 +58,35 @@ def decode_chunk(images: Sequence[Picture], plans: CropPlans, rows: Pixels | Seq
     flips = plans.flip.tolist()
     draws: list[tuple[int, Draw]] = []
     # All Python first, then all decoding: each finds its memory in the processor's caches.
-    for number in np.flatnonzero(~is_drawn).tolist():
-        height, width = sizes[number]
+    for row in np.flatnonzero(~is_drawn).tolist():
+        height, width = sizes[row]
         try:
-            draw = prepare(images[number], Box(*boxes[number]), height, width, Box(*windows[number]), plans.antialias)
+            draw = prepare(images[row], Box(*boxes[row]), height, width, Box(*windows[row]), plans.antialias)
         except ValueError as error:
             let_through(error)
-            raise DecodeError(number, str(error)) from error
-        draws.append((number, draw))
-    for number, draw in draws:
-        row = rows[number]
-        unflipped = scratch_pixels("unflipped", *row.shape[:2]) if flips[number] else row
+            raise DecodeError(row, str(error)) from error
+        draws.append((row, draw))
+    for row, draw in draws:
+        destination = rows[row]
+        unflipped = scratch_pixels("unflipped", *destination.shape[:2]) if flips[row] else destination
         try:
             draw(unflipped)
         except ValueError as error:
             let_through(error)
-            raise DecodeError(number, str(error)) from error
-        if flips[number]:
-            flip(unflipped, out=row)
-    return ["kernel" if drawn else image.way for image, drawn in zip(images, is_drawn.tolist(), strict=True)]
+            raise DecodeError(row, str(error)) from error
+        if flips[row]:
+            flip(unflipped, out=destination)
+    return ["kernel" if drawn else image.decoder_name for image, drawn in zip(images, is_drawn.tolist(), strict=True)]
 
 
-def decode_all(images: Sequence[Picture], plans: CropPlans) -> list[Pixels]:
+def decode_all(images: Sequence[Picture], plans: CropPlan) -> list[Pixels]:
     """Do what :func:`decode_chunk` does, into new arrays."""
     rows = make_rows(plans)
     decode_chunk(images, plans, rows)
     return list(rows)
 
 
-def make_rows(plans: CropPlans) -> Pixels | list[Pixels]:
+def make_rows(plans: CropPlan) -> Pixels | list[Pixels]:
     """Return new arrays for what comes out of some plans: rows of one batch if they are of one size."""
     sizes = plans.output_size.tolist()
     if sizes and all(size == sizes[0] for size in sizes):

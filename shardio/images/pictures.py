@@ -28,7 +28,7 @@ _USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (
 JPEG_START = b"\xff\xd8\xff"
 """By which a file is taken for a JPEG."""
 
-Way = Literal["kernel", "libjpeg", "pillow"]
+DecoderName = Literal["kernel", "libjpeg", "pillow"]
 """Who decodes an image: shardio's own kernel, libjpeg-turbo, or Pillow."""
 
 Part = Callable[[], Pixels]
@@ -48,12 +48,12 @@ class Picture(ABC):
     Attributes:
         size: Height and width in pixels.
         can_scale: Whether :meth:`part` can give the picture smaller than it is.
-        way: Who decodes it in :meth:`part`, or has decoded it before.
+        decoder_name: Who decodes it in :meth:`part`, or has decoded it before.
     """
 
     size: tuple[int, int]
     can_scale: bool
-    way: Way
+    decoder_name: DecoderName
 
     @abstractmethod
     def part(self, box: Box, scale: int = 1) -> Part:
@@ -81,8 +81,8 @@ class DecodedPicture(Picture):
 
     can_scale = False
 
-    def __init__(self, pixels: Pixels, way: Way = "pillow") -> None:
-        self.pixels, self.way = pixels, way
+    def __init__(self, pixels: Pixels, decoder_name: DecoderName = "pillow") -> None:
+        self.pixels, self.decoder_name = pixels, decoder_name
         self.size = pixels.shape[0], pixels.shape[1]
 
     def part(self, box: Box, scale: int = 1) -> Part:
@@ -99,7 +99,7 @@ class JpegPicture(Picture):
     """
 
     can_scale = True
-    way = "libjpeg"
+    decoder_name = "libjpeg"
 
     def __init__(self, content: bytes, head: JpegHead, turn: Turn) -> None:
         self.content = content
@@ -127,7 +127,7 @@ class PillowPicture(Picture):
     """An image of any format, which Pillow decodes, whole, where it is read."""
 
     can_scale = False
-    way = "pillow"
+    decoder_name = "pillow"
 
     def __init__(self, content: bytes, height: int, width: int) -> None:
         self._content = content

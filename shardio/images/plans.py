@@ -17,7 +17,7 @@ Boxes = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CropPlans:
+class CropPlan:
     """What is to be made of n images: take a box of each, resize it, take a window of that, mirror it.
 
     Transforms add themselves one by one; as long as that works, nothing has to be decoded between them.
@@ -37,7 +37,7 @@ class CropPlans:
     antialias: bool = False
 
     @classmethod
-    def whole(cls, sizes: Sizes) -> CropPlans:
+    def whole(cls, sizes: Sizes) -> CropPlan:
         """Return plans that leave images of these sizes as they are."""
         box = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         return cls(box=box, size=sizes, window=box, flip=np.zeros(len(sizes), dtype=np.bool_))
@@ -59,7 +59,7 @@ class CropPlans:
         is_part = _any((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
 
-    def crop(self, boxes: Boxes) -> CropPlans:
+    def crop(self, boxes: Boxes) -> CropPlan:
         """Return plans that go on to crop what these would give."""
         mirrored_left = self.window[:, 3] - boxes[:, 1] - boxes[:, 3]
         left = np.where(self.flip, mirrored_left, boxes[:, 1])
@@ -71,25 +71,25 @@ class CropPlans:
         """Whether each image must be rendered before it can be resized, bool [n]: it is resized already, or padded."""
         return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
-    def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlans:
+    def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlan:
         """Return plans that go on to resize; none of these may be final."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         return replace(self, box=box, size=sizes, window=whole, antialias=antialias)
 
-    def take(self, rows: NDArray[np.int64]) -> CropPlans:
+    def take(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return the plans of some of the images."""
         return replace(self, box=self.box[rows], size=self.size[rows], window=self.window[rows], flip=self.flip[rows])
 
-    def begin_again(self, rows: NDArray[np.int64]) -> CropPlans:
+    def begin_again(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return plans in which some of the images have been rendered."""
         box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
-        whole = CropPlans.whole(self.output_size[rows])
+        whole = CropPlan.whole(self.output_size[rows])
         box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
         return replace(self, box=box, size=size, window=window, flip=flip)
 
-    def mirror(self, flips: NDArray[np.bool_]) -> CropPlans:
+    def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
         """Return plans that go on to mirror those images for which ``flips`` says so."""
         return replace(self, flip=self.flip ^ flips)
 

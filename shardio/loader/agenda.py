@@ -47,7 +47,7 @@ class Agenda:
             chunk = Chunk(
                 serial=self._crew.next_serial(),
                 samples=self._locate(part.plan.numbers),
-                keys=part.plan.keys,
+                rng_keys=part.plan.rng_keys,
                 slot_id=None if batch.slot is None else batch.slot.slot_id,
                 row=part.row,
                 epoch_began=self._epoch_began,

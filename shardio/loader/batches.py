@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from shardio.datasets.indices import check_indices
 from shardio.datasets.ordered import Ordered
-from shardio.datasets.subsets import Inner, keys_and_lots
-from shardio.order import Cursor, Split, Words, derive_key, make_key
+from shardio.datasets.subsets import Inner, sample_rng_keys
+from shardio.order import Cursor, Split, Words, derive_rng_key, make_rng_key
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,14 +20,14 @@ class BatchPlan:
 
     Attributes:
         numbers: int64 [n], the samples' numbers in the loader's dataset.
-        keys: uint64 [n], one for each sample's random transforms.
-        lots: uint64 [n], by which others are drawn for samples that cannot be read.
+        rng_keys: uint64 [n], one for each sample's random transforms.
+        replacement_rng_keys: uint64 [n], by which others are drawn for samples that cannot be read.
         valid: bool [n], which of them are no repeats, where the user wants to know.
     """
 
     numbers: NDArray[np.int64]
-    keys: Words
-    lots: Words
+    rng_keys: Words
+    replacement_rng_keys: Words
     valid: NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
@@ -36,15 +36,20 @@ class BatchPlan:
     def take(self, rows: slice | NDArray[np.int64]) -> BatchPlan:
         """Return some of the samples."""
         valid = None if self.valid is None else self.valid[rows]
-        return BatchPlan(numbers=self.numbers[rows], keys=self.keys[rows], lots=self.lots[rows], valid=valid)
+        return BatchPlan(
+            numbers=self.numbers[rows],
+            rng_keys=self.rng_keys[rows],
+            replacement_rng_keys=self.replacement_rng_keys[rows],
+            valid=valid,
+        )
 
 
 def ordered_batches(inner: Inner, source: Ordered, cursor: Cursor, split: Split) -> Iterator[BatchPlan]:
     """Yield the batches of an order of shardio's, over a dataset or Subsets of it."""
     for positions, numbers in source.steps(cursor, split):
         valid = np.concatenate(positions) < split.num_samples if split.remainder == "mask" else None
-        keys, lots = keys_and_lots(inner, source.settings.seed, cursor.epoch, numbers)
-        several = BatchPlan(numbers=numbers, keys=keys, lots=lots, valid=valid)
+        rng_keys, replacement_rng_keys = sample_rng_keys(inner, source.settings.seed, cursor.epoch, numbers)
+        several = BatchPlan(numbers=numbers, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys, valid=valid)
         stop = 0
         for batch in positions:
             start, stop = stop, stop + len(batch)
@@ -72,11 +77,11 @@ def sampled_batches(inner: Inner, sampler: Iterable[list[int]], base_seed: int, 
             raise IndexError("the batch sampler gave a batch without any index: leave such batches out")
         if known is None:
             draws = np.arange(num_drawn, num_drawn + len(numbers), dtype=np.uint64)
-            keys = lots = derive_key(make_key(base_seed, epoch, "draws"), draws)
+            rng_keys = replacement_rng_keys = derive_rng_key(make_rng_key(base_seed, epoch, "draws"), draws)
         else:
-            keys, lots = keys_and_lots(inner, *known, numbers, _count_draws(times_drawn, numbers))
+            rng_keys, replacement_rng_keys = sample_rng_keys(inner, *known, numbers, _count_draws(times_drawn, numbers))
         num_drawn += len(numbers)
-        yield BatchPlan(numbers=numbers, keys=keys, lots=lots)
+        yield BatchPlan(numbers=numbers, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys)
 
 
 def _count_draws(times_drawn: NDArray[np.uint32], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:

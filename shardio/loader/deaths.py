@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardio.errors import HostError
+from shardio.errors import WorkerError
 
 MAX_DEATHS = 3
 """How often a host may die while it makes the same chunk alone, and how many may fail to start in a row."""
@@ -29,14 +29,14 @@ class Death:
     num_hosts: int = 1
 
 
-def cannot_start(death: Death) -> HostError:
+def cannot_start(death: Death) -> WorkerError:
     """Return the error for hosts that die before they are ready, the last of them so."""
-    return HostError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
+    return WorkerError(f"worker hosts cannot start; standard error says why. The last one: {death.cause}")
 
 
-def blame(keys: Sequence[str], death: Death) -> HostError:
+def blame(keys: Sequence[str], death: Death) -> WorkerError:
     """Return the error for samples over which too many hosts died, the last of them so."""
-    return HostError(
+    return WorkerError(
         f"{MAX_DEATHS} worker hosts died while they made the same samples, the last one so: {death.cause}. "
         f"Memory may have run out (fewer workers or smaller images need less), or one of these samples crashes the "
         f"decoder: {', '.join(keys)}"

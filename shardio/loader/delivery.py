@@ -89,7 +89,7 @@ class Delivery:
         Raises:
             StopIteration: If there is none.
             RuntimeError: If none came within the timeout.
-            HostError: If hosts cannot start.
+            WorkerError: If hosts cannot start.
         """
         self.check()
         began = time.perf_counter()
@@ -99,7 +99,7 @@ class Delivery:
                 made = self._assemble(batch)
             if batch.error is not None:
                 return Failed(serial=0, error=batch.error, traceback=None)
-            self._tally.count_batch(batch.num_samples, batch.ways, time.perf_counter() - began)
+            self._tally.count_batch(batch.num_samples, batch.num_images_by_decoder, time.perf_counter() - began)
             return made
         except StopIteration:
             self.close()
@@ -220,7 +220,7 @@ class Delivery:
             outcome.explain()
         match outcome:
             case Made():
-                part.columns, part.ways = outcome.columns, outcome.ways
+                part.columns, part.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder
                 self._tally.times += outcome.times
             case Failed():
                 batch.error = outcome.error
@@ -231,11 +231,17 @@ class Delivery:
 
     def _resolve(self, batch: Batch, part: Part, problem: SampleError, bad_samples: BadSamples) -> None:
         """Go on with another sample, or with one less, or not at all."""
-        place, plan = problem.place, part.plan
-        number, lot, num_tries = int(plan.numbers[place]), plan.lots[place], part.num_tries[place]
+        place, plan = problem.row, part.plan
+        number, replacement_rng_key, num_tries = (
+            int(plan.numbers[place]),
+            plan.replacement_rng_keys[place],
+            part.num_tries[place],
+        )
         source = self._source
         try:
-            other = bad_samples.decide(problem, number, lot, num_tries, epoch=source.epoch, describe=source.describe)
+            other = bad_samples.decide(
+                problem, number, replacement_rng_key, num_tries, epoch=source.epoch, describe=source.describe
+            )
         except SampleError as error:
             batch.error = error
             return
@@ -250,7 +256,7 @@ class Delivery:
         if len(part.plan):
             self._agenda.add(batch, [part])
         else:
-            part.columns, part.ways = [], Counter()
+            part.columns, part.num_images_by_decoder = [], Counter()
 
     def _make_again(self, death: Death) -> None:
         """After a host died: have everything made again that is not there, in other slots.

@@ -22,7 +22,7 @@ from shardio.datasets import EpochSampler, ShardDataset
 from shardio.datasets.bad_samples import BadSamples, Broken, Skipped, read_with
 from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
-from shardio.datasets.subsets import Inner, keys_and_lots, look_inside
+from shardio.datasets.subsets import Inner, look_inside, sample_rng_keys
 from shardio.datasets.valid import mark_valid
 from shardio.errors import SampleError
 from shardio.interruptions import is_interruption, let_through
@@ -242,14 +242,14 @@ class _TicketDataset(torch.utils.data.Dataset[Any]):
         numbers = np.array([ticket.number for ticket in tickets])
         seed, epoch = tickets[0].seed, tickets[0].epoch
         inner = _look_inside_ours(self.dataset)
-        keys, lots = keys_and_lots(inner, seed, epoch, numbers)
+        rng_keys, replacement_rng_keys = sample_rng_keys(inner, seed, epoch, numbers)
         with known_epoch(seed, epoch):
             samples = read_with(
                 self._bad_samples,
                 partial(_read, inner),
                 numbers,
-                keys,
-                lots,
+                rng_keys,
+                replacement_rng_keys,
                 epoch=epoch,
                 describe=inner.describe if isinstance(inner.dataset, MapDataset) else None,
             )
@@ -272,21 +272,21 @@ def _takes_keys(dataset: Any) -> bool:
     )
 
 
-def _read(inner: Inner, numbers: NDArray[np.int64], keys: Words) -> list[Any]:
+def _read(inner: Inner, numbers: NDArray[np.int64], rng_keys: Words) -> list[Any]:
     dataset: Any = inner.dataset
     if _takes_keys(dataset):
-        return list(dataset.read(inner.find(numbers), keys))  # With the keys of what was replaced.
+        return list(dataset.read(inner.find(numbers), rng_keys))  # With the keys of what was replaced.
     read_several = getattr(dataset, "__getitems__", None)
     try:
         return list(read_several(numbers.tolist())) if callable(read_several) else [dataset[int(n)] for n in numbers]
     except SampleError as error:
         if len(numbers) == 1:
-            raise error.moved_to(0) from error
+            raise error.at_row(0) from error
     # The error does not say which of these samples failed: read them one by one to find it.
     samples, place = list[Any](), 0
     try:
         for place in range(len(numbers)):
-            samples += _read(inner, numbers[place : place + 1], keys[place : place + 1])
+            samples += _read(inner, numbers[place : place + 1], rng_keys[place : place + 1])
     except SampleError as error:
-        raise error.moved_to(place) from error
+        raise error.at_row(place) from error
     return samples

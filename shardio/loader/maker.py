@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder, refuse_wide
 from shardio.errors import SampleError
-from shardio.images import Way, prepare_kernel
+from shardio.images import DecoderName, prepare_kernel
 from shardio.loader.messages import Chunk, Column, Failed, Made, StageTimes, Unreadable
 from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
@@ -49,7 +49,7 @@ class ChunkMaker:
             return Unreadable(serial=chunk.serial, error=error)
 
     def _make(self, chunk: Chunk, rows: Rows, wait_s: float) -> Made:
-        decoder, columns, num_by_way = self._decoder, list[Column](), Counter[Way]()
+        decoder, columns, num_images_by_decoder = self._decoder, list[Column](), Counter[DecoderName]()
         began = time.perf_counter()
         stored = self._reader.read(chunk.samples, decoder.stored_fields)
         read_s, transform_s = time.perf_counter() - began, 0.0
@@ -57,11 +57,11 @@ class ChunkMaker:
             destination = rows.get(place)
             if name == "image":
                 before = time.perf_counter()
-                images, plans = decoder.plan_images(stored, chunk.keys)
+                images, plans = decoder.plan_images(stored, chunk.rng_keys)
                 transform_s += time.perf_counter() - before
                 rows_fit = plans is not None and destination is not None and plans.fit(destination)
-                drawn, ways = decoder.draw_images(stored, images, plans, destination if rows_fit else None)
-                num_by_way.update(ways)
+                drawn, decoder_names = decoder.render_images(stored, images, plans, destination if rows_fit else None)
+                num_images_by_decoder.update(decoder_names)
                 columns.append(None if rows_fit else drawn)
             else:
                 values = decoder.decode_field(name, stored)
@@ -70,7 +70,7 @@ class ChunkMaker:
                 columns.append(_compact(name, values, destination))
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(wait_s=wait_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
-        return Made(serial=chunk.serial, columns=columns, times=times, ways=num_by_way)
+        return Made(serial=chunk.serial, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:

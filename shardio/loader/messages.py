@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
-from shardio.images import Way
+from shardio.images import DecoderName
 from shardio.loader.memory import Layout
 from shardio.order import Words
 from shardio.reading import FileReader, SampleReader
@@ -57,7 +57,7 @@ class Chunk:
     Attributes:
         serial: Its number; larger than that of every chunk before it.
         samples: What the reader reads n samples by.
-        keys: uint64 [n], one for each sample's random transforms.
+        rng_keys: uint64 [n], one for each sample's random transforms.
         slot_id: Where to put the columns of fixed size, or None for beside.
         row: The first row there.
         epoch_began: When its epoch began, by ``time.perf_counter``, which is the system's clock on Linux.
@@ -65,7 +65,7 @@ class Chunk:
 
     serial: int
     samples: Any
-    keys: Words
+    rng_keys: Words
     slot_id: int | None
     row: int
     epoch_began: float
@@ -73,7 +73,7 @@ class Chunk:
     @property
     def rows(self) -> slice:
         """Its rows of the batch."""
-        return slice(self.row, self.row + len(self.keys))
+        return slice(self.row, self.row + len(self.rng_keys))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class Made:
     serial: int
     columns: list[Column]
     times: StageTimes
-    ways: Counter[Way]
+    num_images_by_decoder: Counter[DecoderName]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from shardio.images import Way
+from shardio.images import DecoderName
 from shardio.loader.batches import BatchPlan
 from shardio.loader.messages import Column
 from shardio.loader.slots import Slot
@@ -19,7 +19,7 @@ class Part:
     plan: BatchPlan
     row: int
     columns: list[Column] | None = None
-    ways: Counter[Way] = field(default_factory=Counter)  # How many images who decoded.
+    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)  # How many images who decoded.
     num_tries: Counter[int] = field(default_factory=Counter)  # By place, where samples are replaced.
     skipped: list[str] = field(default_factory=list)  # Keys.
     num_deaths: int = 0  # Of hosts that made nothing else.
@@ -44,8 +44,8 @@ class Batch:
         return sum(len(part.plan) for part in self.parts)
 
     @property
-    def ways(self) -> Counter[Way]:
-        return sum((part.ways for part in self.parts), Counter())
+    def num_images_by_decoder(self) -> Counter[DecoderName]:
+        return sum((part.num_images_by_decoder for part in self.parts), Counter())
 
 
 def sort_slots(batches: Iterable[Batch]) -> tuple[list[Slot], list[Slot]]:

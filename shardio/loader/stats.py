@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import get_args
 
-from shardio.images import Way
+from shardio.images import DecoderName
 from shardio.loader.messages import StageTimes
 
 
@@ -30,10 +31,10 @@ class LoaderStats:
             ``on_error="replace"``, in the batches that were begun.
         num_skipped: Likewise, how many samples were left out, with ``on_error="skip"``.
         num_host_deaths: How many background processes died, and were replaced.
-        num_images_by_kernel: Images in the batches that were delivered, decoded by shardio's own kernel.
-        num_images_by_libjpeg: Likewise, by libjpeg-turbo: JPEGs that the kernel is not made for, large ones of which it
-            can decode a smaller picture, and all of them where there is no kernel (yet).
-        num_images_by_pillow: Likewise, by Pillow: all other formats, and JPEGs that libjpeg-turbo does not make RGB of.
+        num_images_by_decoder: Images in the delivered batches, by what decoded them: ``kernel`` is shardio's own JPEG
+            code; ``libjpeg`` is libjpeg-turbo, which takes the JPEGs that the kernel does not support, large ones that
+            it can decode at a smaller size, and all of them while there is no kernel; ``pillow`` takes all other
+            formats, and JPEGs that libjpeg-turbo cannot convert to RGB.
     """
 
     num_batches: int
@@ -49,9 +50,7 @@ class LoaderStats:
     num_replaced: int = 0
     num_skipped: int = 0
     num_host_deaths: int = 0
-    num_images_by_kernel: int = 0
-    num_images_by_libjpeg: int = 0
-    num_images_by_pillow: int = 0
+    num_images_by_decoder: dict[DecoderName, int] = field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float:
@@ -74,9 +73,9 @@ class Tally:
     num_replaced: int = 0
     num_skipped: int = 0
     num_host_deaths: int = 0
-    ways: Counter[Way] = field(default_factory=Counter)
+    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
 
-    def count_batch(self, num_samples: int, ways: Counter[Way], wait_s: float) -> None:
+    def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:
         """Count a batch that was delivered after waiting for it, and how many of its images who decoded."""
         self.last = time.perf_counter()
         if self.first_batch_s is None:
@@ -84,7 +83,7 @@ class Tally:
         self.num_batches += 1
         self.num_samples += num_samples
         self.wait_s += wait_s
-        self.ways += ways
+        self.num_images_by_decoder += num_images_by_decoder
 
     def sum_up(self) -> LoaderStats:
         """Return the figures so far."""
@@ -102,7 +101,5 @@ class Tally:
             num_replaced=self.num_replaced,
             num_skipped=self.num_skipped,
             num_host_deaths=self.num_host_deaths,
-            num_images_by_kernel=self.ways["kernel"],
-            num_images_by_libjpeg=self.ways["libjpeg"],
-            num_images_by_pillow=self.ways["pillow"],
+            num_images_by_decoder={name: self.num_images_by_decoder[name] for name in get_args(DecoderName)},
         )

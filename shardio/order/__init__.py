@@ -8,7 +8,7 @@ from shardio.order.settings import OrderSettings, choose_settings
 from shardio.order.split import Remainder, Split
 from shardio.order.state import dump_state, read_state
 from shardio.order.steps import iterate_steps
-from shardio.order.words import Words, derive_key, make_key, random_words, to_unit
+from shardio.order.words import Words, derive_rng_key, make_rng_key, random_words, to_unit
 
 __all__ = [
     "IDEAL_DISTANCE",
@@ -23,10 +23,10 @@ __all__ = [
     "Words",
     "check_epoch",
     "choose_settings",
-    "derive_key",
+    "derive_rng_key",
     "dump_state",
     "iterate_steps",
-    "make_key",
+    "make_rng_key",
     "measure_quality",
     "permute",
     "random_words",

@@ -20,25 +20,25 @@ MIN_BITS = np.uint64(6)
 uneven (chi-square over keys at n = 5 and 6); a short window walks a few steps further instead."""
 
 
-def permute(index: NDArray[np.int64], size: NDArray[np.int64], key: Words) -> NDArray[np.int64]:
-    """Return where the bijection of ``key`` on 0 … size-1 sends each index.
+def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -> NDArray[np.int64]:
+    """Return where the bijection of ``rng_key`` on 0 … size-1 sends each index.
 
     Args:
         index: int64 [n], 0 <= index < size.
         size: int64 [n] or [1].
-        key: uint64 [n] or [1]. Elements of equal key and size share one bijection.
+        rng_key: uint64 [n] or [1]. Elements of equal key and size share one bijection.
 
     Returns:
         int64 [n], 0 <= result < size.
     """
     value = index.astype(np.uint64)
-    size, key = np.broadcast_to(size, value.shape), np.broadcast_to(key, value.shape)
+    size, rng_key = np.broadcast_to(size, value.shape), np.broadcast_to(rng_key, value.shape)
     bits = np.maximum(_bit_length(size - 1), MIN_BITS)
     walking = np.arange(len(value))
     while len(walking):
-        value[walking] = _network(value[walking], bits[walking], key[walking])
+        value[walking] = _network(value[walking], bits[walking], rng_key[walking])
         walking = walking[value[walking] >= size[walking].astype(np.uint64)]
-    return _swap_first_two(value, size, key).astype(np.int64)
+    return _swap_first_two(value, size, rng_key).astype(np.int64)
 
 
 def _bit_length(numbers: NDArray[np.int64]) -> Words:
@@ -47,7 +47,7 @@ def _bit_length(numbers: NDArray[np.int64]) -> Words:
     return np.searchsorted(powers, numbers, side="right").astype(np.uint64)
 
 
-def _network(value: Words, bits: Words, key: Words) -> Words:
+def _network(value: Words, bits: Words, rng_key: Words) -> Words:
     """Permute 0 … 2**bits - 1: each round XORs a hash of one half into the other."""
     low_bits = bits >> np.uint64(1)
     low_mask = (np.uint64(1) << low_bits) - np.uint64(1)
@@ -55,17 +55,17 @@ def _network(value: Words, bits: Words, key: Words) -> Words:
     low: Words = value & low_mask
     high: Words = value >> low_bits
     for _ in range(NUM_ROUNDS // 2):
-        key = key + GAMMA
-        high = high ^ (mix64(low + key) & high_mask)
-        key = key + GAMMA
-        low = low ^ (mix64(high + key) & low_mask)
+        rng_key = rng_key + GAMMA
+        high = high ^ (mix64(low + rng_key) & high_mask)
+        rng_key = rng_key + GAMMA
+        low = low ^ (mix64(high + rng_key) & low_mask)
     joined: Words = (high << low_bits) | low
     return joined
 
 
-def _swap_first_two(value: Words, size: NDArray[np.int64], key: Words) -> Words:
+def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Words:
     """Exchange outputs 0 and 1 for half of the keys, as a Feistel network is always an even permutation."""
-    coin: Words = mix64(~key) & np.uint64(1)
+    coin: Words = mix64(~rng_key) & np.uint64(1)
     swapped = (value < np.uint64(2)) & (size > 1)
     swap: Words = swapped.astype(np.uint64) & coin
     return value ^ swap

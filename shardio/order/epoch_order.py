@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from shardio.order.bijection import permute
 from shardio.order.settings import OrderSettings
-from shardio.order.words import derive_key, make_key, random_words
+from shardio.order.words import derive_rng_key, make_rng_key, random_words
 
 
 class EpochOrder:
@@ -53,8 +53,8 @@ class EpochOrder:
     def _permuted_shards(self, num_shards: int) -> NDArray[np.int64]:
         if not self.settings.shuffle:
             return np.arange(num_shards, dtype=np.int64)
-        key = make_key(self.settings.seed, self.epoch, "shards")
-        return np.argsort(random_words(key, np.arange(num_shards, dtype=np.uint64)), kind="stable")
+        rng_key = make_rng_key(self.settings.seed, self.epoch, "shards")
+        return np.argsort(random_words(rng_key, np.arange(num_shards, dtype=np.uint64)), kind="stable")
 
     def _places_on_tape(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         lanes, length = self.settings.lanes, self.settings.window
@@ -67,6 +67,6 @@ class EpochOrder:
         window, index = np.divmod(offset, length)
         window_start = window * length
         window_size = np.minimum(length, lane_size - window_start)
-        key = make_key(self.settings.seed, self.epoch, "windows")
-        key = derive_key(derive_key(key, lane.astype(np.uint64)), window.astype(np.uint64))
-        return np.asarray(lane_start + window_start + permute(index, window_size, key), dtype=np.int64)
+        rng_key = make_rng_key(self.settings.seed, self.epoch, "windows")
+        rng_key = derive_rng_key(derive_rng_key(rng_key, lane.astype(np.uint64)), window.astype(np.uint64))
+        return np.asarray(lane_start + window_start + permute(index, window_size, rng_key), dtype=np.int64)

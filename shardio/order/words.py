@@ -27,28 +27,28 @@ def mix64(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
-def derive_key(key: Words, part: Words) -> Words:
+def derive_rng_key(rng_key: Words, part: Words) -> Words:
     """Derive one key for each (key, part); both broadcast, uint64 [n] with n >= 1."""
-    return mix64(mix64(key ^ _DERIVE) + part * GAMMA)
+    return mix64(mix64(rng_key ^ _DERIVE) + part * GAMMA)
 
 
-def make_key(seed: int, *parts: int | str) -> Words:
+def make_rng_key(seed: int, *parts: int | str) -> Words:
     """Return the key, uint64 [1], that ``seed`` and ``parts`` name.
 
     Args:
         seed: The user's seed, 0 <= seed < 2**64.
         parts: Integers below 2**64 (an epoch, a lane) or purposes of at most 8 ASCII characters.
     """
-    key = np.array([seed], dtype=np.uint64)
+    rng_key = np.array([seed], dtype=np.uint64)
     for part in parts:
         number = int.from_bytes(part.encode("ascii"), "little") if isinstance(part, str) else part
-        key = derive_key(key, np.array([number], dtype=np.uint64))
-    return key
+        rng_key = derive_rng_key(rng_key, np.array([number], dtype=np.uint64))
+    return rng_key
 
 
-def random_words(key: Words, counters: Words) -> Words:
-    """Return the words at ``counters`` of the streams of ``key``; both broadcast, uint64."""
-    return mix64(key + (counters + np.uint64(1)) * GAMMA)
+def random_words(rng_key: Words, counters: Words) -> Words:
+    """Return the words at ``counters`` of the streams of ``rng_key``; both broadcast, uint64."""
+    return mix64(rng_key + (counters + np.uint64(1)) * GAMMA)
 
 
 def to_unit(words: Words) -> NDArray[np.float64]:

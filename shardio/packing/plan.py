@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from shardio.order import make_key, permute
+from shardio.order import make_rng_key, permute
 from shardio.packing.scan import Scan, SourceSample
 from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
 from shardio.values import check_choice, check_integer, check_optional_integer
@@ -112,5 +112,5 @@ def make_plan(scan: Scan, settings: PackSettings) -> Plan:
 def _pack_order(samples: list[SourceSample], shuffle_seed: int | None) -> list[SourceSample]:
     if shuffle_seed is None:
         return samples
-    order = permute(np.arange(len(samples)), np.array([len(samples)]), make_key(shuffle_seed, "pack"))
+    order = permute(np.arange(len(samples)), np.array([len(samples)]), make_rng_key(shuffle_seed, "pack"))
     return [samples[i] for i in order.tolist()]

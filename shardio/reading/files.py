@@ -35,12 +35,12 @@ class FileReader:
             SampleError: If a file cannot be read.
             TypeError: If a label is not an integer.
         """
-        images = [self._read_whole(place, path) for place, (path, _) in enumerate(samples)]
+        images = [self._read_whole(row, path) for row, (path, _) in enumerate(samples)]
         labels = [_write_label(path, label) for path, label in samples]
         return StoredSamples(
             {IMAGE_FIELDS[0]: images, LABEL_FIELD: labels},
             len(samples),
-            describe=lambda place, some: self.describe(samples[place], some),
+            describe=lambda row, some: self.describe(samples[row], some),
             list_keys=lambda: [path for path, _ in samples],
         )
 
@@ -51,14 +51,14 @@ class FileReader:
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
-    def _read_whole(self, place: int, path: str) -> bytes:
+    def _read_whole(self, row: int, path: str) -> bytes:
         try:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path costs as much as the reading
                 return file.readall()
         except OSError as error:
             let_through(error)
             message = f"the image {path} cannot be read: {error}"
-            raise SampleError(message, place=place, key=path, where=self._root) from error
+            raise SampleError(message, row=row, key=path, where=self._root) from error
 
 
 def _write_label(path: str, label: int) -> bytes:

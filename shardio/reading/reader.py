@@ -64,28 +64,28 @@ class SampleReader:
         if samples.size and not 0 <= samples.min() <= samples.max() < self._stops[-1]:
             raise IndexError(f"samples have numbers below {self._stops[-1]}, got {samples.min()} to {samples.max()}")
         columns: list[list[bytes | None]] = [[None] * len(samples) for _ in fields]
-        for shard, places, inner in self._by_shard(samples):
+        for shard, rows, inner in self._by_shard(samples):
             try:
                 found = self._use(shard, partial(self._read_shard, shard, inner, fields))
             except SampleError as error:
-                raise error.moved_to(int(places[error.place])) from error
+                raise error.at_row(int(rows[error.row])) from error
             for column, contents in zip(columns, found, strict=True):
-                for place, content in zip(places.tolist(), contents, strict=True):
-                    column[place] = content
+                for row, content in zip(rows.tolist(), contents, strict=True):
+                    column[row] = content
         return StoredSamples(
             dict(zip(fields, columns, strict=True)),
             len(samples),
-            describe=lambda place, some: self.describe(int(samples[place]), some),
+            describe=lambda row, some: self.describe(int(samples[row]), some),
             list_keys=lambda: self.keys(samples),
         )
 
     def keys(self, samples: NDArray[np.int64]) -> list[str]:
         """Return the keys of some samples."""
         keys = [""] * len(samples)
-        for shard, places, inner in self._by_shard(samples):
+        for shard, rows, inner in self._by_shard(samples):
             found = self._use(shard, partial(_keys, inner))
-            for place, key in zip(places.tolist(), found, strict=True):
-                keys[place] = key
+            for row, key in zip(rows.tolist(), found, strict=True):
+                keys[row] = key
         return keys
 
     def describe(self, sample: int, fields: Sequence[str]) -> tuple[str, str]:
@@ -106,10 +106,10 @@ class SampleReader:
         order = np.argsort(samples, kind="stable")
         shards = np.searchsorted(self._stops, samples[order], side="right")
         firsts = np.flatnonzero(np.diff(shards, prepend=-1))
-        for shard, places in zip(
+        for shard, rows in zip(
             shards[firsts].tolist(), np.split(order, firsts[1:]), strict=False
         ):  # One empty split for no samples.
-            yield shard, places, samples[places] - (self._stops[shard - 1] if shard else 0)
+            yield shard, rows, samples[rows] - (self._stops[shard - 1] if shard else 0)
 
     def _read_shard(
         self, number: int, inner: NDArray[np.int64], fields: Sequence[str], shard: Shard

@@ -38,23 +38,23 @@ class StoredSamples(Sequence[Sample]):
         """Return the samples' keys."""
         return self._list_keys()
 
-    def describe(self, place: int, fields: Sequence[str] | None = None) -> tuple[str, str]:
+    def describe(self, row: int, fields: Sequence[str] | None = None) -> tuple[str, str]:
         """Return a sample's key and where some of its fields lie, for messages; by default those that were read."""
-        return self._describe(place, tuple(self.columns) if fields is None else fields)
+        return self._describe(row, tuple(self.columns) if fields is None else fields)
 
     def __len__(self) -> int:
         return self._number
 
     @overload
-    def __getitem__(self, place: int) -> Sample: ...
+    def __getitem__(self, row: int) -> Sample: ...
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Sample]: ...
-    def __getitem__(self, place: int | slice) -> Sample | Sequence[Sample]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(self._number))]
-        if not -self._number <= place < self._number:
-            raise IndexError(f"sample {place} of {self._number}")
-        place %= self._number
-        key, origin = self.describe(place)
-        fields = {field: content for field, column in self.columns.items() if (content := column[place]) is not None}
+    def __getitem__(self, row: slice) -> Sequence[Sample]: ...
+    def __getitem__(self, row: int | slice) -> Sample | Sequence[Sample]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(self._number))]
+        if not -self._number <= row < self._number:
+            raise IndexError(f"sample {row} of {self._number}")
+        row %= self._number
+        key, origin = self.describe(row)
+        fields = {field: content for field, column in self.columns.items() if (content := column[row]) is not None}
         return Sample(key=key, fields=fields, origin=origin)

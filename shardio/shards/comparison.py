@@ -62,18 +62,18 @@ class Comparison:
         keys = self._index.raw_keys(samples[places])
         header_of_next = iter(headers)
         of_samples = zip(places.tolist(), keys, starts[places].tolist(), hashes[places].tolist(), strict=True)
-        for place, key, sample_starts, expected in of_samples:
+        for row, key, sample_starts, expected in of_samples:
             for number, start in enumerate(sample_starts):
                 if start < 0:
                     continue
                 header = next(header_of_next)
-                content = columns[number][place]
+                content = columns[number][row]
                 assert content is not None, "the index has it"
                 if not header_fits(header, key, suffixes[number], len(content)):
-                    self._doubt_name(place, start, key, fields[number], header)
+                    self._doubt_name(row, start, key, fields[number], header)
                 if (found := xxhash.xxh3_64_intdigest(content)) != expected[number]:
                     raise self._error(
-                        place,
+                        row,
                         key,
                         start,
                         f"field {fields[number]!r} of sample {{}} is damaged: its {len(content)} bytes have xxh3-64 "
@@ -81,12 +81,12 @@ class Comparison:
                         "shard again; if the tar was changed on purpose, delete its index",
                     )
 
-    def _error(self, place: int, raw_key: bytes, start: int, message: str) -> SampleError:
+    def _error(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
         """Return an error with a message that has a place for the sample's name."""
         key, where = _decode(raw_key), describe_place(self._tar, start)
-        return SampleError(message.replace("{}", f"{key} in {where}", 1), place=place, key=key, where=where)
+        return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
 
-    def _doubt_name(self, place: int, start: int, raw_key: bytes, field: str, header: bytes) -> None:
+    def _doubt_name(self, row: int, start: int, raw_key: bytes, field: str, header: bytes) -> None:
         """Raise unless the name stands in an extended header, which some archivers write where none is needed."""
         if not self._names_are_plain:
             return
@@ -96,7 +96,7 @@ class Comparison:
             return
         if name is None and not is_header(header):
             message = f"the tar header before field {field!r} of sample {{}} is damaged: fetch or pack the shard again"
-            raise self._error(place, raw_key, start, message)
+            raise self._error(row, raw_key, start, message)
         raise StaleIndexError(
             f"field {field!r} of sample {_decode(raw_key)} is expected in {describe_place(self._tar, start)}, but the "
             f"tar holds {name or 'another member'} there: it has changed since {self._index.path} was made; delete the "

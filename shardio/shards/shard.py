@@ -111,8 +111,8 @@ class Shard:
             columns = [list[bytes | None](pieces[i :: len(there)]) for i in range(len(there))]
         else:
             contents: list[bytes | None] = [None] * present.size
-            for place, piece in zip(np.flatnonzero(present).tolist(), pieces, strict=True):
-                contents[place] = piece
+            for i, piece in zip(np.flatnonzero(present).tolist(), pieces, strict=True):
+                contents[i] = piece
             columns = [contents[i :: len(there)] for i in range(len(there))]
         if unseen is not None:
             self._comparison.compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
@@ -133,11 +133,11 @@ class Shard:
         stops: NDArray[np.int64],
     ) -> None:
         """Raise SampleError for the first field that is too large to be held in memory."""
-        place, field = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
-        key, origin = self.describe(int(samples[place]), (fields[field],))
-        num_bytes = int(stops[place, field] - starts[place, field])
+        row, field = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
+        key, origin = self.describe(int(samples[row]), (fields[field],))
+        num_bytes = int(stops[row, field] - starts[row, field])
         message = f"field {fields[field]!r} of sample {key} in {origin} has {num_bytes} bytes, {TOO_LARGE}"
-        raise SampleError(message, place=place, key=key, where=origin)
+        raise SampleError(message, row=row, key=key, where=origin)
 
     def _raise_unreadable(
         self,
@@ -147,15 +147,15 @@ class Shard:
         stops: NDArray[np.int64],
     ) -> None:
         """Raise SampleError for the first sample that cannot be read."""
-        for place, field in np.argwhere(starts >= 0).tolist():
-            start, stop = int(starts[place, field]), int(stops[place, field])
+        for row, field in np.argwhere(starts >= 0).tolist():
+            start, stop = int(starts[row, field]), int(stops[row, field])
             try:
                 self.tar.read(ByteRange(start=start - BLOCK, stop=stop))
             except (OSError, EOFError) as error:
                 let_through(error)
-                key, origin = self.describe(int(samples[place]), fields)
+                key, origin = self.describe(int(samples[row]), fields)
                 message = f"sample {key} cannot be read from {origin}: {error}"
-                raise SampleError(message, place=place, key=key, where=origin) from error
+                raise SampleError(message, row=row, key=key, where=origin) from error
 
     def close(self) -> None:
         """Close both files."""

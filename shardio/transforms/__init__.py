@@ -8,10 +8,10 @@ from shardio.transforms.base import (
     Geometry,
     Transform,
     apply_transform,
-    finish_images,
-    keys_from_torch,
     plan_images,
     refuse_pillow,
+    render_images,
+    rng_keys_from_torch,
 )
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 
@@ -24,8 +24,8 @@ __all__ = [
     "Resize",
     "Transform",
     "apply_transform",
-    "finish_images",
-    "keys_from_torch",
     "plan_images",
     "refuse_pillow",
+    "render_images",
+    "rng_keys_from_torch",
 ]

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.images import (
-    CropPlans,
+    CropPlan,
     DecodedPicture,
     DecodeError,
+    DecoderName,
     Picture,
     Pixels,
     Sizes,
-    Way,
     decode_all,
     decode_chunk,
     make_rows,
 )
-from shardio.order import Words, derive_key
+from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
 
 _REMEDY = (
@@ -47,7 +47,7 @@ class Planned:
 
     def __call__(self, image: Any) -> Any:
         """Transform one image with parameters from torch's global generator."""
-        return apply_transform(self, [image], keys_from_torch(1))[0]
+        return apply_transform(self, [image], rng_keys_from_torch(1))[0]
 
 
 class Transform(Planned, ABC):
@@ -61,12 +61,12 @@ class Transform(Planned, ABC):
     _instead = "Override apply(image, parameters), or put a function into Compose([...])"
 
     @abstractmethod
-    def draw(self, sizes: Sizes, keys: Words) -> NDArray[Any]:
+    def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[Any]:
         """Return the parameters of n images.
 
         Args:
             sizes: int64 [n, 2], their heights and widths.
-            keys: uint64 [n], one random key an image.
+            rng_keys: uint64 [n], one random key an image.
 
         Returns:
             An array of n rows; :meth:`apply` gets one.
@@ -81,11 +81,11 @@ class Geometry(Transform):
     """A transform that says what it does by crop plans: of encoded images only what is needed is decoded."""
 
     @abstractmethod
-    def needs_pixels(self, plans: CropPlans, parameters: NDArray[Any]) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlan, parameters: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which of n images must be rendered before this transform can extend their plans, bool [n]."""
 
     @abstractmethod
-    def extend(self, plans: CropPlans, parameters: NDArray[Any]) -> CropPlans:
+    def extend(self, plans: CropPlan, parameters: NDArray[Any]) -> CropPlan:
         """Return the plans of n images with this transform behind them; none of them must be rendered before."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
@@ -119,39 +119,39 @@ class Compose(Planned):
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
 
 
-def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], keys: Words) -> list[Any]:
+def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
     """Transform n images, each by its own random key.
 
     Args:
         transform: A transform of this package or any other callable.
         images: Arrays uint8 [height, width, 3], pictures that are not decoded yet, or what other callables take.
-        keys: uint64 [n], one key an image. The place of a transform in a Compose is part of what it draws by.
+        rng_keys: uint64 [n], one key an image. The place of a transform in a Compose is part of what it draws by.
 
     Raises:
         DecodeError: If a picture cannot be decoded.
     """
-    return finish_images(*plan_images(transform, images, keys))[0]
+    return render_images(*plan_images(transform, images, rng_keys))[0]
 
 
 def plan_images(
-    transform: Callable[[Any], Any] | None, images: Sequence[Any], keys: Words
-) -> tuple[list[Any], CropPlans | None]:
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words
+) -> tuple[list[Any], CropPlan | None]:
     """Transform n images as far as that needs no pixels.
 
     Args:
         transform: As for :func:`apply_transform`, or None.
         images: Likewise.
-        keys: Likewise.
+        rng_keys: Likewise.
 
     Returns:
-        The images, and what is still to be done with them: for :func:`finish_images`.
+        The images, and what is still to be done with them: for :func:`render_images`.
 
     Raises:
         DecodeError: If a picture had to be decoded, and cannot be.
     """
     images = list(images)
-    plans: CropPlans | None = None  # What is still to be done with the images.
-    for step, step_keys in _flatten(transform, keys) if transform is not None else ():
+    plans: CropPlan | None = None  # What is still to be done with the images.
+    for step, step_keys in _flatten(transform, rng_keys) if transform is not None else ():
         if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
             if plans is None:
                 images = [_as_picture(step, image) for image in images]
@@ -161,7 +161,7 @@ def plan_images(
             plans = step.extend(plans, parameters)
             continue
         if isinstance(step, Transform):
-            images, plans = finish_images(images, _plan_whole(images, plans))[0], None
+            images, plans = render_images(images, _plan_whole(images, plans))[0], None
             parameters = step.draw(_sizes([_as_picture(step, image) for image in images]), step_keys)
             images = [step.apply(image, row) for image, row in zip(images, parameters, strict=True)]
         else:
@@ -170,9 +170,9 @@ def plan_images(
     return images, _plan_whole(images, plans)
 
 
-def finish_images(
-    images: list[Any], plans: CropPlans | None, rows: Pixels | None = None
-) -> tuple[list[Any], list[Way]]:
+def render_images(
+    images: list[Any], plans: CropPlan | None, rows: Pixels | None = None
+) -> tuple[list[Any], list[DecoderName]]:
     """Carry out what :func:`plan_images` left to be done.
 
     Args:
@@ -189,8 +189,8 @@ def finish_images(
     if plans is None:
         return images, []
     into = make_rows(plans) if rows is None else rows
-    ways = decode_chunk(images, plans, into)
-    return list(into), ways
+    decoder_names = decode_chunk(images, plans, into)
+    return list(into), decoder_names
 
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
@@ -202,7 +202,7 @@ def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
         )
 
 
-def keys_from_torch(num_keys: int) -> Words:
+def rng_keys_from_torch(num_keys: int) -> Words:
     """Draw keys from torch's global generator, uint64 [num_keys]."""
     import torch
 
@@ -219,15 +219,15 @@ def _steps(transform: Callable[[Any], Any] | None) -> Iterator[Callable[[Any], A
         yield transform
 
 
-def _flatten(transform: Callable[[Any], Any], keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
+def _flatten(transform: Callable[[Any], Any], rng_keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
     """Yield the single transforms of a nest of Compose, each with its own keys."""
     steps = transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
     if steps is None:
         _check_transform(transform)
-        yield transform, keys
+        yield transform, rng_keys
         return
     for place, step in enumerate(steps):
-        yield from _flatten(step, derive_key(keys, np.array([place], dtype=np.uint64)))
+        yield from _flatten(step, derive_rng_key(rng_keys, np.array([place], dtype=np.uint64)))
 
 
 def _check_transform(transform: object) -> None:
@@ -238,38 +238,38 @@ def _check_transform(transform: object) -> None:
         raise TypeError(f"a transform is called with an image, and {reprlib.repr(transform)} cannot be called")
 
 
-def _render(images: list[Any], plans: CropPlans, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlans]:
+def _render(images: list[Any], plans: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
     """Render some of the images, and only those: what becomes of the others does not depend on them."""
     if not rows.size:
         return images, plans
     try:
-        rendered, ways = finish_images([images[row] for row in rows], plans.take(rows))
+        rendered, decoder_names = render_images([images[row] for row in rows], plans.take(rows))
     except DecodeError as error:
-        raise DecodeError(int(rows[error.number]), str(error)) from error
+        raise DecodeError(int(rows[error.row]), str(error)) from error
     images = list(images)
-    for row, pixels, way in zip(rows.tolist(), rendered, ways, strict=True):
-        images[row] = DecodedPicture(pixels, way)
+    for row, pixels, decoder_name in zip(rows.tolist(), rendered, decoder_names, strict=True):
+        images[row] = DecodedPicture(pixels, decoder_name)
     return images, plans.begin_again(rows)
 
 
-def _finish_each(images: list[Any], plans: CropPlans | None) -> Iterator[Any]:
-    """Yield the images that :func:`finish_images` returns, one by one."""
+def _finish_each(images: list[Any], plans: CropPlan | None) -> Iterator[Any]:
+    """Yield the images that :func:`render_images` returns, one by one."""
     plans = _plan_whole(images, plans)
     for number, image in enumerate(images):
         plan = None if plans is None else plans.take(np.array([number]))
         try:
-            yield finish_images([image], plan)[0][0]
+            yield render_images([image], plan)[0][0]
         except DecodeError as error:
             raise DecodeError(number, str(error)) from error
 
 
-def _plan_whole(images: Sequence[Any], plans: CropPlans | None) -> CropPlans | None:
+def _plan_whole(images: Sequence[Any], plans: CropPlan | None) -> CropPlan | None:
     """Return what is to be done with images; pictures for which there is no plan are to be decoded whole."""
     return _whole(images) if plans is None and images and isinstance(images[0], Picture) else plans
 
 
-def _whole(images: Sequence[Picture]) -> CropPlans:
-    return CropPlans.whole(_sizes(images))
+def _whole(images: Sequence[Picture]) -> CropPlan:
+    return CropPlan.whole(_sizes(images))
 
 
 def _sizes(images: Sequence[Picture]) -> Sizes:

@@ -14,7 +14,7 @@ from numbers import Real
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Boxes, CropPlans, Sizes
+from shardio.images import Boxes, CropPlan, Sizes
 from shardio.order import Words, random_words, to_unit
 from shardio.transforms.base import Geometry
 
@@ -46,9 +46,9 @@ class RandomResizedCrop(Geometry):
             raise ValueError(f"ratio must be two positive ratios in order, got {ratio!r}")
         self.size, self.scale, self.ratio, self.antialias = _pair(size), scale, ratio, antialias
 
-    def draw(self, sizes: Sizes, keys: Words) -> Boxes:
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
         """Return the crops as int64 [n, 4]: top, left, height, width."""
-        unit = to_unit(random_words(keys[:, None], np.arange(2 * NUM_TRIES + 2, dtype=np.uint64)))  # [n, words]
+        unit = to_unit(random_words(rng_keys[:, None], np.arange(2 * NUM_TRIES + 2, dtype=np.uint64)))  # [n, words]
         height, width = sizes[:, :1], sizes[:, 1:]  # [n, 1], against [n, tries] below
         area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * unit[:, :NUM_TRIES])
         low, high = np.log(self.ratio)
@@ -63,10 +63,10 @@ class RandomResizedCrop(Geometry):
         central = self._central_crop(sizes)
         return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
 
-    def needs_pixels(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
         return plans.is_final
 
-    def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans:
+    def extend(self, plans: CropPlan, parameters: Boxes) -> CropPlan:
         sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
         return plans.crop(parameters).resize(sizes, antialias=self.antialias)
 
@@ -97,17 +97,17 @@ class Resize(Geometry):
         self.size = size if isinstance(size, int) and size > 0 else _pair(size)
         self.antialias = antialias
 
-    def draw(self, sizes: Sizes, keys: Words) -> Sizes:
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Sizes:
         """Return the new sizes as int64 [n, 2]: height, width."""
         if not isinstance(self.size, int):
             return np.tile(np.array(self.size, dtype=np.int64), (len(sizes), 1))
         shorter = sizes.min(axis=1, keepdims=True)
         return np.where(sizes == shorter, self.size, self.size * sizes // shorter)
 
-    def needs_pixels(self, plans: CropPlans, parameters: Sizes) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlan, parameters: Sizes) -> NDArray[np.bool_]:
         return plans.is_final
 
-    def extend(self, plans: CropPlans, parameters: Sizes) -> CropPlans:
+    def extend(self, plans: CropPlan, parameters: Sizes) -> CropPlan:
         return plans.resize(parameters, antialias=self.antialias)
 
     def __repr__(self) -> str:
@@ -125,17 +125,17 @@ class CenterCrop(Geometry):
     def __init__(self, size: int | Sequence[int]) -> None:
         self.size = _pair(size)
 
-    def draw(self, sizes: Sizes, keys: Words) -> Boxes:
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
         """Return the crops as int64 [n, 4]: top, left, height, width; negative corners where the image is smaller."""
         size = np.array(self.size, dtype=np.int64)
         missing = np.maximum(size - sizes, 0)
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
         return np.concatenate([corner, np.broadcast_to(size, sizes.shape)], axis=1)
 
-    def needs_pixels(self, plans: CropPlans, parameters: Boxes) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
         return plans.pads(parameters)
 
-    def extend(self, plans: CropPlans, parameters: Boxes) -> CropPlans:
+    def extend(self, plans: CropPlan, parameters: Boxes) -> CropPlan:
         return plans.crop(parameters)
 
     def __repr__(self) -> str:
@@ -150,15 +150,15 @@ class RandomHorizontalFlip(Geometry):
             raise ValueError(f"p must be a probability, got {p}")
         self.p = p
 
-    def draw(self, sizes: Sizes, keys: Words) -> NDArray[np.bool_]:
+    def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[np.bool_]:
         """Return whether each image is mirrored, bool [n]."""
-        flips: NDArray[np.bool_] = to_unit(random_words(keys, np.zeros(1, dtype=np.uint64))) < self.p
+        flips: NDArray[np.bool_] = to_unit(random_words(rng_keys, np.zeros(1, dtype=np.uint64))) < self.p
         return flips
 
-    def needs_pixels(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def needs_pixels(self, plans: CropPlan, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.zeros_like(parameters)
 
-    def extend(self, plans: CropPlans, parameters: NDArray[np.bool_]) -> CropPlans:
+    def extend(self, plans: CropPlan, parameters: NDArray[np.bool_]) -> CropPlan:
         return plans.mirror(parameters)
 
     def __repr__(self) -> str:

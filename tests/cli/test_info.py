@@ -98,9 +98,9 @@ def test_what_info_foresees_is_what_the_loader_counts(mixed: Path) -> None:
     loader = shardio.DataLoader(shardio.ShardDataset(mixed), batch_size=4)
     list(loader)
     found, stats = json.loads(info(mixed, "--json").stdout)["decoded"], loader.stats()
-    assert found["kernel"] == stats.num_images_by_kernel
-    assert found["libjpeg"] == stats.num_images_by_libjpeg
-    assert found["pillow"] == stats.num_images_by_pillow
+    assert found["kernel"] == stats.num_images_by_decoder["kernel"]
+    assert found["libjpeg"] == stats.num_images_by_decoder["libjpeg"]
+    assert found["pillow"] == stats.num_images_by_decoder["pillow"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,11 @@ def test_of_many_samples_some_are_looked_at_and_that_is_said(
     monkeypatch.setattr(forecast, "MAX_LOOKED_AT", number)
     assert decoded(mixed).startswith(f"of {number} evenly spaced sample{'s' * (number > 1)}, ")
     found = json.loads(info(mixed, "--json").stdout)["decoded"]
-    assert sum(found[way] for way in ("kernel", "libjpeg", "pillow", "nobody")) == found["samples"] == number
+    assert (
+        sum(found[decoder_name] for decoder_name in ("kernel", "libjpeg", "pillow", "nobody"))
+        == found["samples"]
+        == number
+    )
 
 
 def test_what_is_no_image_is_nobodys(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, t
     Path(dataset.samples[3][0]).unlink()
     with pytest.raises(SampleError) as raised:
         dataset.__getitems__(range(5))
-    assert raised.value.place == 3
+    assert raised.value.row == 3
     loader = DataLoader(
         dataset, batch_size=7, sampler=EpochSampler(dataset), on_error="skip", quarantine=tmp_path / "quarantine"
     )

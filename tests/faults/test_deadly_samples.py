@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio import HostError
+from shardio import WorkerError
 from shardio.loader import hosts as hosts_module
 from tests.faults.hosts import (
     BATCH_SIZE,
@@ -48,7 +48,7 @@ def test_a_sample_that_always_kills_its_host_is_named(
     install_poison(modules, key, 100)
     loader = make_loader(data, "shards", num_workers, persistent_workers=True)
     batches = Batches()
-    with told_of_deaths(), pytest.raises(HostError, match=r"3 worker hosts.* was killed by SIGABRT") as error_info:
+    with told_of_deaths(), pytest.raises(WorkerError, match=r"3 worker hosts.* was killed by SIGABRT") as error_info:
         collect(loader, batches)
     assert batches == expected["shards"][0][:number]
     assert loader.state_dict()["position"] == number * BATCH_SIZE
@@ -69,7 +69,7 @@ def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
     install_poison(modules, key, 100, others_s=0.1)
     batches = Batches()
     said = r"3 worker hosts died while they made the same samples"
-    with told_of_deaths(), pytest.raises(HostError, match=said) as error_info:
+    with told_of_deaths(), pytest.raises(WorkerError, match=said) as error_info:
         collect(make_loader(data, "shards", 6), batches)
     assert batches == expected["shards"][0][:number]
     named = str(error_info.value).rpartition(": ")[2].split(", ")

@@ -54,15 +54,15 @@ def test_the_rest_of_the_epoch_comes_on_all_ways(tmp_path: Path, kind: Kind) -> 
     expected = good_batches(subject)
     num_failing = NUM_SAMPLES // BATCH_SIZE - len(expected)
     assert 1 < num_failing <= len(BAD)
-    for way, options in WAYS.items():
+    for decoder_name, options in WAYS.items():
         loader = subject.loader(**options)
-        for epoch in range(2 if "stay" in way else 1):
+        for epoch in range(2 if "stay" in decoder_name else 1):
             loader.set_epoch(0)
             errors: list[Exception] = []
-            assert [plain(batch) for batch in catching(iter(loader), errors)] == expected, (way, epoch)
-            assert [type(error) for error in errors] == [SampleError] * num_failing, way
-            assert all(error.key and error.where for error in errors if isinstance(error, SampleError)), way
-            assert loader.state_dict()["position"] == NUM_SAMPLES, way
+            assert [plain(batch) for batch in catching(iter(loader), errors)] == expected, (decoder_name, epoch)
+            assert [type(error) for error in errors] == [SampleError] * num_failing, decoder_name
+            assert all(error.key and error.where for error in errors if isinstance(error, SampleError)), decoder_name
+            assert loader.state_dict()["position"] == NUM_SAMPLES, decoder_name
 
 
 @pytest.mark.parametrize("kind", ["shards", "map"])
@@ -70,18 +70,20 @@ def test_a_batch_that_failed_counts_when_the_next_is_asked_for(tmp_path: Path, k
     subject = Subject(tmp_path, kind, {13: fill_with_noise})
     whole = good_batches(subject)
     stop = next(place for place, numbers in enumerate(order_of(kind)) if 13 in numbers)
-    for way, options in WAYS.items():
+    for decoder_name, options in WAYS.items():
         loader = subject.loader(**options)
         batches = iter(loader)
         before = [plain(batch) for batch in islice(batches, stop)]
         with pytest.raises(SampleError):
             next(batches)
-        assert loader.state_dict()["position"] == stop * BATCH_SIZE, f"{way}: resumed with the batch that failed"
+        assert loader.state_dict()["position"] == stop * BATCH_SIZE, (
+            f"{decoder_name}: resumed with the batch that failed"
+        )
         after = plain(next(batches))
-        assert loader.state_dict()["position"] == (stop + 2) * BATCH_SIZE, way
+        assert loader.state_dict()["position"] == (stop + 2) * BATCH_SIZE, decoder_name
         resumed = subject.loader(0)
         resumed.load_state_dict(loader.state_dict())
-        assert [*before, after, *batches_of(resumed)] == whole, way
+        assert [*before, after, *batches_of(resumed)] == whole, decoder_name
         del batches
 
 
@@ -185,7 +187,7 @@ class Small:
 
 
 @pytest.mark.parametrize("way", ["this process", "torch here"])
-def test_a_prefetcher_goes_on_as_well(tmp_path: Path, way: str) -> None:
+def test_a_prefetcher_goes_on_as_well(tmp_path: Path, decoder_name: str) -> None:
     subject = Subject(tmp_path, "shards")
     expected = good_batches(subject)
     wraps: list[Callable[[Any], Any]] = [
@@ -194,7 +196,7 @@ def test_a_prefetcher_goes_on_as_well(tmp_path: Path, way: str) -> None:
         lambda loader: prefetch_late(loader, depth=3)[0],
     ]
     for wrap in wraps:
-        loader = subject.loader(**WAYS[way])
+        loader = subject.loader(**WAYS[decoder_name])
         errors: list[Exception] = []
         batches = iter(wrap(loader))
         assert [plain(batch) for batch in catching(batches, errors)] == expected

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shardio import HostError
+from shardio import WorkerError
 from shardio.loader import hosts as hosts_module
 from tests.faults.hosts import (
     KINDS,
@@ -94,7 +94,7 @@ def test_hosts_killed_again_and_again(data: Data, expected: Expected, num_worker
                     kill_hosts()
                 batches.append(plain(batch))
             num_deaths.append(loader.stats().num_host_deaths)
-            assert loader.stats().num_images_by_kernel == loader.stats().num_samples == 96
+            assert loader.stats().num_images_by_decoder["kernel"] == loader.stats().num_samples == 96
     assert sum(str(warning.message).count("was killed by SIGKILL") for warning in warned) == sum(num_deaths) > 0
     assert batches == [*expected["map"][0], *expected["map"][1]]
 
@@ -168,7 +168,7 @@ def test_hosts_that_all_die_at_once_every_time_are_an_error(
     data: Data, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     started = kill_first(monkeypatch, 50)
-    with told_of_deaths(), pytest.raises(HostError, match="was killed by SIGKILL"):
+    with told_of_deaths(), pytest.raises(WorkerError, match="was killed by SIGKILL"):
         next(iter(make_loader(data, "shards", num_workers)))
     assert len(started) <= 4 * num_workers
 
@@ -235,7 +235,7 @@ def test_hosts_that_cannot_start_are_an_error(
     data: Data, modules: Path, break_hosts: Callable[[Path], None], num_workers: int
 ) -> None:
     break_hosts(modules)
-    with told_of_deaths(), pytest.raises(HostError, match=r"ended with exit code [13]"):
+    with told_of_deaths(), pytest.raises(WorkerError, match=r"ended with exit code [13]"):
         next(iter(make_loader(data, "shards", num_workers)))
 
 

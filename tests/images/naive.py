@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shardio.images.jpeg.regions import Box
-from shardio.order import derive_key
+from shardio.order import derive_rng_key
 from shardio.transforms import CenterCrop, Geometry, RandomHorizontalFlip, RandomResizedCrop, Resize
 from tests.images.pictures import Array
 
@@ -45,12 +45,12 @@ def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
     return image[:, ::-1].copy() if parameters else image
 
 
-def transform_all(steps: Sequence[Geometry], images: Sequence[Array], keys: NDArray[np.uint64]) -> list[Array]:
+def transform_all(steps: Sequence[Geometry], images: Sequence[Array], rng_keys: NDArray[np.uint64]) -> list[Array]:
     """Do to arrays what the transforms of a Compose say, one transform and one image after another."""
     done = list(images)
     for place, step in enumerate(steps):
         sizes = np.array([image.shape[:2] for image in done], dtype=np.int64).reshape(-1, 2)
-        parameters = step.draw(sizes, derive_key(keys, np.array([place], dtype=np.uint64)))
+        parameters = step.draw(sizes, derive_rng_key(rng_keys, np.array([place], dtype=np.uint64)))
         done = [transform_one(step, image, row) for image, row in zip(done, parameters, strict=True)]
     return done
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlans, DecodedPicture, DecodeError, Picture, Pixels, decode_all, decode_chunk, open_image
+from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, decode_all, decode_chunk, open_image
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import CenterCrop, Compose, Resize
@@ -30,9 +30,9 @@ def _plans(
     windows: list[Box] | None = None,
     flips: list[bool] | None = None,
     antialias: bool = False,
-) -> CropPlans:
+) -> CropPlan:
     whole = [Box(0, 0, *size) for size in sizes]
-    return CropPlans(
+    return CropPlan(
         box=np.array(boxes, dtype=np.int64),
         size=np.array(sizes, dtype=np.int64),
         window=np.array(windows or whole, dtype=np.int64),
@@ -119,7 +119,11 @@ class _SpyPicture(Picture):
 
     def __init__(self, content: bytes) -> None:
         self._picture = open_image(content)
-        self.size, self.can_scale, self.way = self._picture.size, self._picture.can_scale, self._picture.way
+        self.size, self.can_scale, self.decoder_name = (
+            self._picture.size,
+            self._picture.can_scale,
+            self._picture.decoder_name,
+        )
         self.parts: list[tuple[Box, int]] = []
 
     def origin(self, scale: int) -> tuple[float, float]:
@@ -221,8 +225,8 @@ def test_the_error_of_a_damaged_image_names_its_place_in_the_chunk() -> None:
         contents = [good] * 4
         contents[number] = good[: len(good) * 2 // 3] + b"\xff\xd9"
         with pytest.raises(DecodeError, match=r".+") as error_info:
-            decode_all([open_image(content) for content in contents], CropPlans.whole(np.array([[40, 40]] * 4)))
-        assert error_info.value.number == number
+            decode_all([open_image(content) for content in contents], CropPlan.whole(np.array([[40, 40]] * 4)))
+        assert error_info.value.row == number
         assert isinstance(error_info.value, ValueError)
 
 
@@ -279,7 +283,7 @@ def test_threads_that_decode_side_by_side_give_the_pixels_of_one() -> None:
         chosen = [contents[i] for i in random.integers(0, len(contents), 12)]
         chunks.append((chosen, _plans(boxes, sizes, windows=windows, flips=flips, antialias=bool(random.integers(2)))))
 
-    def decode(chunk: tuple[list[bytes], CropPlans]) -> list[Pixels]:
+    def decode(chunk: tuple[list[bytes], CropPlan]) -> list[Pixels]:
         return decode_all([open_image(content) for content in chunk[0]], chunk[1])
 
     expected = [decode(chunk) for chunk in chunks]
@@ -293,7 +297,7 @@ def test_threads_that_decode_side_by_side_give_the_pixels_of_one() -> None:
 def test_an_error_of_a_chunk_is_the_same_from_another_process() -> None:
     error = pickle.loads(pickle.dumps(DecodeError(3, "the data ends early")))
     assert isinstance(error, DecodeError)
-    assert (error.number, str(error)) == (3, "the data ends early")
+    assert (error.row, str(error)) == (3, "the data ends early")
 
 
 def test_what_would_become_huge_is_refused() -> None:

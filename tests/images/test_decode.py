@@ -9,7 +9,7 @@ import simplejpeg
 from PIL import Image, features
 
 from shardio.images import (
-    CropPlans,
+    CropPlan,
     Orientation,
     decode_all,
     decode_image,
@@ -68,9 +68,9 @@ def test_arithmetic_coding_needs_no_pillow(content: bytes, monkeypatch: pytest.M
     expected = simplejpeg.decode_jpeg(content)
     monkeypatch.setattr(Image, "open", None)
     picture = open_image(content)
-    assert picture.way == "libjpeg"
+    assert picture.decoder_name == "libjpeg"
     np.testing.assert_array_equal(decode_image(content), expected)
-    box = CropPlans.whole(np.array([picture.size])).crop(np.array([[3, 5, 16, 8]]))
+    box = CropPlan.whole(np.array([picture.size])).crop(np.array([[3, 5, 16, 8]]))
     np.testing.assert_array_equal(decode_all([picture], box)[0], expected[3:19, 5:13])
     assert str(why_not_by_kernel(content)).startswith("coded by process SOF")
 

@@ -15,7 +15,7 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images import CropPlans, chunk, decode_all, decode_chunk, open_image
+from shardio.images import CropPlan, chunk, decode_all, decode_chunk, open_image
 from shardio.images.by_kernel import draw_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
@@ -72,7 +72,7 @@ def contents() -> list[bytes]:
     return files
 
 
-def _draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> CropPlans:
+def _draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> CropPlan:
     """Return plans of any kind that give pictures of one size."""
     height, width = random.integers(1, 90, 2).tolist()
     boxes, afters, windows = [], [], []
@@ -86,7 +86,7 @@ def _draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> Cr
         afters.append(after)
         windows.append((*corner, height, width))
     flips = random.integers(0, 2, len(sizes)).astype(np.bool_)
-    return CropPlans(box=np.array(boxes), size=np.array(afters), window=np.array(windows), flip=flips)
+    return CropPlan(box=np.array(boxes), size=np.array(afters), window=np.array(windows), flip=flips)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -140,7 +140,7 @@ def test_images_do_not_depend_on_what_is_decoded_beside_them(contents: list[byte
 
 def test_rows_of_different_sizes_are_drawn_one_by_one(contents: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     pictures = [open_image(content) for content in contents]
-    plans = CropPlans.whole(np.array([picture.size for picture in pictures]))
+    plans = CropPlan.whole(np.array([picture.size for picture in pictures]))
     rows = [np.zeros((*picture.size, 3), np.uint8) for picture in pictures]
     assert draw_by_kernel(pictures, plans, rows).all()
     for content, row in zip(contents, rows, strict=True):
@@ -206,7 +206,7 @@ def test_a_row_is_written_whole_or_not_at_all() -> None:
 def test_images_that_do_not_fit_beside_each_other_are_drawn_one_after_the_other() -> None:
     content = by_pillow(noise(700, 700), quality=98, subsampling=0)
     assert len(content) > 1.1 * 2**20, "three of them are more than the workspace holds"
-    plans = CropPlans.whole(np.full((7, 2), 700))
+    plans = CropPlan.whole(np.full((7, 2), 700))
     expected = np.asarray(simplejpeg.decode_jpeg(content))
     rows = np.zeros((7, 700, 700, 3), np.uint8)
     small = by_pillow(make_picture(700, 700), quality=50)
@@ -237,7 +237,7 @@ def test_resizing_is_opencvs() -> None:
         height, width = random.integers(1, 150, 2).tolist()
         picture: Array = noise(height, width)
         content = by_pillow(picture, quality=95)
-        plans = CropPlans.whole(np.array([[height, width]]))
+        plans = CropPlan.whole(np.array([[height, width]]))
         after = random.integers(1, 200, 2)
         resized = plans.resize(after[np.newaxis], antialias=False)
         rows = np.zeros((1, *after.tolist(), 3), np.uint8)
@@ -251,4 +251,4 @@ def test_damaged_images_are_errors_as_without_the_kernel() -> None:
     content = by_pillow(make_picture(64, 64), quality=60)[:-100] + b"\xff\xd9"
     rows = np.zeros((1, 64, 64, 3), np.uint8)
     with pytest.raises(ValueError, match="Corrupt JPEG data"):
-        decode_chunk([open_image(content)], CropPlans.whole(np.array([[64, 64]])), rows)
+        decode_chunk([open_image(content)], CropPlan.whole(np.array([[64, 64]])), rows)

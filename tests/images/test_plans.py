@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlans, DecodedPicture, DecodeError, decode_all, open_image
+from shardio.images import CropPlan, DecodedPicture, DecodeError, decode_all, open_image
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import (
@@ -96,8 +96,8 @@ def test_known_sequences_are_those_done_one_by_one(steps: list[Geometry], antial
     _assert_equal(apply_transform(Compose(steps), pictures, keys), naive.transform_all(steps, decoded, keys), steps)
 
 
-def _plan(box: Box, size: tuple[int, int], window: Box, flip: bool = False) -> CropPlans:
-    return CropPlans(
+def _plan(box: Box, size: tuple[int, int], window: Box, flip: bool = False) -> CropPlan:
+    return CropPlan(
         box=np.array([box]), size=np.array([size]), window=np.array([window]), flip=np.array([flip], dtype=np.bool_)
     )
 
@@ -105,19 +105,19 @@ def _plan(box: Box, size: tuple[int, int], window: Box, flip: bool = False) -> C
 def test_plans_of_whole_images_leave_them_as_they_are() -> None:
     sizes = np.array([[3, 5], [1, 1], [7, 2]])
     images = [make_picture(*size) for size in sizes.tolist()]
-    plans = CropPlans.whole(sizes)
+    plans = CropPlan.whole(sizes)
     np.testing.assert_array_equal(plans.output_size, sizes)
     _assert_equal(decode_all([DecodedPicture(image) for image in images], plans), images, plans)
 
 
 def test_a_plan_for_no_images_gives_none() -> None:
-    plans = CropPlans.whole(np.zeros((0, 2), np.int64))
+    plans = CropPlan.whole(np.zeros((0, 2), np.int64))
     assert decode_all([], plans) == []
     assert plans.crop(np.zeros((0, 4), np.int64)).mirror(np.zeros(0, np.bool_)).output_size.shape == (0, 2)
 
 
 def test_cropping_or_mirroring_gives_new_plans_and_leaves_the_old() -> None:
-    plans = CropPlans.whole(np.array([[10, 20]]))
+    plans = CropPlan.whole(np.array([[10, 20]]))
     plans.crop(np.array([[1, 2, 3, 4]]))
     plans.mirror(np.array([True]))
     plans.resize(np.array([[5, 5]]), antialias=True)
@@ -127,12 +127,12 @@ def test_cropping_or_mirroring_gives_new_plans_and_leaves_the_old() -> None:
 
 
 def test_a_crop_of_a_mirrored_image_is_taken_from_its_other_side() -> None:
-    plans = CropPlans.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
+    plans = CropPlan.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
     assert plans.crop(np.array([[1, 2, 3, 4]] * 2)).window.tolist() == [[1, 14, 3, 4], [1, 2, 3, 4]]
 
 
 def test_mirroring_twice_is_mirroring_not_at_all() -> None:
-    plans = CropPlans.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
+    plans = CropPlan.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
     assert plans.mirror(np.array([True, True])).flip.tolist() == [False, True]
 
 
@@ -148,7 +148,7 @@ def test_mirroring_twice_is_mirroring_not_at_all() -> None:
         (_plan(Box(1, 2, 5, 6), (5, 6), Box(0, 1, 5, 6)), False),
     ],
 )
-def test_resizing_goes_on_unless_pixels_are_resized_or_padded(plans: CropPlans, can_resize: bool) -> None:
+def test_resizing_goes_on_unless_pixels_are_resized_or_padded(plans: CropPlan, can_resize: bool) -> None:
     assert plans.is_final.tolist() == [not can_resize]
     if can_resize:
         resized = plans.resize(np.array([[9, 8]]), antialias=True)
@@ -186,4 +186,4 @@ def test_an_error_names_the_image_also_where_only_some_need_pixels_first() -> No
     pictures = [open_image(content) for content in (good, good, bad[:-40] + b"\xff\xd9", good)]
     with pytest.raises(DecodeError) as error_info:
         apply_transform(Compose([CenterCrop(40), Resize(20)]), pictures, make_keys(4))
-    assert error_info.value.number == 2
+    assert error_info.value.row == 2

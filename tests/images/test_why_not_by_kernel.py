@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from shardio.images import CropPlans, open_image, why_no_kernel, why_not_by_kernel
+from shardio.images import CropPlan, open_image, why_no_kernel, why_not_by_kernel
 from shardio.images.by_kernel import draw_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel, finding
@@ -33,10 +33,10 @@ def is_drawn(content: bytes) -> bool | None:
     return bool(draw_by_kernel([picture], plans, rows)[0])
 
 
-def _crop(size: tuple[int, int], box: Box) -> CropPlans:
+def _crop(size: tuple[int, int], box: Box) -> CropPlan:
     """Return what takes a box of a picture as it is."""
     after = np.array([[box.height, box.width]])
-    return CropPlans.whole(np.array([size])).crop(np.array([box])).resize(after, antialias=False)
+    return CropPlan.whole(np.array([size])).crop(np.array([box])).resize(after, antialias=False)
 
 
 @pytest.fixture(scope="module")

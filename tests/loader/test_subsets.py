@@ -61,16 +61,16 @@ def test_both_ways_give_the_same_batches(
 ) -> None:
     subset = take(make_map(packed) if kind == "map" else ImageFolder(images, transform=CROP))
     for rank in range(2):
-        ways = []
+        decoder_names = []
         for options in ({}, TORCHS):
             sampler = EpochSampler(subset, seed=3, remainder="mask", rank=rank, world_size=2)
             loader = DataLoader(subset, batch_size=4, sampler=sampler, num_workers=num_workers, **options)
             assert loader.runs_torchs_workers == (options is TORCHS)
             first = batches_of(loader)
             loader.set_epoch(4)
-            ways.append((first, batches_of(loader), loader.state_dict(), len(loader)))
-        assert ways[0] == ways[1]
-        assert ways[0][0] != ways[0][1]
+            decoder_names.append((first, batches_of(loader), loader.state_dict(), len(loader)))
+        assert decoder_names[0] == decoder_names[1]
+        assert decoder_names[0][0] != decoder_names[0][1]
 
 
 @subsets
@@ -219,7 +219,7 @@ def damaged_subset(subject: Subject) -> Subset[Any]:
 
 def each_way(subset: Subset[Any], quarantine: Path, **options: Any) -> Iterator[tuple[Any, list[str]]]:
     """Yield the batches, and what was written down, for each number of workers of each way."""
-    for way in ({}, TORCHS):
+    for decoder_name in ({}, TORCHS):
         for num_workers in (0, 2):
             loader = DataLoader(
                 subset,
@@ -227,7 +227,7 @@ def each_way(subset: Subset[Any], quarantine: Path, **options: Any) -> Iterator[
                 sampler=EpochSampler(subset, remainder="mask", seed=2),
                 num_workers=num_workers,
                 quarantine=quarantine,
-                **way,
+                **decoder_name,
                 **options,
             )
             with told_of_bad():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shardio.order import Words, make_key, permute, random_words
+from shardio.order import Words, make_rng_key, permute, random_words
 
 
 def shuffle(size: int, key: Words) -> NDArray[np.int64]:
@@ -20,18 +20,18 @@ def shuffle(size: int, key: Words) -> NDArray[np.int64]:
 
 def test_it_is_a_permutation_for_every_small_size() -> None:
     for size in range(1, 1500):
-        assert np.array_equal(np.sort(shuffle(size, make_key(size))), np.arange(size))
+        assert np.array_equal(np.sort(shuffle(size, make_rng_key(size))), np.arange(size))
 
 
 @given(size=st.integers(1500, 100_000), seed=st.integers(0, 2**63 - 1))
 def test_it_is_a_permutation_at_random_sizes(size: int, seed: int) -> None:
-    assert np.bincount(shuffle(size, make_key(seed)), minlength=size).max() == 1
+    assert np.bincount(shuffle(size, make_rng_key(seed)), minlength=size).max() == 1
 
 
 @given(size=st.integers(2**32, 10**11), seed=st.integers(0, 2**63 - 1))
 def test_it_is_one_to_one_at_sizes_beyond_32_bits(size: int, seed: int) -> None:
     index = np.unique(np.linspace(0, size - 1, 5000).astype(np.int64))
-    image = permute(index, np.array([size]), make_key(seed))
+    image = permute(index, np.array([size]), make_rng_key(seed))
     assert len(np.unique(image)) == len(index)
     assert image.min() >= 0
     assert image.max() < size
@@ -39,7 +39,7 @@ def test_it_is_one_to_one_at_sizes_beyond_32_bits(size: int, seed: int) -> None:
 
 def test_elements_of_several_bijections_are_evaluated_together() -> None:
     sizes = np.array([1, 2, 3, 10, 64, 65, 1000])
-    keys = random_words(make_key(0), np.arange(len(sizes), dtype=np.uint64))
+    keys = random_words(make_rng_key(0), np.arange(len(sizes), dtype=np.uint64))
     index = np.concatenate([np.arange(size) for size in sizes])
     together = permute(index, np.repeat(sizes, sizes), np.repeat(keys, sizes))
     alone = [shuffle(int(size), keys[i : i + 1]) for i, size in enumerate(sizes)]
@@ -47,13 +47,13 @@ def test_elements_of_several_bijections_are_evaluated_together() -> None:
 
 
 def test_it_differs_for_every_key() -> None:
-    seen = {tuple(shuffle(100, make_key(seed)).tolist()) for seed in range(500)}
+    seen = {tuple(shuffle(100, make_rng_key(seed)).tolist()) for seed in range(500)}
     assert len(seen) == 500
 
 
 def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:
     """Return the whole bijection for many keys, int64 [keys, size]."""
-    keys = random_words(make_key(7, size), np.arange(num_keys, dtype=np.uint64))
+    keys = random_words(make_rng_key(7, size), np.arange(num_keys, dtype=np.uint64))
     return permute(np.tile(np.arange(size), num_keys), np.array([size]), np.repeat(keys, size)).reshape(num_keys, size)
 
 

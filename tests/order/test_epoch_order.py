@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shardio.order import EpochOrder, OrderSettings, choose_settings, make_key, random_words
+from shardio.order import EpochOrder, OrderSettings, choose_settings, make_rng_key, random_words
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda sizes: sum(sizes) > 0)
 
@@ -34,7 +34,7 @@ def test_each_window_of_each_lane_holds_its_stretch_of_the_tape(
     sizes: list[int], epoch: int, lanes: int, window: int
 ) -> None:
     """The definition, written with plain lists: shards sorted by their words, laid end to end, cut twice."""
-    words = random_words(make_key(0, epoch, "shards"), np.arange(len(sizes), dtype=np.uint64)).tolist()
+    words = random_words(make_rng_key(0, epoch, "shards"), np.arange(len(sizes), dtype=np.uint64)).tolist()
     starts = [sum(sizes[:shard]) for shard in range(len(sizes))]
     tape = [
         starts[shard] + index

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardio.order import derive_key, make_key, random_words, to_unit
+from shardio.order import derive_rng_key, make_rng_key, random_words, to_unit
 
 
 def test_words_are_those_of_splitmix64() -> None:
@@ -16,14 +16,14 @@ def test_words_are_those_of_splitmix64() -> None:
 
 
 def test_any_word_is_computed_alone() -> None:
-    key = make_key(5, "test")
+    key = make_rng_key(5, "test")
     together = random_words(key, np.arange(100, dtype=np.uint64))
     assert [random_words(key, np.array([i], dtype=np.uint64))[0] for i in range(100)] == together.tolist()
 
 
 def test_keys_differ_by_seed_epoch_purpose_and_order_of_parts() -> None:
     keys = {
-        int(make_key(seed, *parts)[0])
+        int(make_rng_key(seed, *parts)[0])
         for seed in range(20)
         for parts in ((), (0,), (1,), (0, 1), (1, 0), ("shards",), ("windows",), (0, "shards"), ("shards", 0))
     }
@@ -31,17 +31,17 @@ def test_keys_differ_by_seed_epoch_purpose_and_order_of_parts() -> None:
 
 
 def test_seed_and_epoch_are_not_added() -> None:
-    assert make_key(1, 2) != make_key(2, 1)
-    assert make_key(0, 3) != make_key(3, 0)
+    assert make_rng_key(1, 2) != make_rng_key(2, 1)
+    assert make_rng_key(0, 3) != make_rng_key(3, 0)
 
 
 def test_derived_keys_are_unlike_the_words_of_the_same_key() -> None:
-    key, numbers = make_key(0), np.arange(1000, dtype=np.uint64)
-    assert not set(derive_key(key, numbers).tolist()) & set(random_words(key, numbers).tolist())
+    key, numbers = make_rng_key(0), np.arange(1000, dtype=np.uint64)
+    assert not set(derive_rng_key(key, numbers).tolist()) & set(random_words(key, numbers).tolist())
 
 
 def test_unit_numbers_are_even_and_below_one() -> None:
-    unit = to_unit(random_words(make_key(0), np.arange(200_000, dtype=np.uint64)))
+    unit = to_unit(random_words(make_rng_key(0), np.arange(200_000, dtype=np.uint64)))
     assert unit.min() >= 0
     assert unit.max() < 1
     counts, _ = np.histogram(unit, bins=100, range=(0, 1))
@@ -52,4 +52,4 @@ def test_unit_numbers_are_even_and_below_one() -> None:
 
 def test_a_purpose_is_ascii() -> None:
     with pytest.raises(UnicodeEncodeError):
-        make_key(0, "größe")
+        make_rng_key(0, "größe")

@@ -68,7 +68,7 @@ def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged:
     for _ in range(2):  # It is no better when it is read again.
         with pytest.raises(SampleError, match=damaged[1]) as error_info:
             reader.read(np.arange(5, 10), ["cls"])
-        assert (error_info.value.place, error_info.value.key) == (2, damaged[0])
+        assert (error_info.value.row, error_info.value.key) == (2, damaged[0])
 
 
 def test_verify_off_reads_it_as_it_is(copy: Path, damaged: tuple[str, str], packed: Path) -> None:
@@ -174,7 +174,7 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
     members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json")]
     members = [*members, *((f"{number}.jpg", bytes(100_000)) for number in range(5))]
     members.sort(key=lambda member: member[0].partition(".")[0])  # Stable: cls, json, jpg of each sample.
-    write_tar(tmp_path / "a.tar", [member for place, member in enumerate(members) if place != lacks])
+    write_tar(tmp_path / "a.tar", [member for row, member in enumerate(members) if row != lacks])
     table = open_table(tmp_path)
     num_reads = list[int]()
     read = LocalFile.read

@@ -18,7 +18,7 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.kernel.loading import Kernel
 from shardio.images.pictures import open_image
 from shardio.images.pixels import Pixels
-from shardio.images.plans import CropPlans
+from shardio.images.plans import CropPlan
 from shardio.images.resizing import flip
 from shardio.images.tiling import tile_jpeg
 
@@ -26,7 +26,7 @@ _SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 _HEIGHT, _WIDTH = 150, 203
 _ROWS, _COLUMNS = 96, 101
 
-_PLANS = CropPlans(
+_PLANS = CropPlan(
     box=np.array([(20, 30, 96, 101), (0, 0, 150, 203), (31, 47, 50, 41), (3, 90, 120, 77), (70, 6, 33, 160)]),
     size=np.array([(96, 101), (96, 101), (96, 101), (130, 140), (96, 101)]),
     window=np.array([(0, 0, 96, 101), (0, 0, 96, 101), (0, 0, 96, 101), (20, 25, 96, 101), (-9, 5, 96, 101)]),
