@@ -159,7 +159,7 @@ def without_collector() -> Iterator[None]:
 def _is_host(process: Path) -> bool:
     try:
         is_ours = f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
-        return is_ours and b"shardio.loader.host" in (process / "cmdline").read_bytes()
+        return is_ours and b"shardio.loader.processes.worker_process" in (process / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False  # It has just ended.
 

@@ -99,7 +99,7 @@ def test_folders_without_torch_load_without_it() -> None:
 
 
 def test_hosts_start_without_torch() -> None:
-    assert "torch" not in modules_after("import shardio.loader.host")
+    assert "torch" not in modules_after("import shardio.loader.processes.worker_process")
 
 
 def test_the_command_line_starts_without_torch() -> None:

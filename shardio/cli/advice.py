@@ -37,7 +37,7 @@ class Stored:
 def share_out(stats: LoaderStats) -> dict[str, float]:
     """Return the seconds that workers spent on each stage, all workers together."""
     times = {"read": stats.read_s, "transform": stats.transform_s, "decode": stats.decode_s}
-    return {**times, "wait": stats.wait_for_slot_s} if stats.num_workers else times
+    return {**times, "wait": stats.idle_s} if stats.num_workers else times
 
 
 def advise(stats: LoaderStats, stored: Stored, num_cores: int) -> str:

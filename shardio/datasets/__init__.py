@@ -1,8 +1,30 @@
-"""Datasets for torch: where order meets reading."""
+"""Datasets for torch: order meets reading."""
 
-from shardio.datasets.epoch_sampler import EpochSampler
+from shardio.datasets.epoch_sampler import EpochSampler, find_digest
 from shardio.datasets.image_folder import ImageFolder
+from shardio.datasets.indices import check_indices
+from shardio.datasets.map_dataset import MapDataset
+from shardio.datasets.map_epoch import known_epoch
+from shardio.datasets.ordered import Ordered
+from shardio.datasets.samples import mark_valid
 from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.shard_map_dataset import ShardMapDataset
+from shardio.datasets.subsets import Unwrapped, unwrap_subsets
+from shardio.datasets.transformed import TOO_LATE, Transformed
 
-__all__ = ["EpochSampler", "ImageFolder", "ShardDataset", "ShardMapDataset"]
+__all__ = [
+    "TOO_LATE",
+    "EpochSampler",
+    "ImageFolder",
+    "MapDataset",
+    "Ordered",
+    "ShardDataset",
+    "ShardMapDataset",
+    "Transformed",
+    "Unwrapped",
+    "check_indices",
+    "find_digest",
+    "known_epoch",
+    "mark_valid",
+    "unwrap_subsets",
+]

@@ -12,8 +12,8 @@ import xxhash
 from torch.utils.data import ConcatDataset, DistributedSampler, StackDataset, Subset
 
 from shardio.datasets.indices import check_integers
-from shardio.datasets.iteration import Iteration
 from shardio.datasets.ordered import Ordered
+from shardio.datasets.sample_iterator import SampleIterator
 from shardio.handover import hand_over
 from shardio.order import (
     Cursor,
@@ -28,25 +28,26 @@ from shardio.order import (
 class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
     """Give each rank its share of a map-style dataset, in shardio's order.
 
-    A subclass of torch's DistributedSampler, by which frameworks see that the data are split already. In
-    shardio.DataLoader its state counts the batches that arrived, in torch's the samples that it gave out. A subclass
-    that overrides ``__iter__`` or ``__len__`` is a sampler like any other to both: see :class:`shardio.DataLoader`.
+    It subclasses torch's DistributedSampler, so frameworks see that the data are split already. In
+    shardio.DataLoader its state counts the batches that the user received, in torch's DataLoader the samples that the
+    loader requested. Both loaders treat a subclass that overrides ``__iter__`` or ``__len__`` as a foreign sampler: see
+    :class:`shardio.DataLoader`.
 
     Args:
-        dataset: A map-style dataset. One that has shards is ordered by them; others as one lane and one window.
-        batch_size: The loader's batch size, where the order is not shuffled or the remainder is ``drop``;
-            shardio.DataLoader says it by itself.
-        shuffle: Whether to shuffle, anew each epoch.
-        seed: Of the order and, in shardio.DataLoader, of shardio's transforms.
+        dataset: A map-style dataset. A dataset with shards is ordered by them, any other in one lane and one window.
+        batch_size: The loader's batch size, needed where the order is not shuffled or the remainder is ``drop``;
+            shardio.DataLoader sets it.
+        shuffle: Whether to shuffle, differently in each epoch.
+        seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
         remainder: What happens to the samples that do not fill a step of all ranks, see
             :class:`shardio.ShardDataset`; ``mask`` needs shardio.DataLoader.
-        rank: This process among the training processes; by default torch.distributed's or torchrun's.
-        world_size: How many there are, likewise.
-        lanes: Stretches of the epoch between which positions alternate, with ``shuffle``.
-        window: Neighbouring samples that are shuffled together, with ``shuffle``.
+        rank: The rank of this process; by default torch.distributed's or torchrun's.
+        world_size: The number of ranks; by default torch.distributed's or torchrun's.
+        lanes: With ``shuffle``, the number of stretches of the epoch between which positions alternate.
+        window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
 
     Raises:
-        ValueError: If an argument is out of range, or the dataset is empty, or has another length than its shards.
+        ValueError: If an argument is out of range, the dataset is empty, or its length differs from its shards'.
     """
 
     def __init__(
@@ -62,8 +63,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         lanes: int | None = None,
         window: int | None = None,
     ) -> None:
-        # DistributedSampler's own __init__ asks torch.distributed for the world at once; here it is asked for
-        # when it is first needed, so its attributes are properties below.
+        # DistributedSampler.__init__ asks torch.distributed for the world at once. Here the world is read when it is
+        # first needed, so torch's attributes are properties below.
         Ordered.__init__(self, remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
         self.dataset = dataset  # type: ignore[assignment]  # torch's type wants a Dataset; a length is enough
         self.num_all_samples = len(dataset)
@@ -74,8 +75,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         sizes = getattr(dataset, "shard_sizes", None)
         if sizes is not None and sizes.sum() != len(dataset):
             raise ValueError(
-                f"{type(dataset).__name__} says that it has {len(dataset)} samples, and its shards hold {sizes.sum()}: "
-                "the order is by shards. Leave __len__ as it is, and take torch's Subset(dataset, indices) for a part"
+                f"the length of {type(dataset).__name__} is {len(dataset)}, but its shards hold {sizes.sum()} samples, "
+                "and the order is by shards: do not override __len__; use torch's Subset(dataset, indices) for a part"
             )
         self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
         if sizes is None and shuffle:
@@ -104,10 +105,10 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         return len(self) * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration is. The loaded epoch keeps its position, another one drops it.
+        """Set the epoch of the next iteration. The loaded epoch keeps its position; another epoch drops it.
 
         Raises:
-            TypeError: If ``epoch`` is no integer.
+            TypeError: If ``epoch`` is not an integer.
             ValueError: If it is negative, or not below 2**62.
             RuntimeError: If a caller splits the samples over ranks again.
         """
@@ -115,11 +116,11 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         self.counter.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the run is: in the epoch that is under way, if ``set_epoch`` named the next one meanwhile."""
+        """Return the position of the run: in the epoch in flight, even if ``set_epoch`` has set the next one."""
         return self.dump_cursor(self.counter.now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state.
+        """Continue from a state.
 
         Raises:
             StateError: If it belongs to another dataset or order.
@@ -131,7 +132,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         return self.own_split(Cursor(epoch=0)).num_own_samples
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the numbers of this rank's samples. Without ``set_epoch`` an epoch is repeated, as in torch.
+        """Iterate over the indices of this rank's samples. Without ``set_epoch`` an epoch is repeated, as in torch.
 
         Raises:
             ValueError: If ``remainder`` is ``mask``.
@@ -139,36 +140,37 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         """
         if self.remainder == "mask":
             raise ValueError("remainder='mask' needs shardio.DataLoader, which adds the field 'valid' to the batches")
-        iteration = Iteration(self, self.counter.find_start(self.num_all_samples), self._start)
-        self.counter.start(self.num_all_samples, repeats=True)  # Not before: one that raises is not counted.
+        iteration = SampleIterator(self, self.counter.find_start(self.num_all_samples), self._start)
+        self.counter.start(self.num_all_samples, repeats=True)  # Not before: an iteration that raises does not count.
         return iteration
 
     def _start(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[int]:
         num_batches, start = divmod(num_left_out, split.batch_size)  # Only the last batch may have fewer.
         self.counter.progress = progress = Progress(cursor=cursor, split=split, num_batches=num_batches)
-        return self._give_out(progress, start)
+        return self._yield_indices(progress, start)
 
-    def _give_out(self, progress: Progress, start: int) -> Iterator[int]:
+    def _yield_indices(self, progress: Progress, start: int) -> Iterator[int]:
         first_batch = progress.num_batches
-        for number, (_, samples) in enumerate(self.batches(progress.cursor, progress.split, first_batch), first_batch):
-            if start == len(samples):
+        batches = self.batches(progress.cursor, progress.split, first_batch)
+        for num_batches, (_, indices) in enumerate(batches, first_batch + 1):
+            if start == len(indices):
                 continue
-            *first, last = samples.tolist()
+            *first, last = indices.tolist()
             yield from first[start:]
             start = 0
-            # Before the last sample is given out, so that the state is right right after it.
-            hand_over([partial(setattr, progress, "num_batches", number + 1)])
+            # Before the last sample is yielded, so the state is right immediately after it.
+            hand_over([partial(setattr, progress, "num_batches", num_batches)])
             yield last
         hand_over([partial(setattr, progress, "is_finished", True)])
 
 
 def find_digest(dataset: Any, *, looks_at_parts: bool = True) -> str:
-    """Return a dataset's identity: its own, or for a Subset that of the inner dataset and the indices.
+    """Return a dataset's identity: its own or, for a Subset, one of the inner dataset and the indices.
 
     Args:
         dataset: The dataset.
-        looks_at_parts: Whether that of a ConcatDataset or a StackDataset is made of those of its parts and their
-            lengths. Earlier versions took it to be empty.
+        looks_at_parts: Whether the identity of a ConcatDataset or a StackDataset consists of those of its parts and
+            their lengths. In earlier versions it was empty.
     """
     if isinstance(dataset, Subset):
         indices = check_integers(dataset.indices).astype(np.int64).tobytes()

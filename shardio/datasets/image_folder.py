@@ -1,4 +1,4 @@
-"""ImageFolder: a directory of class folders, as torchvision has it."""
+"""ImageFolder: a directory of class folders, laid out as for torchvision."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from shardio.storage import absolute_path, make_path, read_as_utf8, walk_files
 
 
 class ImageFolder(MapDataset):
-    """The images below ``root/class/…``, with the class folder's number as label.
+    """The images below ``root/class/…``, labelled by class folder.
 
     Args:
         root: The directory.
         transform: Applied to the image.
-        decode: ``array`` gives the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
         orientation: ``apply`` honours the EXIF orientation.
-        max_pixels: An image of more pixels is an error: small files can hold huge ones.
-        classes: Class names, or another dataset that has them, by which labels are numbered; by default the names of
-            the class folders, sorted. There may be classes without a folder.
+        max_pixels: The largest number of pixels of an image; a larger image is an error, since small files can hold
+            huge images.
+        classes: Class names, or another dataset that has them, in the order of their labels; by default the sorted
+            names of the class folders. Classes without a folder are allowed.
 
     Attributes:
         classes: The class names, by label.
         class_to_idx: The label of each class name.
-        samples: (absolute path, label) of each image, in torchvision's order. Another list can be set; labels that are
-            not integers are a TypeError when they are read.
+        samples: (absolute path, label) of each image, in torchvision's order. Another list can be set; a label that is
+            not an integer raises a TypeError when it is read.
 
     Raises:
         FileNotFoundError: If there is no such directory, it has no class folders, or one of them has no image.
-        ValueError: If there is a class folder that is not in ``classes``.
-        TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
+        ValueError: If a class folder is not in ``classes``.
+        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
     def __init__(
@@ -86,15 +87,15 @@ class ImageFolder(MapDataset):
         paths = "\n".join(path.removeprefix(root) for path, _ in self.samples)
         return xxhash.xxh3_128_hexdigest(paths.encode(errors="surrogateescape"))
 
-    def locate(self, numbers: NDArray[np.int64]) -> list[LabelledFile]:
-        return [self.samples[number] for number in numbers.tolist()]
+    def locate(self, indices: NDArray[np.int64]) -> list[LabelledFile]:
+        return [self.samples[index] for index in indices.tolist()]
 
     def __len__(self) -> int:
         return len(self.samples)
 
 
 def _find_classes(root: Path) -> dict[str, Path]:
-    """Return the class folders by their names, sorted."""
+    """Return the class folders by name, sorted."""
     if not root.is_dir():
         raise FileNotFoundError(f"there is no directory {root}")
     folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
@@ -104,7 +105,7 @@ def _find_classes(root: Path) -> dict[str, Path]:
 
 
 def _find_samples(folders: Mapping[str, Path], labels: Mapping[str, int]) -> tuple[list[tuple[str, int]], list[Path]]:
-    """Return (path, label) of each image, and the files that are named otherwise."""
+    """Return (path, label) of each image, and the other files."""
     samples = []
     others = list[Path]()
     for name, folder in folders.items():

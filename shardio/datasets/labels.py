@@ -1,4 +1,4 @@
-"""Labels that follow another list of class names than the one that a dataset was packed with."""
+"""Labels that follow a different list of class names than the one that a dataset was packed with."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from shardio.decoding import FieldDecoder
 def follow_classes(
     packed: Sequence[str], classes: Classes | None, decoder: FieldDecoder, where: str
 ) -> tuple[tuple[str, ...], FieldDecoder]:
-    """Return a dataset's class names, by label, and a decoder that gives those labels. Nothing that is stored changes.
+    """Return a dataset's class names, by label, and a decoder that returns those labels. Stored data do not change.
 
     Args:
-        packed: The class names by which the stored labels are numbered.
-        classes: The list to follow instead, or None.
+        packed: The class names, by stored label.
+        classes: The class names to follow instead, or None.
         decoder: The dataset's decoder.
         where: The dataset's source, for messages.
 
     Raises:
-        TypeError: If ``classes`` is not a list of names, nor has one.
-        ValueError: If the dataset has no class names, or one that is not in the list.
+        TypeError: If ``classes`` is not a list of names and has none.
+        ValueError: If the dataset has no class names, or one that is not in ``classes``.
     """
     if classes is None:
         return tuple(packed), decoder

@@ -1,4 +1,4 @@
-"""What map-style datasets have in common."""
+"""The common part of map-style datasets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.utils.data import Dataset
 
 from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
+from shardio.datasets.samples import make_samples
 from shardio.datasets.transformed import Transformed
-from shardio.datasets.values import make_samples
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError
 from shardio.order import Words, check_epoch
@@ -22,12 +22,12 @@ from shardio.values import check_integer
 
 
 class MapDataset(Transformed, Dataset[Any]):
-    """Samples by number.
+    """Samples by index.
 
     Attributes:
-        decoder: Makes values of what is read.
-        reader: Reads by what :meth:`locate` returns.
-        map_epoch: What is known of the epoch.
+        decoder: Decodes what was read.
+        reader: Reads samples by what :meth:`locate` returns.
+        map_epoch: The seed and epoch, where the user set them.
     """
 
     def __init__(self, decoder: FieldDecoder, reader: SampleReader | FileReader) -> None:
@@ -36,37 +36,39 @@ class MapDataset(Transformed, Dataset[Any]):
         self.map_epoch = MapEpoch()
 
     def set_epoch(self, epoch: int, seed: int | None = None) -> None:
-        """Make random transforms a function of (seed, epoch, sample) from here on.
+        """Make random transforms a function of (seed, epoch, sample) from now on.
 
-        Without ``seed`` the last one stays; at first it is 0.
+        With an EpochSampler in shardio.DataLoader they are one without this call.
 
-        With an EpochSampler in shardio.DataLoader they are that without it.
+        Args:
+            epoch: The epoch's number.
+            seed: The seed of the transforms; by default the previous one, which is 0 at first.
 
         Raises:
-            TypeError: If one of them is not an integer.
+            TypeError: If an argument is not an integer.
             ValueError: If one is negative, or the epoch is not below 2**62.
         """
         if seed is None:
             seed, _ = self.map_epoch.known or (0, 0)
         self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
 
-    def locate(self, numbers: NDArray[np.int64]) -> Any:
-        """Return what the reader reads samples by: their numbers, unless a subclass knows better."""
-        return numbers
+    def locate(self, indices: NDArray[np.int64]) -> Any:
+        """Return what the reader reads samples by: their indices, unless a subclass overrides this."""
+        return indices
 
-    def describe(self, number: int) -> tuple[str, str]:
-        """Return a sample's key and where it lies, for messages."""
-        return self.reader.describe(self.locate(np.array([number]))[0], self.decoder.stored_fields)
+    def describe(self, index: int) -> tuple[str, str]:
+        """Return a sample's key and location, for messages."""
+        return self.reader.describe(self.locate(np.array([index]))[0], self.decoder.stored_fields)
 
     def __len__(self) -> int:
         raise NotImplementedError  # Abstract: each kind of dataset counts its own samples.
 
     def __getitem__(self, index: int) -> Any:
-        """Return one sample; negative numbers count from the end.
+        """Return one sample; a negative index counts from the end.
 
         Raises:
             TypeError: If ``index`` is not an integer.
-            IndexError: If it is outside of the dataset.
+            IndexError: If it is out of range.
             SampleError: If the sample cannot be read or decoded.
         """
         if self._owner("__getitem__") is MapDataset:
@@ -76,15 +78,15 @@ class MapDataset(Transformed, Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Return a batch of samples (torch's DataLoader calls this).
 
-        The samples come from ``__getitem__`` where a subclass overrides that method alone.
+        If a subclass overrides ``__getitem__`` alone, the samples come from that method.
 
         Raises:
             TypeError: If an index is not an integer.
-            IndexError: If one is outside of the dataset.
+            IndexError: If one is out of range.
             SampleError: If a sample cannot be read or decoded.
         """
         single = self._owner("__getitem__")
-        # A class that overrides both methods takes care of single samples in its own __getitems__.
+        # A class that overrides both methods handles single samples in its own __getitems__.
         if single is MapDataset or single is self._owner("__getitems__"):
             return self._get(indices)
         return [self._get_single(row, index) for row, index in enumerate(indices)]
@@ -100,22 +102,22 @@ class MapDataset(Transformed, Dataset[Any]):
             raise error.at_row(row) from error
 
     def _get(self, indices: Sequence[int]) -> list[Any]:
-        numbers = check_indices(indices, len(self))
-        return self.read(numbers, self.map_epoch.rng_keys(numbers))
+        checked = check_indices(indices, len(self))
+        return self.read(checked, self.map_epoch.rng_keys(checked))
 
-    def read(self, numbers: NDArray[np.int64], rng_keys: Words) -> list[Any]:
-        """Return samples by numbers, int64 [n], with random keys for their transforms, uint64 [n].
+    def read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        """Return samples by indices, int64 [n], with the rng keys of their transforms, uint64 [n].
 
         Raises:
-            SampleError: If one cannot be read or decoded.
+            SampleError: If a sample cannot be read or decoded.
         """
         self.check_transform()
         values = list[Any]()
-        for start in range(0, len(numbers), self.decoder.chunk_size):
+        for start in range(0, len(indices), self.decoder.chunk_size):
             chunk = slice(start, start + self.decoder.chunk_size)
             try:
                 with own_tensors():
-                    stored = self.reader.read(self.locate(numbers[chunk]), self.decoder.stored_fields)
+                    stored = self.reader.read(self.locate(indices[chunk]), self.decoder.stored_fields)
                     values += make_samples(self.decoder, self.decoder.decode_columns(stored, rng_keys[chunk]))
             except SampleError as error:
                 raise error.at_row(start + error.row) from error

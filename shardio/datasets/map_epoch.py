@@ -1,4 +1,4 @@
-"""What map-style datasets know of the epoch: enough for random transforms that can be repeated."""
+"""The epoch of a map-style dataset, which makes its random transforms reproducible."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextvars import ContextVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.datasets.shared_cell import SharedCell
-from shardio.order import Words, derive_rng_key, make_rng_key
+from shardio.order import Words, augment_rng_keys
+from shardio.shared_numbers import SharedCell
 from shardio.transforms import rng_keys_from_torch
 
 _LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch", default=None)
@@ -18,9 +18,9 @@ _LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch",
 
 @contextmanager
 def known_epoch(seed: int, epoch: int) -> Iterator[None]:
-    """Transform samples that are read in the block for this seed and epoch, through any wrappers.
+    """Use this seed and epoch for samples that are read in the block, through any wrappers.
 
-    shardio.DataLoader sends both along with the indices, so two loaders over one dataset do not disturb each other.
+    shardio.DataLoader sends both with the indices, so two loaders over one dataset do not disturb each other.
     """
     token = _LOADERS_EPOCH.set((seed, epoch))
     try:
@@ -29,29 +29,14 @@ def known_epoch(seed: int, epoch: int) -> Iterator[None]:
         _LOADERS_EPOCH.reset(token)
 
 
-def augment_rng_keys(seed: int, epoch: int, samples: NDArray[np.int64], draws: Words | None = None) -> Words:
-    """Return one key for each sample's random transforms, uint64 [n].
-
-    Args:
-        seed: Of the order, or the dataset's own.
-        epoch: The epoch's number.
-        samples: int64 [n], the samples' numbers.
-        draws: uint64 [n], how often each was drawn before in the epoch, where a sampler repeats samples.
-    """
-    rng_keys = derive_rng_key(make_rng_key(seed, epoch, "augment"), samples.astype(np.uint64))
-    if draws is not None and draws.any():
-        rng_keys = np.where(draws > 0, derive_rng_key(rng_keys, draws), rng_keys)
-    return rng_keys
-
-
 class MapEpoch:
-    """The seed and epoch of one map-style dataset, if its user set them; shared with worker processes."""
+    """The seed and epoch of a map-style dataset, if its user set them; shared with worker processes."""
 
     def __init__(self) -> None:
         self._cell = SharedCell(False, 0, 0)
 
     def set(self, epoch: int, seed: int) -> None:
-        """Make keys a function of (seed, epoch, sample)."""
+        """Make rng keys a function of (seed, epoch, sample)."""
         self._cell.set(True, seed, epoch)
 
     @property
@@ -60,7 +45,7 @@ class MapEpoch:
         is_set, seed, epoch = self._cell.values
         return (seed, epoch) if is_set else None
 
-    def rng_keys(self, samples: NDArray[np.int64]) -> Words:
-        """Return a key for each sample's transforms, uint64 [n], drawn by torch's generator if no epoch is known."""
+    def rng_keys(self, indices: NDArray[np.int64]) -> Words:
+        """Return an rng key for each sample, uint64 [n], from torch's generator if the epoch is not known."""
         known = _LOADERS_EPOCH.get() or self.known
-        return rng_keys_from_torch(len(samples)) if known is None else augment_rng_keys(*known, samples)
+        return rng_keys_from_torch(len(indices)) if known is None else augment_rng_keys(*known, indices)

@@ -1,4 +1,4 @@
-"""What a ShardDataset and an EpochSampler have in common: they hold an order, and split it over ranks."""
+"""The common part of ShardDataset and EpochSampler: they hold an order and split it over ranks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shardio.world import CarriedWorld, World, find_world
 
 
 class Ordered:
-    """An order over a dataset, as a user asked for it.
+    """An order over a dataset, with the user's settings.
 
     Attributes:
         settings: The order's settings.
         digest: The dataset's identity, or "" where it has none.
-        old_digest: What earlier versions took for it: states that hold it are taken, too.
+        old_digest: The identity that earlier versions computed, which states may still hold; None if it is the same.
         num_all_samples: The samples of the whole dataset, over all ranks.
         shard_sizes: int64 [shards], the samples of each shard.
         remainder: What happens to the samples that do not fill a step.
-        batch_size: The batch size that the user told, if any.
-        has_loader: Whether a loader of shardio's was made over it.
+        batch_size: The batch size that the user gave, if any.
+        has_loader: Whether it belongs to a shardio.DataLoader.
     """
 
     settings: OrderSettings
@@ -54,7 +54,7 @@ class Ordered:
 
     @property
     def seed(self) -> int:
-        """The seed of the order. Like all that makes the order, it is fixed when this is made."""
+        """The seed of the order. Like all settings of the order, it is fixed at construction."""
         return self.settings.seed
 
     @property
@@ -83,7 +83,7 @@ class Ordered:
         return self.world().world_size
 
     def world(self) -> World:
-        """Return the rank and world size as they are now, unless the user gave them."""
+        """Return the rank and world size that the user gave, else the current ones."""
         return self._world or find_world(carried=self._carried_world)
 
     def check_split_once(self) -> World:
@@ -97,7 +97,7 @@ class Ordered:
         return world
 
     def dump_cursor(self, cursor: Cursor) -> dict[str, Any]:
-        """Return the state of a run that has come to ``cursor`` in this order."""
+        """Return the state of a run that has reached ``cursor`` in this order."""
         return dump_state(cursor, self.settings, self.digest, self.num_all_samples)
 
     def read_cursor(self, state: Any) -> Cursor:
@@ -131,23 +131,23 @@ class Ordered:
     def batches(
         self, cursor: Cursor, split: Split, first: int = 0
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield this rank's batches of an epoch, each as its positions and its samples' numbers, int64 [n]."""
-        for positions, samples in self.steps(cursor, split, first):
+        """Yield this rank's batches of an epoch, each as its positions and its samples' indices, both int64 [n]."""
+        for positions, indices in self.steps(cursor, split, first):
             stops = np.cumsum([len(batch) for batch in positions])
-            yield from zip(positions, np.split(samples, stops[:-1]), strict=True)
+            yield from zip(positions, np.split(indices, stops[:-1]), strict=True)
 
     def steps(
         self, cursor: Cursor, split: Split, first: int = 0
     ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-        """Yield the same, some batches at a time: the positions of each, and the samples of all of them end to end."""
+        """Yield several batches at a time: the positions of each, and the indices of all of them end to end."""
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
         return iterate_steps(order, split, range(first, split.num_batches))
 
     def own_split(self, cursor: Cursor) -> Split:
-        """Return the same by what the user told alone, as in torch's own DataLoader."""
+        """Return this rank's share by the user's own batch size and remainder, as torch's DataLoader needs it."""
         if self.batch_size is None and self.remainder == "drop":
             raise ValueError(
-                "remainder='drop' leaves out what does not fill a batch, and torch's DataLoader does not say the batch "
-                f"size: give {type(self).__name__}(batch_size=...) the loader's, or use shardio.DataLoader"
+                "remainder='drop' leaves out what does not fill a batch, but torch's DataLoader does not pass on the "
+                f"batch size: set {type(self).__name__}(batch_size=...) to the loader's, or use shardio.DataLoader"
             )
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)

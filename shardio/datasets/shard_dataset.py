@@ -10,20 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
+from shardio.bad_samples import BadSamples, Broken, Skipped, read_around
 from shardio.classes import Classes
-from shardio.datasets.bad_samples import BadSamples, Broken, Skipped, read_with
 from shardio.datasets.epoch_cell import EpochCell
-from shardio.datasets.iteration import Iteration
 from shardio.datasets.labels import follow_classes
-from shardio.datasets.map_epoch import augment_rng_keys
 from shardio.datasets.ordered import Ordered
-from shardio.datasets.torchs_batches import warn_of_other_length
+from shardio.datasets.sample_iterator import SampleIterator
+from shardio.datasets.samples import make_samples, mark_valid
+from shardio.datasets.torch_length import warn_of_other_length
 from shardio.datasets.transformed import Transformed
-from shardio.datasets.valid import mark_valid
-from shardio.datasets.values import make_samples
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
-from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, check_epoch, choose_settings, iterate_steps
+from shardio.order import (
+    Cursor,
+    EpochOrder,
+    Remainder,
+    Split,
+    Words,
+    augment_rng_keys,
+    check_epoch,
+    choose_settings,
+    iterate_steps,
+)
 from shardio.reading import SampleReader, Verify
 from shardio.shards import Source, open_table
 from shardio.torch_modes import own_tensors
@@ -33,8 +41,8 @@ from shardio.world import CarriedWorld, World, find_worker
 class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     """Iterate over the samples of packed shards.
 
-    Each sample of an epoch comes exactly once over all ranks and workers (or as ``remainder`` says), for any
-    number of shards, in torch's DataLoader as well as in shardio's. A subclass that overrides ``__iter__`` yields one
+    Each sample of an epoch is delivered exactly once over all ranks and workers (or as ``remainder`` says), for any
+    number of shards, in torch's DataLoader and in shardio's. A subclass that overrides ``__iter__`` must yield one
     value for each sample of ``super().__iter__()``, in that order.
 
     >>> dataset = ShardDataset("out", shuffle=True, transform=RandomResizedCrop(224))  # doctest: +SKIP
@@ -43,35 +51,36 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     Args:
         source: A packed directory, its manifest, a tar, a brace pattern such as
             ``shard-{000000..000012}.tar``, or a list of tars.
-        fields: What a sample is a tuple of: ``image`` (uint8 tensor [3, height, width]), ``label`` (int),
-            ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls`` and ``npy`` come decoded,
-            all others as bytes. One name instead of a tuple gives the bare value.
-        shuffle: Whether to shuffle, anew each epoch. In torch's own DataLoader ``set_epoch`` says which it is.
-        seed: Of the order and of the transforms.
+        fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
+            ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls`` and ``npy`` are
+            decoded, all others are bytes. A single name instead of a tuple yields the bare value.
+        shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, ``set_epoch`` sets the epoch.
+        seed: The seed of the order and of the transforms.
         transform: Applied to the image.
-        decode: ``array`` gives the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
         orientation: ``apply`` honours the EXIF orientation.
-        max_pixels: An image of more pixels is an error: small files can hold huge ones.
-        remainder: What happens to the samples that do not fill a step of all ranks. ``pad`` repeats some
-            so that all ranks have equally many; ``mask`` also marks the repeats by a last value ``valid``;
-            ``keep`` deals what there is; ``drop`` leaves them out.
-        batch_size: In torch's own DataLoader, the loader's batch size: then its batches equal those of
-            shardio's, which says it by itself.
-        rank: This process among the training processes; by default torch.distributed's or torchrun's.
-        world_size: How many there are, likewise.
-        lanes: Stretches of the epoch between which positions alternate, with ``shuffle``.
-        window: Neighbouring samples that are shuffled together, with ``shuffle``.
+        max_pixels: The largest number of pixels of an image; a larger image is an error, since small files can hold
+            huge images.
+        remainder: What happens to the samples that do not fill a step of all ranks. ``pad`` repeats some samples so
+            that all ranks have equally many; ``mask`` also marks the repeats, by a last value ``valid``; ``keep``
+            gives some ranks one sample more; ``drop`` leaves them out.
+        batch_size: The batch size of torch's DataLoader, which makes its batches equal to those of
+            shardio.DataLoader. shardio.DataLoader sets it.
+        rank: The rank of this process; by default torch.distributed's or torchrun's.
+        world_size: The number of ranks; by default torch.distributed's or torchrun's.
+        lanes: With ``shuffle``, the number of stretches of the epoch between which positions alternate.
+        window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
         trusted: Whether pickled fields may be unpickled, which runs code that they name.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
-        verify: ``first`` compares each sample's tar header and content with the index where a process first reads
+        verify: ``first`` compares each sample's tar header and content with the index when a process first reads
             it; ``off`` compares nothing.
 
     Raises:
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
-        ValueError: If an argument is out of range, no sample has a field that is asked for, or the dataset has
-            classes that are not in ``classes``, or none.
-        TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
+        ValueError: If an argument is out of range, no sample has a requested field, or ``classes`` is given and the
+            dataset has no classes or one that is not in ``classes``.
+        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
     def __init__(
@@ -125,12 +134,12 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration is."""
+        """The epoch of the next iteration."""
         return self._cell.next.epoch
 
     @property
     def num_epoch_sets(self) -> int:
-        """How often the epoch was set, by which a loader notices that its user did."""
+        """How often the epoch was set. A loader compares this count to notice that its user set it."""
         return self._cell.num_sets
 
     @property
@@ -140,35 +149,35 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     @property
     def overrides_iteration(self) -> bool:
-        """Whether a subclass makes something else of the samples."""
+        """Whether a subclass overrides ``__iter__``."""
         return type(self).__iter__ is not ShardDataset.__iter__
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next iteration is; workers that already run see it too.
+        """Set the epoch of the next iteration; running workers see it too.
 
-        Call it before ``iter`` of the loader: an iteration that has begun keeps its epoch, in all its workers. Where a
-        dataset of another kind iterates over this one in torch's workers, each worker takes the epoch as it begins.
+        Call it before ``iter(loader)``: an iteration that has begun keeps its epoch, in all its workers. If another
+        dataset iterates over this one in torch's workers, each worker reads the epoch when it begins.
 
         Raises:
-            TypeError: If ``epoch`` is no integer.
+            TypeError: If ``epoch`` is not an integer.
             ValueError: If it is negative, or not below 2**62.
             RuntimeError: If a caller splits the samples over ranks again.
         """
         self.check_split_once()
         self._cell.set(Cursor(epoch=check_epoch(epoch)))
 
-    def locate(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return what the reader reads samples by."""
-        return numbers
+        return indices
 
-    def describe(self, number: int) -> tuple[str, str]:
-        """Return a sample's key and where it lies, for messages."""
-        return self.reader.describe(number, self.decoder.stored_fields)
+    def describe(self, index: int) -> tuple[str, str]:
+        """Return a sample's key and location, for messages."""
+        return self.reader.describe(index, self.decoder.stored_fields)
 
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch.
 
-        Where torch's own DataLoader asks, a RuntimeWarning says if it makes another number of batches than this gives.
+        If torch's DataLoader asks and will make a different number of batches, a RuntimeWarning says so.
         """
         split = self.own_split(Cursor(epoch=0))
         warn_of_other_length(self, split)
@@ -180,26 +189,26 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         Raises:
             RuntimeError: If a caller splits the samples over ranks again.
         """
-        cursor = self._cell.start(self)  # Now, not when the first sample is asked for.
+        cursor = self._cell.start(self)  # Now, not when the first sample is requested.
         if self._keeps_broken:
             return self._samples(cursor, self.own_split(cursor), num_left_out=0)
-        return Iteration(self, cursor, self._samples)
+        return SampleIterator(self, cursor, self._samples)
 
     def start_at(self, cursor: Cursor) -> None:
-        """Begin the next iteration at ``cursor``, in this process and in workers that already run."""
+        """Begin the next iteration at ``cursor``, in this process and in running workers."""
         self._cell.set(cursor)
 
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
-        """Return a copy for one loader: with the batch size and world of ``split``, and an epoch of its own.
+        """Return a copy for one loader, with the batch size and world of ``split`` and its own epoch.
 
-        It yields Broken for samples that cannot be made, unless a subclass looks at what is yielded.
+        It yields Broken for samples that cannot be made, unless a subclass overrides ``__iter__``.
 
         Args:
-            split: The loader's.
-            bad_samples: Decides on samples that cannot be read: some then come as Skipped.
+            split: The loader's share.
+            bad_samples: Decides on samples that cannot be read; those that it leaves out are yielded as Skipped.
         """
         dataset = copy.copy(self)
-        dataset._shared_num_sets = self._shared_num_sets  # A transform that is set later comes too late for this copy.
+        dataset._shared_num_sets = self._shared_num_sets  # So this copy notices a transform that is set later.
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self._verify)
@@ -210,20 +219,20 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     def _samples(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[Any]:
         worker = find_worker()
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
-        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may have fewer.
+        num_steps, num_in_step = divmod(num_left_out, split.batch_size)  # Only the last step may be shorter.
         steps = range(worker.worker_id, split.num_batches, worker.num_workers)[num_steps:]
         try:
-            for positions, samples in iterate_steps(order, split, steps):
-                samples = samples[num_in_step:]
+            for positions, indices in iterate_steps(order, split, steps):
+                indices = indices[num_in_step:]
                 valid = (np.concatenate(positions)[num_in_step:] < self.num_all_samples).tolist()
                 num_in_step = 0
-                for start in range(0, len(samples), self.decoder.chunk_size):
+                for start in range(0, len(indices), self.decoder.chunk_size):
                     chunk = slice(start, start + self.decoder.chunk_size)
-                    rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, samples[chunk])
-                    values = read_with(
+                    rng_keys = augment_rng_keys(self.settings.seed, cursor.epoch, indices[chunk])
+                    values = read_around(
                         self._bad_samples,
                         self._read,
-                        samples[chunk],
+                        indices[chunk],
                         rng_keys,
                         rng_keys,
                         epoch=cursor.epoch,
@@ -236,13 +245,13 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         finally:
             self.reader.close()
 
-    def _read(self, samples: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+    def _read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         self.check_transform()
         with own_tensors():
-            stored = self.reader.read(samples, self.decoder.stored_fields)
+            stored = self.reader.read(indices, self.decoder.stored_fields)
             return make_samples(self.decoder, self.decoder.decode_columns(stored, rng_keys))
 
     def __getstate__(self) -> dict[str, Any]:
-        # A pickled copy may go to a worker process, which sees neither torch.distributed nor this process's callers.
+        # A pickled copy may go to a worker process, which sees neither torch.distributed nor the callers here.
         self.check_split_once()
         return {**self.__dict__, "_carried_world": CarriedWorld.find()}

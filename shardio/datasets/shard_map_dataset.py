@@ -1,4 +1,4 @@
-"""ShardMapDataset: the samples of packed shards by number."""
+"""ShardMapDataset: the samples of packed shards by index."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from shardio.shards import Source, open_table
 
 
 class ShardMapDataset(MapDataset):
-    """The samples of packed shards by their numbers, in manifest order.
+    """The samples of packed shards by index, in manifest order.
 
-    Which samples a rank gets, and in which order, is the sampler's business, as with any map-style dataset:
-    :class:`shardio.EpochSampler` gives shardio's.
+    As with any map-style dataset, the sampler decides which samples a rank gets, and in which order:
+    :class:`shardio.EpochSampler` provides shardio's order. All arguments are those of :class:`shardio.ShardDataset`.
 
     Args:
-        source: As for :class:`shardio.ShardDataset`.
-        fields: Likewise.
-        transform: Likewise.
-        decode: Likewise.
-        orientation: Likewise.
-        trusted: Likewise.
-        classes: Likewise.
-        verify: Likewise.
+        source: A packed directory, its manifest, a tar, a brace pattern, or a list of tars.
+        fields: The fields of a sample: a tuple of names, or one name for bare values.
+        transform: Applied to the image.
+        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        orientation: ``apply`` honours the EXIF orientation.
+        max_pixels: The largest number of pixels of an image.
+        trusted: Whether pickled fields may be unpickled, which runs code that they name.
+        classes: Class names, or another dataset that has them, for labels to follow.
+        verify: When to compare samples with the index: ``first`` or ``off``.
 
     Raises:
         FileNotFoundError: If there is nothing at ``source``.
         FormatError: If it is not a dataset.
-        ValueError: If its samples do not have a field that is asked for, or it has classes that are not in
-            ``classes``, or none.
-        TypeError: If the transform cannot be called, or takes arrays and is given Pillow images.
+        ValueError: If no sample has a requested field, or ``classes`` is given and the dataset has no classes or one
+            that is not in ``classes``.
+        TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
     def __init__(

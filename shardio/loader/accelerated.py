@@ -1,7 +1,7 @@
-"""What Accelerate keeps of a loader that it prepared: where its end is, which samples are padding, and its device.
+"""A prepared loader's duties to Accelerate: its end, its padding samples and its device.
 
-A loader that splits over ranks by itself is returned by ``Accelerator.prepare`` as it is, so it does here what
-Accelerate's own loaders do: ``accumulate`` must see the last batch, and ``gather_for_metrics`` the repeats in it.
+``Accelerator.prepare`` returns a loader that splits over ranks unchanged. So this module does what Accelerate's own
+loaders do: ``accumulate`` must see the last batch, and ``gather_for_metrics`` the repeats in it.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import Any
 import numpy as np
 
 from shardio.handover import hand_over
-from shardio.loader.feeds import SamplerFeed, ShardFeed
+from shardio.loader.state import LoaderOrder
 from shardio.order import Progress, Split
 
 
 class Preparable:
-    """A loader that ``Accelerator.prepare`` returns as it is, where it holds an order of shardio's."""
+    """A loader that ``Accelerator.prepare`` returns unchanged, where it has shardio's order."""
 
-    _feed: ShardFeed | SamplerFeed | None
+    _order: LoaderOrder | None
     _is_in_accelerate = False
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether the loader needs no wrapper: ``prepare_data_loader`` asks by this name, also for ``prepare``."""
-        has_order = self._feed is not None
+        """Whether the loader needs no wrapper: ``prepare`` and ``prepare_data_loader`` read this name."""
+        has_order = self._order is not None
         if has_order and sys._getframe(1).f_globals.get("__name__") == "accelerate.accelerator":
-            self._is_in_accelerate = True  # It sets the attribute only in ``prepare``.
+            self._is_in_accelerate = True  # Accelerate sets the attribute only in ``prepare``.
         return has_order
 
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, is_prepared: bool) -> None:
-        pass  # What is prepared stays so.
+        pass  # A prepared loader stays prepared.
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether Accelerate saves the loader's state in ``save_state``, and loads it: it asks by this name."""
-        return self._feed is not None
+        """Whether ``save_state`` and ``load_state`` include the loader's state. Accelerate reads this name."""
+        return self._order is not None
 
     def _follow(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        """Return an epoch's batches, which keep Accelerate's state up to date where the loader was prepared."""
+        """Return an epoch's batches; if the loader was prepared, they keep Accelerate's state up to date."""
         return PreparedEpoch(batches, progress) if self._is_in_accelerate else batches
 
 
@@ -52,10 +52,10 @@ class PreparedEpoch(Iterator[Any]):
 
     Args:
         batches: The epoch's batches.
-        progress: How far it is.
+        progress: The epoch's progress.
 
     Raises:
-        ValueError: If ranks that must have the same data, as in tensor parallelism, would get different samples.
+        ValueError: If ranks that must share their data, as in tensor parallelism, would get different samples.
     """
 
     def __init__(self, batches: Iterator[Any], progress: Progress) -> None:
@@ -86,7 +86,7 @@ class PreparedEpoch(Iterator[Any]):
         self._gradients.end_of_dataloader = self._progress.is_over
 
     def close(self) -> None:
-        """Take the epoch off Accelerate's list of those that are under way."""
+        """Remove the epoch from Accelerate's list of loaders in flight."""
         if self._is_listed:
             self._is_listed = False
             self._gradients.end()
@@ -97,10 +97,10 @@ class PreparedEpoch(Iterator[Any]):
 
 
 def find_remainder(split: Split) -> int:
-    """Return how many samples ``gather_for_metrics`` must keep of the last batches of all ranks; 0 for all.
+    """Return how many samples of the last batches of all ranks ``gather_for_metrics`` must keep; 0 for all.
 
-    It cuts off the end of what it gathers, rank after rank. Where the repeats that pad the epoch lie elsewhere, as in a
-    shuffled epoch of three ranks, cutting would lose samples, so the repeats are left in.
+    It gathers rank after rank and cuts off the end. If the repeats that pad the epoch lie elsewhere, as in a shuffled
+    epoch of three ranks, cutting would lose samples, so the repeats are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]
@@ -110,13 +110,13 @@ def find_remainder(split: Split) -> int:
 
 
 def _check_parallelism(config: Any, split: Split) -> None:
-    """Raise ValueError if there are more ranks in the split than ranks that need different data."""
+    """Raise ValueError if the split has more ranks than there are ranks with different data."""
     if config is None or config.non_data_parallel_size == 1 or split.world_size <= config.data_parallel_size:
         return
     raise ValueError(
-        f"{split.world_size} ranks would each get other samples, but only {config.data_parallel_size} of Accelerate's "
-        "ranks may: the others share their data by tensor, context or sequence parallelism. Give the dataset or "
-        f"sampler world_size={config.data_parallel_size} and this process's rank among them"
+        f"each of {split.world_size} ranks would get different samples, but tensor, context or sequence parallelism "
+        f"leaves only {config.data_parallel_size} ranks with different data. On the dataset or sampler, set "
+        f"world_size={config.data_parallel_size} and rank to this process's rank among them"
     )
 
 
@@ -126,7 +126,7 @@ def _gradients_class() -> type[Any]:
     from accelerate.state import GradientState
 
     class Gradients(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no types.
-        """The bookkeeping that Accelerate offers to loaders of others."""
+        """The bookkeeping that Accelerate offers to foreign loaders."""
 
         def __init__(self) -> None:
             self.gradient_state = GradientState()

@@ -1,4 +1,4 @@
-"""What DataLoader's arguments must be, beside what torch asks of them."""
+"""Checks of DataLoader's arguments, in addition to torch's."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
+from shardio.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.classes import warn_of_other_classes
-from shardio.datasets import EpochSampler, ShardDataset
-from shardio.datasets.bad_samples import BadSamples, OnError, check_quarantine
-from shardio.datasets.epoch_sampler import find_digest
-from shardio.datasets.map_dataset import MapDataset
-from shardio.datasets.ordered import Ordered
-from shardio.datasets.subsets import look_inside
+from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, find_digest, unwrap_subsets
 from shardio.loader.collate import yields_images
-from shardio.loader.layouts import Unsaid
+from shardio.loader.executors.chunk_sizing import DefaultPrefetch
 from shardio.order import Split
 from shardio.values import check_flag, check_integer
 from shardio.world import find_world
 
 
 class Fixed:
-    """An argument that is an attribute, and cannot be set again: it would have no effect.
+    """An argument that is a read-only attribute, because setting it would have no effect.
 
-    It lies in the instance's dictionary under its name, where frameworks look for it to make a loader again.
+    It lies in the instance's dictionary under its name, where frameworks look for it to create the loader again.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -35,60 +31,62 @@ class Fixed:
     def __set__(self, loader: Any, value: Any) -> None:
         if self._name in vars(loader):
             raise AttributeError(
-                f"{self._name} cannot be set on a {type(loader).__name__}: make another one with {self._name}=..."
+                f"{self._name} cannot be set on a {type(loader).__name__}: create a new one with {self._name}=..."
             )
         vars(loader)[self._name] = value
 
 
 def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> None:
-    """Check what decides on a loader's samples; warn of parts that disagree on classes.
+    """Check a loader's dataset, ``shuffle`` and ``drop_last``; warn of parts that disagree on classes.
 
     Raises:
-        TypeError: If ``shuffle`` or ``drop_last`` is no truth value.
-        ValueError: If the loader is to shuffle what shuffles by itself.
+        TypeError: If ``shuffle`` or ``drop_last`` is not a boolean.
+        ValueError: If ``shuffle`` is set for a dataset that shuffles itself.
     """
     check_flag("shuffle", False if shuffle is None else shuffle)
     check_flag("drop_last", drop_last)
     if isinstance(dataset, ShardDataset) and shuffle:
-        raise ValueError("a ShardDataset shuffles by itself: give shuffle=True to ShardDataset, not to the loader")
+        raise ValueError(
+            "a ShardDataset shuffles its samples itself: pass shuffle=True to ShardDataset, not to the loader"
+        )
     warn_of_other_classes(dataset, stacklevel=4)
 
 
 def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool = False) -> None:
-    """Raise ValueError if an EpochSampler was made over another dataset than the loader's, or that has changed since.
+    """Raise ValueError if an EpochSampler was created over a different dataset than the loader's, or it has changed.
 
     Args:
-        dataset: The loader's.
+        dataset: The loader's dataset.
         sampler: Any sampler.
-        compares_digests: Whether to compare what is in the datasets, where both say, beside their sizes.
+        compares_digests: Whether to compare the datasets' digests, where both have one, as well as their sizes.
     """
     if not isinstance(sampler, EpochSampler) or not isinstance(dataset, Sized):
         return
-    remedy = "make the EpochSampler over the dataset that the loader gets, as it is now"
+    remedy = "create the EpochSampler over the loader's dataset in its current state"
     if len(dataset) != sampler.num_all_samples:
         raise ValueError(
-            f"the EpochSampler was made over {sampler.num_all_samples} samples, and the loader's "
+            f"the EpochSampler was created over {sampler.num_all_samples} samples, but the loader's "
             f"{type(dataset).__name__} has {len(dataset)}: {remedy}"
         )
     if not compares_digests or dataset is sampler.dataset:
         return
-    # A StackDataset may well be drawn from by a sampler that was made over one of its parts.
+    # A sampler over one part of a StackDataset fits the whole.
     said = sampler.digest if sampler.old_digest is None else sampler.old_digest
     if "" not in (digests := {find_digest(dataset, looks_at_parts=False), said}) and len(digests) > 1:
         raise ValueError(
-            f"the EpochSampler was made over other samples than those of the loader's {type(dataset).__name__}, though "
-            f"there are {len(dataset)} of both: {remedy}"
+            f"the EpochSampler was created over other samples than those of the loader's {type(dataset).__name__}, "
+            f"though both have {len(dataset)}: {remedy}"
         )
 
 
 def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
-    """Return how many batches are made ahead, if the user says.
+    """Return the number of batches that are made ahead, if the user set it.
 
     Raises:
-        TypeError: If it is no integer.
+        TypeError: If it is not an integer.
         ValueError: If it is less than 1.
     """
-    if prefetch_factor is None or isinstance(prefetch_factor, Unsaid):
+    if prefetch_factor is None or isinstance(prefetch_factor, DefaultPrefetch):
         return prefetch_factor
     return check_integer("prefetch_factor", prefetch_factor, at_least=1)
 
@@ -97,93 +95,93 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
     """Raise ValueError if bad samples cannot be replaced or skipped.
 
     Args:
-        on_error: What is to become of them.
-        dataset: Whose samples they are.
-        has_order: Whether shardio's order is theirs.
-        has_batches: Whether they are delivered in batches.
-        obstacle: Why the fast path is not taken, if it is not.
+        on_error: What happens to them.
+        dataset: The loader's dataset.
+        has_order: Whether the loader has shardio's order.
+        has_batches: Whether samples are delivered in batches.
+        obstacle: Why torch's workers make the batches; None if they do not.
     """
     if on_error == "raise":
         return
     if on_error == "skip" and not has_batches:
         raise ValueError(
-            "on_error='skip' makes batches smaller, and with batch_size=None there are none: use on_error='replace'"
+            "on_error='skip' makes batches smaller, but batch_size=None means no batches: use on_error='replace'"
         )
     if on_error == "skip" and isinstance(dataset, ShardDataset) and dataset.overrides_iteration:
         raise ValueError(
-            f"on_error='skip' leaves samples out, and the __iter__ of {type(dataset).__name__} would see their gaps: "
+            f"on_error='skip' leaves samples out, and the __iter__ of {type(dataset).__name__} would see the gaps: "
             "use on_error='replace', or change samples in the transform or in collate_fn"
         )
     if has_order or obstacle is None:
         return
     if not yields_images(dataset):
         raise ValueError(
-            f"on_error={on_error!r} needs a dataset of shardio's, which says which sample cannot be read; "
-            f"got {type(dataset).__name__}: catch the errors in its __getitem__"
+            f"on_error={on_error!r} needs a dataset of shardio's, whose errors name the unreadable sample; "
+            f"got {type(dataset).__name__}: catch errors in its __getitem__"
         )
     raise ValueError(
-        f"on_error={on_error!r} needs shardio to ask for the samples, and torch's loader asks for them, because "
-        f"{obstacle}: give sampler=EpochSampler(dataset), with which shardio asks in any case"
+        f"on_error={on_error!r} needs shardio's order here, because torch's workers make the batches ({obstacle}): use "
+        "sampler=EpochSampler(dataset)"
     )
 
 
 def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], dataset: Any) -> BadSamples | None:
-    """Return what decides on samples that cannot be read; None for an error.
+    """Return the policy for samples that cannot be read; None makes them errors.
 
     Raises:
-        TypeError: If ``quarantine`` is no path.
-        ValueError: If no such file can be written.
+        TypeError: If ``quarantine`` is not a path.
+        ValueError: If the file cannot be written.
     """
     if on_error == "raise":
         return None
-    # What replaces a sample of a Subset is a sample of the Subset: what it holds out stays held out.
+    # A sample of a Subset is replaced by one of the same Subset, so that held-out samples stay held out.
     num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
     return BadSamples(on_error, check_quarantine(quarantine), num_samples)
 
 
 def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:
-    """Raise ValueError if a loader's arguments contradict its order of shardio's."""
+    """Raise ValueError if a loader's arguments contradict its order."""
     if not in_order:
-        raise ValueError("in_order=False would deliver other batches than the state counts: leave it at True")
+        raise ValueError("in_order=False would deliver other batches than the state counts: leave it unset")
     if drop_last and order.remainder in ("mask", "keep"):
         raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other")
     said = order.batch_size
     if said is not None and said != (batch_size or 1):
         raise ValueError(
-            f"the order was told batch_size={said} and the loader batch_size={batch_size}: "
-            "leave it to shardio.DataLoader, which says it by itself"
+            f"the dataset or sampler has batch_size={said}, but the loader has batch_size={batch_size}: "
+            "set it on the shardio.DataLoader alone"
         )
 
 
 def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None:
-    """Warn if each of several ranks is to get all samples of a map-style dataset of shardio's.
+    """Warn if each of several ranks gets all samples of a map-style dataset of shardio's.
 
     Args:
-        dataset: The loader's.
-        sampler: Its batch sampler, or else its sampler.
-        stacklevel: Whose line the warning names, as in ``warnings.warn``.
+        dataset: The loader's dataset.
+        sampler: Its batch sampler or, without one, its sampler.
+        stacklevel: The frame that the warning names, as in ``warnings.warn``.
     """
     drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(drawing) not in (RandomSampler, SequentialSampler):
-        return  # A sampler of others may share out.
-    if isinstance(look_inside(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
+        return  # Other samplers may split over ranks.
+    if isinstance(unwrap_subsets(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
         warnings.warn(
-            f"{type(drawing).__name__} does not split the samples over ranks: each of {num_ranks} ranks gets all "
-            f"{len(dataset)} of them. Give DataLoader sampler=EpochSampler(dataset), or torch's DistributedSampler",
+            f"{type(drawing).__name__} does not split samples over ranks: each of {num_ranks} ranks gets all "
+            f"{len(dataset)} of them. Pass DataLoader sampler=EpochSampler(dataset), or torch's DistributedSampler",
             RuntimeWarning,
             stacklevel=stacklevel + 1,
         )
 
 
-def warn_of_no_batches(split: Split, told_of: set[Split]) -> None:
-    """Warn of epochs in which this rank gets no batch at all, unless ``told_of`` has them; put them there."""
-    if split in told_of:
+def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
+    """Warn of epochs in which this rank gets no batches, unless they are in ``warned_of``; add them there."""
+    if split in warned_of:
         return
-    told_of.add(split)
+    warned_of.add(split)
     if split.remainder == "drop":
         why = (
-            f"the {split.num_samples} samples are fewer than the {split.world_size * split.batch_size} of a step of "
-            "all ranks, and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size, or another "
+            f"the {split.num_samples} samples do not fill a step of all ranks ({split.world_size * split.batch_size} "
+            "samples), and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size or another "
             "remainder"
         )
     else:
@@ -195,6 +193,6 @@ def warn_of_no_batches(split: Split, told_of: set[Split]) -> None:
 
 
 def sole_split(num_samples: int, batch_size: int | None) -> Split:
-    """Return the share of a rank that has all samples, and drops those that fill no batch."""
+    """Return the share of a single rank, which drops the samples that do not fill a batch."""
     alone: dict[str, int] = {"num_samples": num_samples, "start": 0, "rank": 0, "world_size": 1}
     return Split(**alone, batch_size=batch_size or 1, shuffled=False, remainder="drop")

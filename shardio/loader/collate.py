@@ -1,4 +1,4 @@
-"""From samples to a batch: torch's default, but images lie in memory as they were decoded."""
+"""From samples to a batch: torch's default, but images keep the memory layout of the decoder."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_info
 
+from shardio.bad_samples import Broken, Skipped, all_skipped
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
-from shardio.datasets.bad_samples import Broken, Skipped, all_skipped
 from shardio.decoding import find_wide
 from shardio.interruptions import let_through, no_end
-from shardio.loader.maker import describe_failure
-from shardio.loader.messages import Failed
+from shardio.loader.failures import Failure, describe_failure
 
 
 def yields_images(dataset: Any) -> bool:
-    """Say whether a dataset is shardio's, or torch's Subset or ConcatDataset of such."""
+    """Return whether a dataset is shardio's, or torch's Subset or ConcatDataset of such datasets."""
     if isinstance(dataset, Subset):
         return yields_images(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
@@ -29,13 +28,13 @@ def yields_images(dataset: Any) -> bool:
 
 
 def collate_channels_last(samples: Sequence[Any]) -> Any:
-    """Collate samples as torch does; uint8 images become one [N, 3, H, W] tensor in channels_last memory.
+    """Collate samples as torch does, but uint8 images into one [N, 3, H, W] tensor in channels_last memory.
 
     Args:
         samples: Tuples of values, or bare values.
 
     Returns:
-        A list of batches, one for each place of the tuples, or one batch.
+        A list of columns, one for each field of the tuples, or one column.
 
     Raises:
         ValueError: If images differ in size.
@@ -47,13 +46,13 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CollateKept:
-    """Collate the samples that were not left out. What cannot be made comes as Failed.
+    """Collate the samples that were not left out; return a Failure for a batch that cannot be made.
 
-    An error that torch's loader saw would say neither which batch it was nor, from a worker process, its attributes.
+    An error that torch's loader saw would not say which batch failed and, from a worker process, lose its attributes.
 
     Attributes:
         collate: The user's function, or the default.
-        is_batched: Whether that gets a list of samples, and not a single one.
+        is_batched: Whether the function takes a list of samples, not a single one.
     """
 
     collate: Callable[[Any], Any]
@@ -66,13 +65,13 @@ class CollateKept:
             let_through(error)
             failure = no_end(error)
             if get_worker_info() is None:
-                return Failed(serial=0, error=failure, traceback=None)
-            return describe_failure(0, failure)
+                return Failure(error=failure)
+            return describe_failure(failure)
 
 
 @dataclass(frozen=True, slots=True)
 class CollateEndless:
-    """Collate as the user's function does; raise RuntimeError where that raises StopIteration.
+    """Collate with the user's function; raise RuntimeError where it raises StopIteration.
 
     Attributes:
         collate: The function.
@@ -89,17 +88,17 @@ class CollateEndless:
 
 @contextmanager
 def endless_collate(loader: Any) -> Iterator[None]:
-    """Make torch's iterators that are created in the block collate by CollateEndless."""
-    users = loader.collate_fn
-    loader.collate_fn = CollateEndless(users)
+    """Collate with CollateEndless in torch's iterators that are created in the block."""
+    collate_fn = loader.collate_fn
+    loader.collate_fn = CollateEndless(collate_fn)
     try:
         yield
     finally:
-        loader.collate_fn = users
+        loader.collate_fn = collate_fn
 
 
 def _keep(samples: Sequence[Any]) -> list[Any]:
-    """Return the samples that were not left out; raise the error of the first that is broken."""
+    """Return the samples that were not left out; raise the error of the first broken one."""
     for sample in samples:
         if isinstance(sample, Broken):
             raise sample.error
@@ -118,10 +117,10 @@ def collate_column(values: Sequence[Any]) -> Any:
     if len(sizes) > 1:
         raise ValueError(
             f"the images of a batch differ in size, {sizes[0]} and {sizes[1]} among others: give the dataset a "
-            "transform that makes them alike, such as RandomResizedCrop(224)"
+            "transform that makes them equal, such as RandomResizedCrop(224)"
         )
-    # [3, H, W] views of [H, W, 3] memory: stacked as they lie, and seen as [N, 3, H, W].
-    # By numpy: torch.stack starts threads for it, which take turns where several workers run.
+    # [3, H, W] views of [H, W, 3] memory are stacked as they lie, and viewed as [N, 3, H, W].
+    # By numpy: torch.stack would start threads, which compete where several workers run.
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
 
 
@@ -129,10 +128,10 @@ def _collate_default(values: Sequence[Any]) -> Any:
     try:
         return default_collate(list(values))
     except Exception as error:
-        for place, value in enumerate(values):
+        for row, value in enumerate(values):
             if (wide := find_wide(value)) is not None:
                 raise ValueError(
-                    f"sample {place} of a batch has the integer {wide}, of more than 64 bits, which no tensor holds: "
-                    "write it as a string, or give a collate_fn that makes no tensor of it"
+                    f"sample {row} of a batch has the integer {wide}, of more than 64 bits, which no tensor can hold: "
+                    "write it as a string, or use a collate_fn that does not make a tensor of it"
                 ) from error
         raise

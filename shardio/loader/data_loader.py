@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch.utils.data
 
-from shardio.datasets.bad_samples import OnError
-from shardio.datasets.subsets import look_inside
-from shardio.datasets.transformed import TOO_LATE, Transformed
+from shardio.bad_samples import OnError
+from shardio.datasets import TOO_LATE, Transformed, unwrap_subsets
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
     Fixed,
@@ -25,52 +23,53 @@ from shardio.loader.arguments import (
     warn_of_no_batches,
     warn_of_whole_epochs,
 )
-from shardio.loader.batches import ordered_batches, sampled_batches
 from shardio.loader.collate import collate_channels_last, endless_collate, yields_images
-from shardio.loader.delivery import SUPERSEDED
-from shardio.loader.epoch_batches import Batches, EpochBatches
-from shardio.loader.fast_path import FastPath, why_not_fast
-from shardio.loader.feeds import EpochTaker, SamplerFeed, ShardFeed, WorkersBatches, holds_order, make_feed
-from shardio.loader.layouts import Unsaid
-from shardio.loader.slots import OnMemory
-from shardio.loader.stateful import Stateful
+from shardio.loader.epoch_iterator import EpochIterator
+from shardio.loader.executors.choice import make_executor, why_not_ours
+from shardio.loader.executors.chunk_sizing import DefaultPrefetch
+from shardio.loader.executors.executor import NO_STATS, BatchIterator, Executor
+from shardio.loader.executors.pipeline import SUPERSEDED
+from shardio.loader.executors.torch_batches import TorchBatches
+from shardio.loader.executors.torch_options import explain_obstacles, torch_options
+from shardio.loader.slots.slot_pool import MemoryCallback
+from shardio.loader.state import OrderSampler, Stateful, find_order
 from shardio.loader.stats import LoaderStats
-from shardio.loader.workers import explain_obstacles, torch_options
 from shardio.order import Cursor, Progress, Remainder, Split
 from shardio.torch_modes import own_tensors
 from shardio.values import check_choice, check_integer, check_optional_integer
 
 
 class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
-    """Torch's DataLoader with the same arguments, and more where it is given shardio's order.
+    """Torch's DataLoader with the same arguments, and more features with shardio's order.
 
     With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, every ``iter``
-    is the next epoch unless ``set_epoch`` names one, ``drop_last=True`` means ``remainder="drop"``, and
-    ``state_dict`` counts the batches that the user received. Images of shardio's datasets come as uint8
-    [N, 3, H, W] tensors in channels_last memory. With anything else it is torch's loader. So it is with a subclass of
-    EpochSampler that overrides ``__iter__`` or ``__len__``: there is no state, and ``set_epoch`` names the epochs.
+    is the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and
+    ``state_dict`` counts the batches that the user received. Images of shardio's datasets are delivered as uint8
+    [N, 3, H, W] tensors in channels_last memory. With anything else, it is torch's loader. A subclass of EpochSampler
+    that overrides ``__iter__`` or ``__len__`` counts as anything else: the loader has no state, and ``set_epoch`` sets
+    each epoch.
 
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    shardio's datasets, and torch's Subsets of the map-style ones, with shardio's transforms, and ``collate_fn``,
-    ``worker_init_fn`` and ``multiprocessing_context`` left alone, are decoded by ``num_workers`` threads in a few
-    background processes, into memory that is used again when the batch is freed. Its tensors cannot be resized in
-    place. Everything else runs in torch's workers.
+    ``num_workers`` threads in a few worker processes decode shardio's datasets, and torch's Subsets of the map-style
+    ones, if all transforms are shardio's, and ``collate_fn``, ``worker_init_fn`` and ``multiprocessing_context`` are
+    not set. They write into memory that is reused when a batch is freed, so tensors cannot be resized in place. Torch's
+    workers make all other batches.
 
     Args: Those of ``torch.utils.data.DataLoader``, and
-        prefetch_factor: In background processes of shardio's, how many batches all workers together make ahead; by
-            default as many as give each worker two chunks of a batch to work on, and at least 2.
-        on_error: What becomes of samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
-            an error that names the sample; ``replace`` puts another one of the same dataset, or Subset, in its place,
-            a function of seed, epoch and sample; ``skip`` makes its batch smaller, and changes nothing else. If every
-            sample of a batch would be skipped, the batch raises an error. At the end of an epoch a RuntimeWarning says
-            how many samples were replaced or skipped.
-        quarantine: The file to which replaced and skipped samples are appended, a JSON object a line. Write
-            access is checked at once; the file is created with its first line.
+        prefetch_factor: In shardio's worker processes, the number of batches that all workers together make ahead;
+            leave unset to give each worker two chunks of a batch to work on, and at least 2 batches.
+        on_error: What happens to samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
+            an error that names the sample. ``replace`` takes another sample of the same dataset, or Subset, a function
+            of seed, epoch and sample. ``skip`` makes the batch smaller and changes nothing else; if every sample of a
+            batch would be skipped, the batch raises an error. At the end of an epoch a RuntimeWarning says how many
+            samples were replaced or skipped.
+        quarantine: The file that logs replaced and skipped samples, one JSON object a line. It is checked for
+            writability at construction and created on first use.
 
     Raises:
-        TypeError: If an argument is of the wrong kind.
+        TypeError: If an argument is of the wrong type.
         ValueError: If arguments contradict each other or the dataset, or the quarantine file cannot be written.
     """
 
@@ -78,7 +77,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     quarantine: Any = Fixed()
     shuffle: Any = Fixed()
     counts_when_received = True
-    """Batches count when the user receives them, and not when a prefetcher asks for them."""
+    """Batches count when the user receives them, not when a prefetcher requests them."""
 
     def __init__(
         self,
@@ -131,169 +130,144 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             in_order=in_order,
         )
         if prefetch_factor is None and self.prefetch_factor is not None:
-            self.prefetch_factor = Unsaid(self.prefetch_factor)
-        self.shuffle = shuffle  # Frameworks make loaders again from attributes named like the arguments.
-        self._started: Progress | None = None
-        self._told_of = set[Split]()  # Epochs without batches.
-        self._fast_path: FastPath | None = None
-        self._fast_settings: tuple[Any, ...] = ()
-        self._base_seed: tuple[int, int] | None = None
-        self._memory_watchers: list[OnMemory] = []
-        check_samplers_dataset(dataset, getattr(self.batch_sampler, "sampler", self.sampler), compares_digests=True)
-        self._check_policy()
+            self.prefetch_factor = DefaultPrefetch(self.prefetch_factor)
+        self.shuffle = shuffle  # Frameworks create loaders again from attributes named like the arguments.
+        self._latest: object = None  # Stands for the iteration that began last.
+        self._warned_of = set[Split]()  # Epochs without batches.
+        self._executor: Executor | None = None
+        self._executor_settings: tuple[Any, ...] = ()
+        self._memory_callbacks: list[MemoryCallback] = []
+        self._order = find_order(dataset, self.sampler)
+        check_samplers_dataset(dataset, self._drawing_sampler, compares_digests=True)
+        check_policy(
+            self.on_error,
+            dataset,
+            has_order=self._order is not None,
+            has_batches=self.batch_sampler is not None,
+            obstacle=why_not_ours(self),
+        )
         self._bad_samples = make_bad_samples(self.on_error, self.quarantine, self.dataset)
-        self._feed = make_feed(self.dataset, self.sampler, self._bad_samples)
-        if self._feed is not None:
-            source = self._feed.source
+        if self._order is not None:
+            source = self._order.source
             check_order(source, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
-        if isinstance(self._feed, ShardFeed):
-            # torch's loader refuses to have its sampler set, though nothing but frameworks looks at this one.
-            object.__setattr__(self, "sampler", EpochTaker(self._feed))
+            if dataset is source:
+                # torch's loader refuses another sampler, though only frameworks read this one.
+                object.__setattr__(self, "sampler", OrderSampler(self._order))
 
-    def watch_memory(self, watcher: OnMemory) -> None:
-        """Register a callback for each block of memory, uint8 [n], that batches arrive in; it must not keep it."""
-        if watcher not in self._memory_watchers:
-            self._memory_watchers.append(watcher)
+    def watch_memory(self, callback: MemoryCallback) -> None:
+        """Register a callback that is invoked once per memory block, uint8 [n]; it must not keep the array."""
+        if callback not in self._memory_callbacks:
+            self._memory_callbacks.append(callback)
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in a full epoch."""
-        return super().__len__() if self._feed is None else self._split(self._feed, Cursor(epoch=0)).num_batches
+        return super().__len__() if self._order is None else self._split(Cursor(epoch=0)).num_batches
 
     @explain_obstacles
     def __iter__(self) -> Any:
-        """Start the next epoch; iterate over its batches."""
+        """Begin the next epoch; iterate over its batches."""
         with own_tensors():
-            return self._start()
-
-    def _start(self) -> Any:
-        check_samplers_dataset(self.dataset, getattr(self.batch_sampler, "sampler", self.sampler))
-        feed, fast_path = self._feed, self._choose_fast_path()
-        if feed is None:
-            sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
-            warn_of_whole_epochs(self.dataset, sampler, stacklevel=5)
-            if self.drop_last and yields_images(self.dataset) and hasattr(self.sampler, "__len__") and not len(self):
-                warn_of_no_batches(sole_split(len(self.sampler), self.batch_size), self._told_of)
-            return self._start_torchs() if fast_path is None else self._start_sampler(fast_path)
-        # First what may fail: an epoch that could not be started is not counted.
-        crew = None if fast_path is None else fast_path.ready_crew()
-        counter = feed.get_counter()
-        cursor = counter.find_start(feed.source.num_all_samples)
-        progress = Progress(cursor=cursor, split=self._split(feed, cursor))
-        if progress.is_over and cursor.position == 0:
-            warn_of_no_batches(progress.split, self._told_of)
-        if fast_path is not None and crew is not None:
-            plans = ordered_batches(fast_path.inner, feed.source, cursor, progress.split)
-            batches: Batches = fast_path.start(crew, plans, cursor.epoch, pins=self._pins)
-        else:
-            batches = feed.start(cursor, progress.split, torch_options(self))
-        check = partial(self._check_current, progress, self._decoder)
-        followed = self._follow(EpochBatches(batches, check, progress, type(self.dataset).__name__), progress)
-        counter.start(feed.source.num_all_samples)
-        counter.progress = self._started = progress
-        return followed
+            check_samplers_dataset(self.dataset, self._drawing_sampler)
+            executor = self._find_executor()
+            if executor is None:
+                return self._iterate_torch()
+            cursor, split = self._find_start()
+            return self._begin(executor.start(cursor, split), cursor, split)
 
     def stats(self) -> LoaderStats:
         """Return what happened, and where the time went, since the loader was last iterated.
 
         Raises:
-            TypeError: If the fast path is not taken, that is if the dataset, its transforms, or how samples are
-                collated is not shardio's own, or workers are not left to it: then torch's loader makes the batches,
-                and does not say how long what takes.
+            TypeError: If torch's workers make the batches, because the dataset, its transforms or ``collate_fn`` are
+                not shardio's: torch does not measure the stages.
         """
-        fast_path = self._choose_fast_path()
-        if fast_path is None:
-            raise TypeError(
-                "there are no statistics where torch's loader makes the batches, and it does because "
-                f"{self._why_not_fast()}"
-            )
-        return fast_path.tally.sum_up()
+        if (executor := self._find_executor()) is None:
+            raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
+        return executor.stats()
 
     @property
     def runs_torchs_workers(self) -> bool:
-        """Whether torch's workers make the batches, and not shardio's background processes or this one."""
-        return self._why_not_fast() is not None
+        """Whether torch's workers make the batches, not shardio's worker processes or the calling process."""
+        return why_not_ours(self) is not None
 
-    def _start_torchs(self) -> Iterator[Any]:
+    def _find_executor(self) -> Executor | None:
+        """Return what makes the batches, for the attributes as they are now: they may be set at any time."""
+        reason, pins = why_not_ours(self), self.pin_memory and torch.cuda.is_available()
+        is_default = isinstance(self.prefetch_factor, DefaultPrefetch)
+        settings = (reason, unwrap_subsets(self.dataset), self._decoder, torch_options(self), is_default, pins)
+        if settings != self._executor_settings:
+            self._executor_settings = settings
+            self._executor = make_executor(
+                self, self._order, self._bad_samples, reason, pins=pins, memory_callbacks=self._memory_callbacks
+            )
+        return self._executor
+
+    def _find_start(self) -> tuple[Cursor | None, Split | None]:
+        """Return where the next epoch begins, and this rank's share of it; nothing for a foreign sampler's order."""
+        if self._order is None:
+            warn_of_whole_epochs(self.dataset, self._any_sampler, stacklevel=4)
+            return None, None
+        cursor = self._order.counter.find_start(self._order.source.num_all_samples)
+        split = self._split(cursor)
+        if not split.num_batches and not cursor.position:
+            warn_of_no_batches(split, self._warned_of)
+        return cursor, split
+
+    def _begin(self, batches: BatchIterator, cursor: Cursor | None, split: Split | None) -> Any:
+        """Return the user's iterator. An epoch counts from here on, when nothing can fail any more."""
+        decoder, token = self._decoder, object()
+        self._latest = token
+
+        def check() -> None:
+            if decoder is not self._decoder:
+                raise RuntimeError(TOO_LATE)
+            if self.persistent_workers and self._latest is not token:
+                raise RuntimeError(SUPERSEDED)
+
+        name = type(self.dataset).__name__
+        if self._order is None or cursor is None or split is None:
+            return EpochIterator(batches, check, None, name)
+        progress = Progress(cursor=cursor, split=split)
+        iterator = self._follow(EpochIterator(batches, check, progress, name), progress)
+        self._order.counter.start(self._order.source.num_all_samples)
+        self._order.counter.progress = progress
+        return iterator
+
+    def _iterate_torch(self) -> Any:
+        warn_of_whole_epochs(self.dataset, self._any_sampler, stacklevel=4)
+        if self.drop_last and yields_images(self.dataset) and hasattr(self.sampler, "__len__") and not len(self):
+            warn_of_no_batches(sole_split(len(self.sampler), self.batch_size), self._warned_of)
         with endless_collate(self):
             batches = super().__iter__()
-        return EpochBatches(WorkersBatches(batches, goes_on=True)) if yields_images(self.dataset) else batches
-
-    def _start_sampler(self, fast_path: FastPath) -> Iterator[Any]:
-        if self._base_seed is None or not self.persistent_workers:
-            # As torch's own iterators begin: with a draw for the workers' seeds, once for workers that stay.
-            seed = int(torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self.generator).item())
-            self._base_seed = seed, 0
-        seed, epoch = self._base_seed
-        self._base_seed = seed, epoch + 1
-        sampler: Any = self.batch_sampler
-        inner = fast_path.inner
-        plans, known = sampled_batches(inner, sampler, seed, epoch), inner.dataset.map_epoch.known
-        known_epoch = None if known is None else known[1]
-        batches = fast_path.start(fast_path.ready_crew(), plans, known_epoch, pins=self._pins)
-        return EpochBatches(batches, batches.check)
+        if not yields_images(self.dataset):
+            return batches
+        return EpochIterator(TorchBatches(batches, continues=True), _allow, None, "")
 
     @property
-    def _pins(self) -> bool:
-        """Whether batches go to torch's pinned memory: the user wants that, and there is a device."""
-        return self.pin_memory and torch.cuda.is_available()
+    def _any_sampler(self) -> Any:
+        """The batch sampler or, without one, the sampler."""
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
+
+    @property
+    def _drawing_sampler(self) -> Any:
+        """The sampler of single samples."""
+        return getattr(self.batch_sampler, "sampler", self.sampler)
 
     @property
     def _decoder(self) -> Any:
-        """What makes values of samples, where the dataset is shardio's: another one has another transform."""
-        inner = look_inside(self.dataset).dataset
-        return inner.decoder if isinstance(inner, Transformed) else None
+        """The decoder of shardio's dataset; None for any other, whose transform works differently."""
+        dataset = unwrap_subsets(self.dataset).dataset
+        return dataset.decoder if isinstance(dataset, Transformed) else None
 
-    def _check_current(self, progress: Progress, decoder: Any) -> None:
-        if decoder is not self._decoder:
-            raise RuntimeError(TOO_LATE)
-        if self.persistent_workers and progress is not self._started:
-            raise RuntimeError(SUPERSEDED)
-
-    def _split(self, feed: ShardFeed | SamplerFeed, cursor: Cursor) -> Split:
-        remainder: Remainder = "drop" if self.drop_last else feed.source.remainder
-        return feed.source.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
-
-    def _choose_fast_path(self) -> FastPath | None:
-        """Return who delivers by hosts and slots, for the attributes as they are now: they may be set at any time."""
-        if self._why_not_fast() is not None:
-            return None
-        prefetch = None if isinstance(self.prefetch_factor, Unsaid) else self.prefetch_factor
-        inner = look_inside(self.dataset)
-        settings = (inner, inner.dataset.decoder, self.num_workers, prefetch, self.timeout, self.persistent_workers)
-        if self._fast_path is None or self._fast_settings != settings:
-            self._fast_settings = settings
-            self._fast_path = FastPath(
-                inner,
-                batch_size=self.batch_size,
-                num_workers=self.num_workers,
-                prefetch=prefetch,
-                is_persistent=self.persistent_workers,
-                timeout_s=self.timeout,
-                bad_samples=self._bad_samples,
-                memory_watchers=self._memory_watchers,
-            )
-        return self._fast_path
-
-    def _why_not_fast(self) -> str | None:
-        """Return why torch's loader makes the batches, if it does."""
-        if (why := why_not_fast(self.dataset)) is not None:
-            return why
-        for name, default in (("worker_init_fn", None), ("multiprocessing_context", None), ("in_order", True)):
-            if getattr(self, name) != default:
-                return f"{name} is {getattr(self, name)!r}"
-        if self.collate_fn is not collate_channels_last:
-            return "batch_size is None" if self.batch_sampler is None else f"collate_fn is {self.collate_fn!r}"
-        return None
+    def _split(self, cursor: Cursor) -> Split:
+        assert self._order is not None, "the caller checked"
+        remainder: Remainder = "drop" if self.drop_last else self._order.source.remainder
+        return self._order.source.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy gets hosts of its own.
-        return {**self.__dict__, "_fast_path": None}
+        # A copy starts workers of its own.
+        return {**self.__dict__, "_executor": None, "_executor_settings": ()}
 
-    def _check_policy(self) -> None:
-        check_policy(
-            self.on_error,
-            self.dataset,
-            has_order=holds_order(self.dataset, self.sampler),
-            has_batches=self.batch_sampler is not None,
-            obstacle=self._why_not_fast(),
-        )
+
+def _allow() -> None:
+    """Allow a further batch."""

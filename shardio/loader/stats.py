@@ -1,4 +1,4 @@
-"""Where an epoch's time went."""
+"""Statistics of an epoch: what was delivered, and where the time went."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from shardio.images import DecoderName
-from shardio.loader.messages import StageTimes
+from shardio.loader.processes.messages import StageTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """What happened since the loader was last iterated. Times are in seconds.
+    """Statistics since the loader was last iterated. Times are in seconds.
 
     Attributes:
-        num_batches: Batches that were delivered.
+        num_batches: Delivered batches.
         num_samples: The samples in them.
-        elapsed_s: From ``iter(loader)`` to the last batch.
-        first_batch_s: From ``iter(loader)`` to the first batch; None before.
+        elapsed_s: The time from ``iter(loader)`` to the last batch.
+        first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
         wait_for_data_s: How long the training process waited for batches.
-        num_workers: How many workers there are; 0 if the training process makes its batches itself.
-        read_s: Workers' time for reading bytes, all workers together.
-        transform_s: Likewise, for reading images' heads and drawing the parameters of transforms.
-        decode_s: Likewise, for decoding, cropping, resizing.
-        wait_for_slot_s: Likewise, for waiting until there was something to do, as there is when a batch is taken:
-            the loader is ahead of the training.
-        num_replaced: How often another sample was put in the place of one that could not be read, with
-            ``on_error="replace"``, in the batches that were begun.
-        num_skipped: Likewise, how many samples were left out, with ``on_error="skip"``.
-        num_host_deaths: How many background processes died, and were replaced.
+        num_workers: The number of workers; 0 if the calling process makes the batches.
+        read_s: The time for reading bytes, summed over all workers.
+        transform_s: The time for reading images' headers and drawing the transforms' parameters, summed alike.
+        decode_s: The time for decoding, cropping and resizing, summed alike.
+        idle_s: The time that workers waited for a chunk, summed alike: the loader is ahead of the training.
+        num_replaced: Samples that were replaced because they could not be read (``on_error="replace"``), in the batches
+            that were begun.
+        num_skipped: Samples that were left out because they could not be read (``on_error="skip"``), in the same
+            batches.
+        num_worker_restarts: Worker processes that died and were restarted.
         num_images_by_decoder: Images in the delivered batches, by what decoded them: ``kernel`` is shardio's own JPEG
             code; ``libjpeg`` is libjpeg-turbo, which takes the JPEGs that the kernel does not support, large ones that
             it can decode at a smaller size, and all of them while there is no kernel; ``pillow`` takes all other
@@ -46,15 +46,15 @@ class LoaderStats:
     read_s: float
     transform_s: float
     decode_s: float
-    wait_for_slot_s: float
+    idle_s: float
     num_replaced: int = 0
     num_skipped: int = 0
-    num_host_deaths: int = 0
+    num_worker_restarts: int = 0
     num_images_by_decoder: dict[DecoderName, int] = field(default_factory=dict)
 
     @property
     def samples_per_s(self) -> float:
-        """The rate of delivery, with all of the waiting and the training in between."""
+        """The rate of delivery, which includes the training between batches."""
         return self.num_samples / self.elapsed_s if self.elapsed_s else 0.0
 
 
@@ -72,11 +72,16 @@ class Tally:
     times: StageTimes = field(default_factory=StageTimes)
     num_replaced: int = 0
     num_skipped: int = 0
-    num_host_deaths: int = 0
+    num_worker_restarts: int = 0
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
 
+    @property
+    def num_bad(self) -> int:
+        """How many samples were replaced or skipped."""
+        return self.num_replaced + self.num_skipped
+
     def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:
-        """Count a batch that was delivered after waiting for it, and how many of its images who decoded."""
+        """Count a delivered batch, its images by decoder, and how long the training process waited for it."""
         self.last = time.perf_counter()
         if self.first_batch_s is None:
             self.first_batch_s = self.last - self.began
@@ -97,9 +102,9 @@ class Tally:
             read_s=self.times.read_s,
             transform_s=self.times.transform_s,
             decode_s=self.times.decode_s,
-            wait_for_slot_s=self.times.wait_s,
+            idle_s=self.times.idle_s,
             num_replaced=self.num_replaced,
             num_skipped=self.num_skipped,
-            num_host_deaths=self.num_host_deaths,
+            num_worker_restarts=self.num_worker_restarts,
             num_images_by_decoder={name: self.num_images_by_decoder[name] for name in get_args(DecoderName)},
         )

@@ -8,7 +8,7 @@ from shardio.order.settings import OrderSettings, choose_settings
 from shardio.order.split import Remainder, Split
 from shardio.order.state import dump_state, read_state
 from shardio.order.steps import iterate_steps
-from shardio.order.words import Words, derive_rng_key, make_rng_key, random_words, to_unit
+from shardio.order.words import Words, augment_rng_keys, derive_rng_key, make_rng_key, random_words, to_unit
 
 __all__ = [
     "IDEAL_DISTANCE",
@@ -21,6 +21,7 @@ __all__ = [
     "Remainder",
     "Split",
     "Words",
+    "augment_rng_keys",
     "check_epoch",
     "choose_settings",
     "derive_rng_key",

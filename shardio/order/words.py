@@ -1,8 +1,8 @@
-"""Random words: a counter-based generator that is a pure function of its key.
+"""Random words: a counter-based generator that is a pure function of its rng key.
 
 The words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Any word is computed alone, so
-nothing depends on what was drawn before, and whole vectors are drawn at once. numpy's own generators
+OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Each word is computed alone, so
+none depends on earlier ones, and whole vectors are computed at once. numpy's own generators
 are not used because their streams may change between releases, and an order must not.
 """
 
@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Words = NDArray[np.uint64]
+"""Random words or rng keys, uint64."""
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
 """The odd number nearest to 2**64 / golden ratio: the distance between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
-"""Separates keys that are derived from a key from the words that are drawn with it."""
+"""Separates the rng keys that are derived from a key from the words of its stream."""
 
 
 def mix64(words: Words) -> Words:
@@ -28,12 +29,12 @@ def mix64(words: Words) -> Words:
 
 
 def derive_rng_key(rng_key: Words, part: Words) -> Words:
-    """Derive one key for each (key, part); both broadcast, uint64 [n] with n >= 1."""
+    """Derive one rng key for each (rng_key, part); both broadcast, uint64 [n] with n >= 1."""
     return mix64(mix64(rng_key ^ _DERIVE) + part * GAMMA)
 
 
 def make_rng_key(seed: int, *parts: int | str) -> Words:
-    """Return the key, uint64 [1], that ``seed`` and ``parts`` name.
+    """Return the rng key, uint64 [1], that ``seed`` and ``parts`` name.
 
     Args:
         seed: The user's seed, 0 <= seed < 2**64.
@@ -49,6 +50,21 @@ def make_rng_key(seed: int, *parts: int | str) -> Words:
 def random_words(rng_key: Words, counters: Words) -> Words:
     """Return the words at ``counters`` of the streams of ``rng_key``; both broadcast, uint64."""
     return mix64(rng_key + (counters + np.uint64(1)) * GAMMA)
+
+
+def augment_rng_keys(seed: int, epoch: int, indices: NDArray[np.int64], repetitions: Words | None = None) -> Words:
+    """Return one rng key for each sample's transforms, uint64 [n].
+
+    Args:
+        seed: The order's seed, or the dataset's own.
+        epoch: The epoch's number.
+        indices: int64 [n], the samples' indices.
+        repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None for never.
+    """
+    rng_keys = derive_rng_key(make_rng_key(seed, epoch, "augment"), indices.astype(np.uint64))
+    if repetitions is not None and repetitions.any():
+        rng_keys = np.where(repetitions > 0, derive_rng_key(rng_keys, repetitions), rng_keys)
+    return rng_keys
 
 
 def to_unit(words: Words) -> NDArray[np.float64]:

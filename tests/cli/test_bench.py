@@ -43,7 +43,7 @@ def bench(*arguments: object) -> str:
 
 def stats(seconds: dict[str, float], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
     """Return the figures of an epoch whose workers were busy with the stages of these names, and did nothing else."""
-    times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "wait_for_slot_s"), 0.0) | seconds
+    times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "idle_s"), 0.0) | seconds
     return LoaderStats(
         num_batches=10,
         num_samples=1000,
@@ -174,7 +174,7 @@ def test_the_rate_after_the_first_batch_leaves_it_out(monkeypatch: pytest.Monkey
         ({"read_s": 20.0}, {}, 2, "more workers, which read more at a time, or a local disk, or larger shards"),
         ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
         ({"transform_s": 20.0}, {}, 2, "there are as many workers as cores"),
-        ({"wait_for_slot_s": 20.0}, {}, 2, "a larger --batch-size"),
+        ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
     ],
 )
 def test_advice_goes_by_the_figures(times: dict[str, float], stored: dict[str, Any], cores: int, words: str) -> None:

@@ -81,7 +81,7 @@ def test_without_an_epoch_crops_come_from_torchs_generator(images: Path) -> None
 
 @pytest.mark.parametrize("index", [21, -22])
 def test_an_index_outside_is_an_index_error(images: Path, index: int) -> None:
-    with pytest.raises(IndexError, match=f"index {index} is outside of a dataset of 21"):
+    with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 21"):
         ImageFolder(images)[index]
 
 

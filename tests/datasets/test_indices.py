@@ -62,7 +62,7 @@ def test_arrays_of_any_width(packed: Path, kind: Any) -> None:
 
 def test_huge_integers_are_outside(packed: Path) -> None:
     for index in (2**63, 2**64 + 1, -(2**70)):
-        with pytest.raises(IndexError, match="is outside of a dataset of 21 samples"):
+        with pytest.raises(IndexError, match="is out of range for a dataset of 21 samples"):
             ShardMapDataset(packed)[index]
 
 

@@ -10,8 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from shardio.datasets.shared_cell import SharedCell, SharedCount
-from shardio.datasets.shared_numbers import ARENA_LINES, SharedNumbers
+from shardio.shared_numbers import ARENA_LINES, SharedCell, SharedCount, SharedNumbers
 from tests.files import count_open_files
 
 

@@ -75,7 +75,7 @@ def order_of(kind: Kind) -> list[list[int]]:
 def told_of_bad(num_bad: int | None = None, epoch: int = 0) -> Any:
     """Expect the warning of samples that were replaced or skipped in an epoch; of so many, if that is given."""
     number = r"\d+" if num_bad is None else num_bad
-    said = rf"samples of epoch {epoch} that cannot be read and were (replaced by others|skipped): {number}\. "
+    said = rf"unreadable samples (replaced|skipped) in epoch {epoch}: {number}\. "
     return pytest.warns(RuntimeWarning, match=said)
 
 

@@ -25,7 +25,7 @@ CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 BATCH_SIZE = 16
 """Of six batches an epoch, each of which two or more workers make together."""
 
-PROGRAM = b"from shardio.loader.host import main; main()"
+PROGRAM = b"from shardio.loader.processes.worker_process import main; main()"
 """How the program of a host ends, by which it is found."""
 
 DEADLINE_S = 60.0
@@ -217,9 +217,9 @@ def install_failure(modules: Path) -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os
-from shardio.loader.host import Host
+from shardio.loader.processes.worker_process import WorkerProcess
 
-report, numbers = Host._report, itertools.count()
+report, numbers = WorkerProcess._report, itertools.count()
 
 def report_after_all(self, outcome):
     if next(numbers) == 2 and not os.path.exists({failed!r}):
@@ -227,7 +227,7 @@ def report_after_all(self, outcome):
         raise SystemExit
     report(self, outcome)
 
-Host._report = report_after_all
+WorkerProcess._report = report_after_all
 """
     )
 
@@ -280,7 +280,7 @@ def _install(modules: Path, what: str, beforehand: str = "") -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time
-from shardio.loader.maker import ChunkMaker
+from shardio.loader.processes.chunk_maker import ChunkMaker
 
 make, numbers = ChunkMaker.make, itertools.count()
 {beforehand}

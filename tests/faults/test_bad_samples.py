@@ -220,7 +220,7 @@ def test_there_is_no_quarantine_without_bad_samples(tmp_path: Path) -> None:
     assert len(batches_of(loader)) == NUM_SAMPLES // BATCH_SIZE
     assert not subject.quarantine.exists()
     stats = loader.stats()
-    assert (stats.num_replaced, stats.num_skipped, stats.num_host_deaths) == (0, 0, 0)
+    assert (stats.num_replaced, stats.num_skipped, stats.num_worker_restarts) == (0, 0, 0)
 
 
 def test_the_quarantine_stays_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardio import WorkerError
-from shardio.loader import hosts as hosts_module
+from shardio.loader.processes import pool as pool_module
 from tests.faults.hosts import (
     BATCH_SIZE,
     Batches,
@@ -37,7 +37,7 @@ def test_two_deaths_over_the_same_batch_are_survived(
     loader = make_loader(data, "shards", num_workers)
     with told_of_deaths():
         assert batches_of(loader) == expected["shards"][0]
-    assert len(list(modules.glob("death-*"))) == loader.stats().num_host_deaths == 2
+    assert len(list(modules.glob("death-*"))) == loader.stats().num_worker_restarts == 2
 
 
 @pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (1, 3), (3, 1), (6, 4)])
@@ -64,7 +64,7 @@ def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
     data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int, number: int
 ) -> None:
     """Not even where they take so long that each death is theirs, too."""
-    monkeypatch.setattr(hosts_module, "divide_threads", lambda num_threads, _: [num_threads // num_hosts] * num_hosts)
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads // num_hosts] * num_hosts)
     key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
     install_poison(modules, key, 100, others_s=0.1)
     batches = Batches()
@@ -81,7 +81,7 @@ def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
 def test_what_was_made_beside_a_death_is_made_all_the_same(
     data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts_module, "divide_threads", lambda num_threads, _: [num_threads])
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
     install_poison(modules, sample_of(expected["shards"][0], 1), 3, others_s=0.2)
     loader = make_loader(data, "shards", 6, persistent_workers=True)
     with told_of_deaths():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.loader import hosts as hosts_module
+from shardio.loader.processes import pool as pool_module
 from tests.faults.hosts import (
     KINDS,
     Data,
@@ -35,7 +35,7 @@ MADE_BEFORE = 1
 @pytest.fixture(autouse=True)
 def _one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all threads in one host, on any machine."""
-    monkeypatch.setattr(hosts_module, "divide_threads", lambda num_threads, _: [num_threads])
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
 
 
 def test_all_threads_make_parts_of_the_same_batch_at_a_time(data: Data, modules: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
-from shardio.loader import hosts as hosts_module
+from shardio.loader.processes import pool as pool_module
 from tests.faults.hosts import (
     KINDS,
     Batches,
@@ -93,7 +93,7 @@ def test_hosts_killed_again_and_again(data: Data, expected: Expected, num_worker
                 if len(batches) % every == 0:
                     kill_hosts()
                 batches.append(plain(batch))
-            num_deaths.append(loader.stats().num_host_deaths)
+            num_deaths.append(loader.stats().num_worker_restarts)
             assert loader.stats().num_images_by_decoder["kernel"] == loader.stats().num_samples == 96
     assert sum(str(warning.message).count("was killed by SIGKILL") for warning in warned) == sum(num_deaths) > 0
     assert batches == [*expected["map"][0], *expected["map"][1]]
@@ -107,7 +107,7 @@ def test_hosts_killed_between_epochs(data: Data, expected: Expected, kind: Kind,
         send_signal(process_id, signal.SIGKILL)
     with told_of_deaths():
         assert batches_of(loader) == expected[kind][1]
-    assert loader.stats().num_host_deaths == num_killed
+    assert loader.stats().num_worker_restarts == num_killed
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -139,7 +139,7 @@ def test_hosts_that_are_replaced_start_where_the_first_ones_did(
 
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     """Let so many hosts be dead before they are told anything; return the ids of all that are started."""
-    start, started = hosts_module._start_process, list[int]()
+    start, started = pool_module._start_process, list[int]()
 
     def start_and_kill(*arguments: Any) -> subprocess.Popen[bytes]:
         process = start(*arguments)
@@ -149,7 +149,7 @@ def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
             process.wait()
         return process
 
-    monkeypatch.setattr(hosts_module, "_start_process", start_and_kill)
+    monkeypatch.setattr(pool_module, "_start_process", start_and_kill)
     return started
 
 
@@ -191,8 +191,8 @@ def test_hosts_killed_while_they_start(data: Data, expected: Expected, num_worke
 def test_hosts_that_are_stopped_are_given_up(
     data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
-    monkeypatch.setattr(hosts_module, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(hosts_module, "CLOSE_S", 0.3)
+    monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(pool_module, "CLOSE_S", 0.3)
     loader, batches = make_loader(data, "shards", num_workers, persistent_workers=True), Batches()
     with told_of_deaths():
         for _ in range(2):
@@ -245,7 +245,7 @@ def test_other_processes_and_loaders_are_left_alone(data: Data, expected: Expect
     wait_until(find_hosts, "its host is there: a program that has just begun has no command line yet")
     others_hosts = find_hosts()
     # It does nothing for as long as the test may take, which ends it.
-    namesake = [sys.executable, "-c", "import time; time.sleep(600)", hosts_module._START]
+    namesake = [sys.executable, "-c", "import time; time.sleep(600)", pool_module._START]
     with subprocess.Popen(namesake) as process:
         iterator = iter(make_loader(data, "shards", 1))
         batches = [plain(next(iterator))]

@@ -15,7 +15,7 @@ import torch
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.images.formats import find_format
-from shardio.loader.crews import CallerCrew
+from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomHorizontalFlip
 from tests.faults.damage import Subject
 from tests.faults.hosts import CROP, batches_of, find_hosts, plain, send_signal
@@ -173,14 +173,14 @@ def test_memory_that_runs_out_is_no_bad_sample(pngs: Path, tmp_path: Path) -> No
 def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = Subject(tmp_path, "shards", {}).loader(0)
-    loader.timeout = 0.01
+    loader = Subject(tmp_path, "shards", {}).loader(1)
     expected = batches_of(loader)
     loader.set_epoch(0)
     batches = iter(loader)
     received = [plain(next(batches))]
     with monkeypatch.context() as patch:
-        patch.setattr(CallerCrew, "receive", lambda self, timeout_s: [])
+        batches._batches._timeout_s = 0.01
+        patch.setattr(WorkerPool, "receive", lambda self, timeout_s: [])
         with pytest.raises(RuntimeError, match="no batch came within timeout"):
             next(batches)
     end = rest_of(batches, received)

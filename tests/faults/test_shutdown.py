@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
-from shardio.loader import hosts as hosts_module
-from shardio.loader.wire import make_pair
+from shardio.loader.processes import pool as pool_module
+from shardio.loader.processes.wire import make_pair
 from shardio.reading import SampleReader
 from tests.faults.hosts import (
     DEADLINE_S,
@@ -69,7 +69,7 @@ def test_break(data: Data, persistent: bool) -> None:
 
 
 def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = hosts_module._start_process
+    start = pool_module._start_process
     started: list[subprocess.Popen[bytes]] = []
     copies: list[socket.socket] = []
 
@@ -83,8 +83,8 @@ def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, mo
         copies.extend(end.dup() for end in pair)
         return pair
 
-    monkeypatch.setattr(hosts_module, "_start_process", start_and_note)
-    monkeypatch.setattr(hosts_module, "make_pair", make_pair_and_copy)
+    monkeypatch.setattr(pool_module, "_start_process", start_and_note)
+    monkeypatch.setattr(pool_module, "make_pair", make_pair_and_copy)
     for batch in make_loader(data, "shards", 2):
         del batch
         break

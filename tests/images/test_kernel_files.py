@@ -17,7 +17,7 @@ from shardio.decoding.fields import Fields
 from shardio.images.kernel import background, building, finding, loading
 from shardio.images.kernel.finding import prepare_kernel
 from shardio.images.trust import make_folder
-from shardio.loader import maker
+from shardio.loader.processes import chunk_maker as maker
 from shardio.processors import count_processors
 from shardio.transforms import CenterCrop
 from tests.files import files_of_at_most

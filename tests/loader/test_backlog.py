@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader, ShardMapDataset
-from shardio.loader import hosts
-from shardio.loader.deaths import Death
-from shardio.loader.hosts import HostPool
-from shardio.loader.messages import Plan
+from shardio.loader.processes import pool as pool_module
+from shardio.loader.processes.deaths import Death
+from shardio.loader.processes.messages import WorkerSetup
+from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomResizedCrop
 from tests.slots import assert_same, find_hosts, make_loader, make_oracle
 
@@ -43,13 +43,13 @@ def test_hosts_may_be_told_more_than_a_socket_takes_before_they_have_started(pic
 
 
 def test_hosts_live_on_when_many_batches_are_freed_at_once(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forget, forgotten = HostPool.forget, list[int]()
+    forget, forgotten = WorkerPool.forget, list[int]()
 
-    def count(self: HostPool, slot_ids: tuple[int, ...]) -> None:
+    def count(self: WorkerPool, slot_ids: tuple[int, ...]) -> None:
         forgotten.append(len(slot_ids))
         forget(self, slot_ids)
 
-    monkeypatch.setattr(HostPool, "forget", count)
+    monkeypatch.setattr(WorkerPool, "forget", count)
     loader = make_long_loader(pictures, num_workers=2, persistent_workers=True)
     kept = list(loader)
     before = find_hosts()
@@ -63,10 +63,10 @@ def test_hosts_live_on_when_many_batches_are_freed_at_once(pictures: Path, monke
 
 def test_a_host_that_reads_nothing_is_given_up(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=RandomResizedCrop(48))
-    pool = HostPool(Plan(reader=dataset.reader, decoder=dataset.decoder, num_threads=1))
+    pool = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, num_threads=1))
     try:
         assert pool.receive(None) == [], "it has started, and says so"
-        monkeypatch.setattr(hosts, "PATIENCE_S", 0.1)
+        monkeypatch.setattr(pool_module, "PATIENCE_S", 0.1)
         (host,) = find_hosts()
         os.kill(host, signal.SIGSTOP)
         for slot_id in range(NUM_BATCHES):

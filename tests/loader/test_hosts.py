@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.loader.hosts import MAX_LONE_HOSTS, THREADS_PER_HOST, divide_threads
-from shardio.loader.wire import make_pair, receive, send
+from shardio.loader.processes.pool import MAX_SINGLE_THREAD_PROCESSES, THREADS_PER_PROCESS, divide_threads
+from shardio.loader.processes.wire import make_pair, receive, send
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
@@ -19,8 +19,8 @@ def test_all_threads_have_a_host_and_no_host_is_without_or_much_fuller(num_threa
 @given(st.integers(1, 300))
 def test_with_processors_enough_few_threads_are_alone_and_many_in_pairs(num_threads: int) -> None:
     hosts = divide_threads(num_threads, num_threads)
-    assert max(hosts) <= (1 if num_threads <= MAX_LONE_HOSTS else THREADS_PER_HOST)
-    assert len(hosts) <= max(MAX_LONE_HOSTS, -(-num_threads // THREADS_PER_HOST))
+    assert max(hosts) <= (1 if num_threads <= MAX_SINGLE_THREAD_PROCESSES else THREADS_PER_PROCESS)
+    assert len(hosts) <= max(MAX_SINGLE_THREAD_PROCESSES, -(-num_threads // THREADS_PER_PROCESS))
 
 
 def test_what_an_end_said_before_it_closed_is_heard() -> None:

@@ -192,7 +192,8 @@ def test_an_epoch_that_cannot_be_started_is_not_counted(
 
     with monkeypatch.context() as patched:
         patched.setattr(torch.utils.data.DataLoader, "__iter__", fail)
-        patched.setattr("shardio.loader.fast_path.FastPath.start", fail)
+        patched.setattr("shardio.loader.executors.calling_process.CallingProcess.start", fail)
+        patched.setattr("shardio.loader.executors.worker_processes.WorkerProcesses.start", fail)
         with pytest.raises(OSError, match="no memory"):
             iter(loader)
     state = loader.state_dict()

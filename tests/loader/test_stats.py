@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset
-from shardio.loader import hosts
+from shardio.loader.processes import pool as pool_module
 from shardio.transforms import RandomResizedCrop
 
 
@@ -36,7 +36,7 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
         assert min(stats.read_s, stats.transform_s, stats.decode_s) > 0
         # Stages are parts of the threads' time, which do not work while nobody iterates.
         assert stats.read_s + stats.transform_s + stats.decode_s <= max(num_workers, 1) * stats.elapsed_s
-        assert (stats.wait_for_slot_s > 0) == (num_workers > 0)
+        assert (stats.idle_s > 0) == (num_workers > 0)
         assert stats.samples_per_s == pytest.approx(21 / stats.elapsed_s)
     list(islice(loader, 2))
     assert loader.stats().num_samples == 8
@@ -66,18 +66,18 @@ def test_hosts_that_stay_do_not_wait_before_an_epoch_begins(packed: Path, num_wo
     for _ in range(3):
         list(loader)
         stats = loader.stats()
-        assert 0 < stats.wait_for_slot_s <= num_workers * stats.elapsed_s
+        assert 0 < stats.idle_s <= num_workers * stats.elapsed_s
         time.sleep(1)  # Longer than an epoch takes: this is what must not be counted.
 
 
 def test_the_time_that_hosts_take_to_be_started_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = hosts._start_process
+    start = pool_module._start_process
 
     def start_slowly(*arguments: Any) -> Any:
         time.sleep(0.5)  # This is what must be counted.
         return start(*arguments)
 
-    monkeypatch.setattr(hosts, "_start_process", start_slowly)
+    monkeypatch.setattr(pool_module, "_start_process", start_slowly)
     loader = DataLoader(ShardDataset(packed, transform=RandomResizedCrop(48)), batch_size=4, num_workers=1)
     list(loader)
     stats = loader.stats()

@@ -168,7 +168,7 @@ def test_indices_that_change_between_epochs_are_followed(packed: Path, num_worke
 def test_an_index_outside_of_the_dataset_is_an_error(packed: Path, options: Any, num_workers: int) -> None:
     subset = Subset(make_map(packed), [1, 21])
     loader = DataLoader(subset, sampler=EpochSampler(subset, shuffle=False), num_workers=num_workers, **options)
-    with pytest.raises(IndexError, match="index 21 is outside of a dataset of 21 samples"):
+    with pytest.raises(IndexError, match="index 21 is out of range for a dataset of 21 samples"):
         list(loader)
 
 
@@ -290,5 +290,5 @@ def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: P
 
 def test_a_sampler_cannot_leave_the_subset(packed: Path) -> None:
     subset = Subset(make_map(packed), CHOSEN)
-    with pytest.raises(IndexError, match="index 13 is outside of a dataset of 13 samples"):
+    with pytest.raises(IndexError, match="index 13 is out of range for a dataset of 13 samples"):
         list(DataLoader(subset, sampler=SequentialSampler(range(14))))

@@ -1,0 +1,119 @@
+"""Read samples in torch's workers, and decide on those that cannot be read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.bad_samples.policy import BadSamples, Describe
+from shardio.errors import SampleError
+from shardio.interruptions import let_through
+from shardio.order import Words
+
+Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
+"""Reads n samples, from their indices and rng keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Stands in a list of samples for one that was left out."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Stands in a list of samples for one that cannot be made, so the others are still delivered."""
+
+    error: Exception
+
+
+def read_around(
+    bad_samples: BadSamples | None,
+    read: Read,
+    indices: NDArray[np.int64],
+    rng_keys: Words,
+    replacement_rng_keys: Words,
+    *,
+    epoch: int | None,
+    describe: Describe | None,
+    keeps_broken: bool = False,
+) -> list[Any]:
+    """Read samples, and replace or leave out those that cannot be read.
+
+    Args:
+        bad_samples: Decides on samples that cannot be read; None raises their errors.
+        read: Reads n samples by their indices and rng keys.
+        indices: int64 [n].
+        rng_keys: uint64 [n].
+        replacement_rng_keys: uint64 [n], which draw replacements.
+        epoch: The epoch, where it is known.
+        describe: Returns a sample's key and location, where that is possible.
+        keeps_broken: Whether to return errors as Broken in their samples' rows instead of raising them.
+
+    Returns:
+        n samples, with Skipped in the rows of those that were left out.
+
+    Raises:
+        Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers it.
+    """
+    if keeps_broken:
+        read = _isolate_errors(read)
+    rows, indices, num_tries = np.arange(len(indices)), indices.copy(), Counter[int]()
+    samples: list[Any] = [None] * len(indices)
+    while True:
+        try:
+            values = read(indices[rows], rng_keys[rows]) if len(rows) else []
+            break
+        except SampleError as error:
+            row = int(rows[error.row])
+            index, tries = int(indices[row]), num_tries[row]
+            try:
+                if bad_samples is None:
+                    raise
+                other = bad_samples.decide(
+                    error, index, replacement_rng_keys[row], tries, epoch=epoch, describe=describe
+                )
+            except SampleError as final:
+                if not keeps_broken:
+                    raise
+                samples[row] = Broken(final)
+                rows = np.delete(rows, error.row)
+                continue
+            bad_samples.count_one()
+            num_tries[row] += 1
+            if other is None:
+                samples[row] = Skipped(error.key or str(index))
+                rows = np.delete(rows, error.row)
+            else:
+                indices[row] = other
+    for row, value in zip(rows.tolist(), values, strict=True):
+        samples[row] = value
+    return samples
+
+
+def _isolate_errors(read: Read) -> Read:
+    """Return a function that does the same, but puts Broken in the row of a sample whose error does not name it."""
+
+    def read_isolated(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
+        try:
+            return list(read(indices, rng_keys))
+        except SampleError:
+            raise
+        except Exception as error:
+            let_through(error)
+            if len(indices) == 1:
+                return [Broken(error)]
+        middle = len(indices) // 2
+        first = read_isolated(indices[:middle], rng_keys[:middle])
+        try:
+            return [*first, *read_isolated(indices[middle:], rng_keys[middle:])]
+        except SampleError as error:
+            raise error.at_row(middle + error.row) from error
+
+    return read_isolated

@@ -1,0 +1,103 @@
+"""From the columns of a batch's parts to the user's batch: tensors over a slot, and the other columns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.bad_samples import all_skipped
+from shardio.decoding import FieldDecoder
+from shardio.device.batches import map_tensors
+from shardio.interruptions import let_through
+from shardio.loader.collate import collate_column
+from shardio.loader.executors.in_flight import Batch
+from shardio.loader.failures import Failure
+from shardio.loader.slots.memory import Column
+from shardio.loader.slots.slot_pool import Views
+from shardio.loader.stats import Tally
+
+
+def finish_batch(decoder: FieldDecoder, batch: Batch, views: Views, tally: Tally, began: float, *, pins: bool) -> Any:
+    """Return the user's batch and count it, or a Failure in its place.
+
+    Args:
+        decoder: Names the fields.
+        batch: A batch that is finished or has failed.
+        views: The columns in its slot.
+        tally: Counts.
+        began: When the user requested it, by ``time.perf_counter``.
+        pins: Whether to copy it to torch's pinned memory.
+    """
+    if batch.error is not None:
+        return Failure(error=batch.error)
+    try:
+        assembled = assemble_batch(decoder, batch, views)
+        if pins:
+            assembled = map_tensors(assembled, torch.Tensor.pin_memory)
+    except Exception as error:
+        let_through(error)
+        return Failure(error=error)
+    tally.count_batch(batch.num_samples, batch.num_images_by_decoder, time.perf_counter() - began)
+    return assembled
+
+
+def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
+    """Return the user's batch.
+
+    Args:
+        decoder: Names the fields.
+        batch: The finished parts.
+        views: The columns in its slot.
+
+    Returns:
+        A list of columns, or the only one; images as uint8 [N, 3, H, W] in channels_last memory.
+
+    Raises:
+        SampleError: If all of its samples were skipped.
+        ValueError: If images differ in size.
+    """
+    parts = [part for part in batch.parts if len(part.plan)]
+    if not parts:
+        raise all_skipped([key for part in batch.parts for key in part.skipped])
+    rows = [slice(part.row, part.row + len(part.plan)) for part in parts]  # With gaps where samples were skipped.
+    columns = [
+        _join(name, rows, [(part.columns or [])[field_index] for part in parts], views.get(field_index))
+        for field_index, name in enumerate(decoder.names)
+    ]
+    if parts[0].plan.valid is not None:
+        columns.append(torch.from_numpy(np.concatenate([part.plan.valid for part in parts])))
+        return columns
+    return columns[0] if isinstance(decoder.fields, str) else columns
+
+
+def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None) -> Any:
+    if all(piece is None for piece in pieces):
+        assert view is not None, "a piece that is None lies in the slot"
+        return _as_images(name, _cut(view, rows))
+    if all(isinstance(piece, np.ndarray) for piece in pieces):
+        return torch.from_numpy(np.concatenate(pieces))  # type: ignore[arg-type]  # all are arrays
+    values: list[Any] = []
+    for piece, part_rows in zip(pieces, rows, strict=True):
+        values += list(view[part_rows]) if piece is None and view is not None else list(piece)  # type: ignore[arg-type]
+    if name == "image":
+        values = [torch.from_numpy(image).permute(2, 0, 1) for image in values]
+    return collate_column(values)
+
+
+def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
+    """Return some rows, without a copy if they are adjacent."""
+    is_gapless = all(previous.stop == following.start for previous, following in pairwise(rows))
+    if not is_gapless:
+        return torch.from_numpy(np.concatenate([view[part_rows] for part_rows in rows]))
+    # Slice the tensor, not the array: numpy's slices hold the slot's memory, not the array that the pool watches.
+    return torch.from_numpy(view)[rows[0].start : rows[-1].stop]
+
+
+def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:
+    return column.permute(0, 3, 1, 2) if name == "image" else column

@@ -1,0 +1,155 @@
+"""Batches in flight, and what their outcomes mean for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from shardio.bad_samples import BadSamples
+from shardio.errors import SampleError
+from shardio.images import DecoderName
+from shardio.loader.batch_plans import BatchPlan, SampleSource
+from shardio.loader.executors.chunk_sizing import ChunkSizing, choose_layout
+from shardio.loader.processes.messages import Failed, Made, Outcome
+from shardio.loader.slots.memory import Column, Layout
+from shardio.loader.slots.slot_pool import Slot
+from shardio.loader.stats import Tally
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Part:
+    """A part of a batch, which is made as one chunk."""
+
+    plan: BatchPlan
+    row: int
+    columns: list[Column] | None = None
+    num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
+    num_tries: Counter[int] = field(default_factory=Counter)  # By row, where samples are replaced.
+    skipped: list[str] = field(default_factory=list)  # Keys.
+    num_deaths: int = 0  # Of worker processes that made nothing else.
+    is_suspect: bool = False  # It may have killed a worker process.
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Batch:
+    """A batch that is being made, or waits to be taken."""
+
+    slot: Slot | None = None
+    parts: list[Part] = field(default_factory=list)
+    error: BaseException | None = None
+    is_probe: bool = False  # Made to find out what is of fixed size, not for the user.
+
+    @property
+    def is_made(self) -> bool:
+        return all(part.columns is not None for part in self.parts)
+
+    @property
+    def num_samples(self) -> int:
+        return sum(len(part.plan) for part in self.parts)
+
+    @property
+    def num_images_by_decoder(self) -> Counter[DecoderName]:
+        return sum((part.num_images_by_decoder for part in self.parts), Counter())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """What all batches of a loader have in common.
+
+    Attributes:
+        batch_size: The samples of a full batch, where the user set it.
+        sizing: How much is made at a time.
+        bad_samples: Decides on samples that cannot be read; None makes them errors.
+        pins: Whether batches are copied to torch's pinned memory.
+    """
+
+    batch_size: int | None
+    sizing: ChunkSizing
+    bad_samples: BadSamples | None
+    pins: bool
+
+
+def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[Part]:
+    """Return the parts in which a batch is made."""
+    cuts = np.linspace(0, len(plan), sizing.num_parts(len(plan), layout) + 1).astype(int).tolist()
+    return [Part(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
+
+
+def probe_layout(plan: BatchPlan, make: Callable[[Batch], None], source: SampleSource, num_rows: int) -> Layout | None:
+    """Return how batches lie in memory, from one readable sample; None if no sample of the plan can be read.
+
+    Args:
+        plan: A batch.
+        make: Makes a probe: a batch of one sample.
+        source: The samples.
+        num_rows: The samples of a full batch.
+
+    Raises:
+        BaseException: If a probe fails for a reason other than its sample.
+    """
+    for row in range(len(plan)):
+        probe = Batch(parts=[Part(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
+        make(probe)
+        if probe.error is None:
+            return choose_layout(source.decoder.names, probe.parts[0].columns or [], num_rows)
+        if not isinstance(probe.error, SampleError):
+            raise probe.error
+        # The policy for bad samples decides on this one when its batch is made.
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeHandler:
+    """Applies the outcomes of chunks to their batches.
+
+    Attributes:
+        source: The samples.
+        bad_samples: Decides on samples that cannot be read; None makes them errors.
+        tally: Counts.
+    """
+
+    source: SampleSource
+    bad_samples: BadSamples | None
+    tally: Tally
+
+    def apply(self, batch: Batch, part: Part, outcome: Outcome) -> bool:
+        """Note a chunk's outcome; return whether the part must be made again, because a sample was replaced."""
+        match outcome:
+            case Made():
+                part.columns, part.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder
+                self.tally.times += outcome.times
+                return False
+            case Failed():
+                error = outcome.failure.restore()
+                if isinstance(error, SampleError) and self.bad_samples is not None and not batch.is_probe:
+                    return self._replace_or_skip(batch, part, error, self.bad_samples)
+                batch.error = error
+                return False
+
+    def _replace_or_skip(self, batch: Batch, part: Part, error: SampleError, bad_samples: BadSamples) -> bool:
+        row, plan = error.row, part.plan
+        index, rng_key, num_tries = int(plan.indices[row]), plan.replacement_rng_keys[row], part.num_tries[row]
+        source = self.source
+        try:
+            other = bad_samples.decide(
+                error, index, rng_key, num_tries, epoch=source.epoch, describe=source.dataset.describe
+            )
+        except SampleError as final:
+            batch.error = final
+            return False
+        if other is None:
+            self.tally.num_skipped += 1
+            part.skipped.append(error.key or str(index))
+            part.plan = plan.take(np.delete(np.arange(len(plan)), row))
+        else:
+            self.tally.num_replaced += 1
+            part.num_tries[row] += 1
+            plan.indices[row] = other
+        if len(part.plan):
+            return True
+        part.columns, part.num_images_by_decoder = [], Counter()
+        return False

@@ -1,0 +1,166 @@
+"""An epoch's batches from worker processes: a few are made ahead, and taken in their order."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from shardio.interruptions import let_through
+from shardio.loader.batch_plans import BatchPlan, SampleSource, repeat_error
+from shardio.loader.executors.assembly import finish_batch
+from shardio.loader.executors.chunk_queue import ChunkQueue
+from shardio.loader.executors.in_flight import Batch, BatchSettings, OutcomeHandler, cut_batch, probe_layout
+from shardio.loader.processes.pool import WorkerPool
+from shardio.loader.slots.slot_pool import SlotPool
+from shardio.loader.stats import Tally
+
+SUPERSEDED = (
+    "this iterator ended when the loader was iterated again: persistent_workers=True allows one at a time. Use "
+    "persistent_workers=False, or a second loader"
+)
+
+
+class Pipeline:
+    """The batches of one epoch, made by worker processes that serve no other epoch meanwhile.
+
+    Args:
+        source: The samples.
+        plans: The samples of each batch.
+        workers: Makes the batches.
+        slots: Holds them.
+        settings: What all batches of the loader have in common.
+        tally: Counts.
+        timeout_s: How long to wait for a batch; 0 for ever.
+        closes_workers: Whether the worker processes end with the epoch.
+    """
+
+    def __init__(
+        self,
+        source: SampleSource,
+        plans: Iterator[BatchPlan],
+        workers: WorkerPool,
+        slots: SlotPool,
+        settings: BatchSettings,
+        tally: Tally,
+        *,
+        timeout_s: float,
+        closes_workers: bool,
+    ) -> None:
+        self._source, self._plans, self._settings, self._tally = source, plans, settings, tally
+        self._workers, self._slots = workers, slots
+        self._timeout_s, self._closes_workers = timeout_s, closes_workers
+        self._handler = OutcomeHandler(source=source, bad_samples=settings.bad_samples, tally=tally)
+        self._batches: deque[Batch] = deque()  # In their order; the first one is the next to be taken.
+        self._queue = ChunkQueue(workers, slots, source, tally)
+        self._is_open = True
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure in its place.
+
+        Raises:
+            StopIteration: If there is none.
+            RuntimeError: If none came within the timeout.
+            WorkerError: If worker processes cannot start.
+        """
+        if not self._is_open:
+            raise RuntimeError(SUPERSEDED)
+        if not self._workers.belongs_here:
+            raise RuntimeError("this iterator belongs to the process that this one was forked from: iterate again")
+        began = time.perf_counter()
+        try:
+            batch = self._take()
+            views = {} if batch.slot is None or batch.error is not None else self._slots.hand_out(batch.slot)
+            return finish_batch(self._source.decoder, batch, views, self._tally, began, pins=self._settings.pins)
+        except StopIteration:
+            self.close()
+            if self._settings.bad_samples is not None:
+                self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
+            raise
+        except BaseException:  # It may have interrupted the workers' messages, as Ctrl-C can: the next epoch restarts.
+            self._closes_workers = True
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop; drop batches that were made ahead."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if not self._workers.belongs_here:
+            return
+        if self._closes_workers:
+            self._workers.close()
+        else:
+            self._workers.cancel()
+            self._give_up(self._batches)
+        self._batches.clear()
+        self._queue.clear()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_open"):
+            self.close()
+
+    def _take(self) -> Batch:
+        """Return the next batch once it is finished or has failed, and begin another one."""
+        self._fill_up()
+        if not self._batches:
+            raise StopIteration
+        batch = self._batches[0]
+        self._wait_for(batch)
+        self._batches.popleft()
+        if batch.error is not None:
+            self._give_up([batch])
+            self._queue.drop(batch)
+        self._fill_up()  # Before the user computes, so that the workers do not run out of chunks meanwhile.
+        return batch
+
+    def _fill_up(self) -> None:
+        """Begin as many batches as are made ahead."""
+        sizing, slots = self._settings.sizing, self._slots
+        while len(self._batches) < sizing.num_ahead(slots.layout) and (plan := self._next_plan()) is not None:
+            layout = slots.layout
+            if layout is None:
+                layout = probe_layout(plan, self._make_probe, self._source, self._settings.batch_size or len(plan))
+            if layout is not None and len(plan) > layout.num_rows:
+                layout = replace(layout, num_rows=len(plan))
+            if layout is not None and layout is not slots.layout:
+                slots.lay_out(layout, sizing.num_spare(layout))
+            batch = Batch(slot=slots.take() if layout is not None and layout.columns else None)
+            batch.parts = cut_batch(plan, layout, sizing)
+            self._batches.append(batch)
+            self._queue.add(batch, batch.parts)
+
+    def _next_plan(self) -> BatchPlan | None:
+        """Return the samples of the next batch that was not begun, if there is one."""
+        try:
+            return next(self._plans, None)
+        except Exception as error:  # A user's sampler failed. Its error follows the batches that it gave, for ever.
+            let_through(error)
+            self._plans = repeat_error(error)
+            self._batches.append(Batch(error=error))
+            return None
+
+    def _make_probe(self, probe: Batch) -> None:
+        self._queue.add(probe, probe.parts)
+        self._wait_for(probe)
+
+    def _wait_for(self, batch: Batch) -> None:
+        """Wait until a batch is finished or has failed."""
+        timeout_s = self._timeout_s
+        deadline = time.monotonic() + timeout_s if timeout_s else None
+        while not batch.is_made and batch.error is None:
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise RuntimeError(f"no batch came within timeout={timeout_s} s: increase it or check the storage")
+            for owner, part, outcome in self._queue.receive(left_s):
+                if self._handler.apply(owner, part, outcome):
+                    self._queue.add(owner, [part])
+
+    def _give_up(self, batches: Iterable[Batch]) -> None:
+        """Return the slots of batches that the user does not get."""
+        self._slots.collect()
+        self._slots.drop([batch.slot for batch in batches if batch.slot is not None and not batch.is_made])
+        self._slots.put_back([batch.slot for batch in batches if batch.slot is not None and batch.is_made])

@@ -1,0 +1,62 @@
+"""The batches of an epoch that torch's loader makes, in its workers or in the calling process."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+
+from shardio.bad_samples import BadSamples
+from shardio.interruptions import is_interruption
+from shardio.loader.failures import Failure
+
+
+class TorchBatches:
+    """Yield the batches of one of torch's iterators.
+
+    Args:
+        batches: torch's iterator.
+        bad_samples: Warns at the end of samples that could not be read.
+        epoch: The epoch, where it is known.
+        continues: Whether the next batch can be requested after the error of one. Other errors end the epoch.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        bad_samples: BadSamples | None = None,
+        epoch: int | None = None,
+        *,
+        continues: bool = False,
+    ) -> None:
+        self._batches: Iterator[Any] | None = batches
+        self._bad_samples, self._epoch, self._continues = bad_samples, epoch, continues
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure in its place."""
+        assert self._batches is not None, "it was not closed"
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.close()
+            if self._bad_samples is not None:
+                self._bad_samples.warn_of_counted(self._epoch)
+            raise
+        except Exception as error:
+            if not (self._continues and _is_of_a_batch(error)) or is_interruption(error):
+                raise
+            return Failure(error=error)
+        return batch
+
+    def close(self) -> None:
+        """Release the workers, unless they persist for the next epoch."""
+        self._batches = None
+
+
+def _is_of_a_batch(error: Exception) -> bool:
+    """Return whether an error of torch's iterator is that of a batch, not of the sampler or a worker that died."""
+    of_batches = {ExceptionWrapper.reraise.__code__, _MapDatasetFetcher.fetch.__code__}
+    return any(frame.f_code in of_batches for frame, _ in traceback.walk_tb(error.__traceback__))

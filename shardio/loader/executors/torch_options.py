@@ -1,0 +1,83 @@
+"""Torch's workers: their loader's arguments, what each does first, and why they cannot start."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Protocol, TypeVar
+
+from shardio.images import use_one_thread
+from shardio.loader.collate import CollateKept
+
+
+class _Loader(Protocol):
+    num_workers: int
+
+    @property
+    def runs_torchs_workers(self) -> bool: ...
+
+
+_L = TypeVar("_L", bound=_Loader)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInit:
+    """Start a worker. Workers decode images in parallel, so each resizes an image in one thread.
+
+    Attributes:
+        init_fn: The user's ``worker_init_fn``.
+    """
+
+    init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        use_one_thread()
+        if self.init_fn is not None:
+            self.init_fn(worker_id)
+
+
+def explain_obstacles(start: Callable[[_L], Any]) -> Callable[[_L], Any]:
+    """Explain why torch's workers cannot start: without /dev/shm their queues get no semaphores."""
+
+    @wraps(start)
+    def started(loader: _L) -> Any:
+        try:
+            return start(loader)
+        except OSError as error:
+            if not (loader.num_workers and loader.runs_torchs_workers) or (obstacle := _find_obstacle()) is None:
+                raise
+            raise OSError(
+                error.errno,
+                f"torch's worker processes cannot start: no semaphore is available ({obstacle.strerror}). They "
+                "need a writable /dev/shm: mount one (docker run --shm-size=8g), or use num_workers=0. shardio's own "
+                "worker processes do not need it; they run if dataset, transforms and collate_fn are shardio's",
+            ) from error
+
+    return started
+
+
+def _find_obstacle() -> OSError | None:
+    try:
+        multiprocessing.Lock()
+    except OSError as error:
+        return error
+    return None
+
+
+def torch_options(loader: Any) -> dict[str, Any]:
+    """Return the arguments for the torch DataLoader that runs the workers of a loader of shardio's."""
+    return {
+        "batch_size": loader.batch_size,
+        "num_workers": loader.num_workers,
+        "collate_fn": CollateKept(loader.collate_fn, is_batched=loader.batch_size is not None),
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": WorkerInit(loader.worker_init_fn),
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": loader.generator,
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "pin_memory_device": loader.pin_memory_device,
+    }

@@ -1,0 +1,88 @@
+"""The executor that makes batches in shardio's worker processes, straight into slots."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from shardio.loader.batch_plans import Planner
+from shardio.loader.executors.in_flight import BatchSettings
+from shardio.loader.executors.pipeline import Pipeline
+from shardio.loader.processes.messages import WorkerSetup
+from shardio.loader.processes.pool import WorkerPool
+from shardio.loader.slots.slot_pool import MemoryCallback, SlotPool
+from shardio.loader.stats import LoaderStats, Tally
+from shardio.order import Cursor, Split
+
+
+class WorkerProcesses:
+    """Makes batches in worker processes, a few ahead.
+
+    Args:
+        planner: Plans the batches of an epoch.
+        settings: What all batches of the loader have in common.
+        memory_callbacks: Called once with each slot's memory.
+        timeout_s: How long to wait for a batch; 0 for ever.
+        closes_workers: Whether the worker processes end with each epoch.
+    """
+
+    def __init__(
+        self,
+        planner: Planner,
+        settings: BatchSettings,
+        memory_callbacks: Sequence[MemoryCallback],
+        *,
+        timeout_s: float,
+        closes_workers: bool,
+    ) -> None:
+        self._planner, self._settings, self._memory_callbacks = planner, settings, memory_callbacks
+        self._timeout_s, self._closes_workers = timeout_s, closes_workers
+        self._workers: WorkerPool | None = None
+        self._slots: SlotPool | None = None
+        self._latest: Callable[[], Pipeline | None] = _none
+        self._tally = Tally(num_workers=settings.sizing.num_threads)
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
+        """Begin an epoch; return its batches. An unfinished epoch ends if the worker processes persist."""
+        began = time.perf_counter()
+        workers, slots = self._find_workers()
+        plans, source = self._planner.plan(cursor, split)
+        self._tally = Tally(num_workers=workers.num_threads, began=began)
+        pipeline = Pipeline(
+            source,
+            plans,
+            workers,
+            slots,
+            self._settings,
+            self._tally,
+            timeout_s=self._timeout_s,
+            closes_workers=self._closes_workers,
+        )
+        self._latest = weakref.ref(pipeline)
+        return pipeline
+
+    def stats(self) -> LoaderStats:
+        """Return what happened in the epoch that began last."""
+        return self._tally.sum_up()
+
+    def _find_workers(self) -> tuple[WorkerPool, SlotPool]:
+        """Return the worker processes and slots for the next epoch: those of the last one, if they persist."""
+        persists = not self._closes_workers
+        if persists and (latest := self._latest()) is not None:
+            latest.close()
+        if persists and self._workers is not None and not self._workers.is_closed and self._workers.belongs_here:
+            assert self._slots is not None, "it was created with the workers"
+            return self._workers, self._slots
+        dataset = self._planner.dataset.dataset
+        num_threads = self._settings.sizing.num_threads
+        workers = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, num_threads=num_threads))
+        slots = SlotPool(workers.announce, workers.forget, self._memory_callbacks)
+        if self._slots is not None and self._slots.layout is not None:
+            slots.lay_out(self._slots.layout, self._settings.sizing.num_spare(self._slots.layout))
+        self._workers, self._slots = workers, slots
+        return workers, slots
+
+
+def _none() -> None:
+    """Stand for the reference to a pipeline before there is one."""

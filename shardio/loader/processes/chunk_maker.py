@@ -1,0 +1,79 @@
+"""From a chunk to its rows: read, draw the transforms' parameters, decode."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.decoding import FieldDecoder, refuse_wide
+from shardio.images import DecoderName, prepare_kernel
+from shardio.loader.processes.messages import Chunk, Made, StageTimes
+from shardio.loader.slots.memory import Column
+from shardio.reading import FileReader, SampleReader
+from shardio.shards import LABEL_FIELD
+
+Rows = Mapping[int, NDArray[Any]]
+"""By field index, where a chunk's n values go: [n, *shape of an item]."""
+
+
+class ChunkMaker:
+    """Makes chunks, in any number of threads at a time."""
+
+    def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
+        self._reader = reader
+        self._decoder = decoder
+        if "image" in decoder.names:
+            prepare_kernel()
+
+    def make(self, chunk: Chunk, rows: Rows, idle_s: float = 0.0) -> Made:
+        """Make a chunk.
+
+        Args:
+            chunk: What to make.
+            rows: Where columns of fixed size go. A column that turns out not to fit is returned instead.
+            idle_s: How long the thread waited for the chunk.
+
+        Raises:
+            SampleError: If a sample cannot be read or decoded.
+        """
+        decoder, columns, num_images_by_decoder = self._decoder, list[Column](), Counter[DecoderName]()
+        began = time.perf_counter()
+        stored = self._reader.read(chunk.samples, decoder.stored_fields)
+        read_s, transform_s = time.perf_counter() - began, 0.0
+        for field_index, name in enumerate(decoder.names):
+            destination = rows.get(field_index)
+            if name == "image":
+                before = time.perf_counter()
+                images, plan = decoder.plan_images(stored, chunk.rng_keys)
+                transform_s += time.perf_counter() - before
+                rows_fit = plan is not None and destination is not None and plan.fit(destination)
+                rendered, decoder_names = decoder.render_images(stored, images, plan, destination if rows_fit else None)
+                num_images_by_decoder.update(decoder_names)
+                columns.append(None if rows_fit else rendered)
+            else:
+                values = decoder.decode_field(name, stored)
+                if name == "json":
+                    refuse_wide(stored, name, values)  # The batch will be tensors.
+                columns.append(_compact(name, values, destination))
+        decode_s = time.perf_counter() - began - read_s - transform_s
+        times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
+        return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
+
+
+def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
+    """Return a column as it travels: labels as int64 [n], None for arrays that fit the slot."""
+    if name in ("label", LABEL_FIELD):
+        return np.array(values, np.int64)
+    if destination is not None and all(
+        isinstance(value, np.ndarray) and value.dtype == destination.dtype and value.shape == destination.shape[1:]
+        for value in values
+    ):
+        for row, value in zip(destination, values, strict=True):
+            row[...] = value
+        return None
+    return values

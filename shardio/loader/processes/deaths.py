@@ -1,0 +1,49 @@
+"""Worker processes that died, and what the user is told about it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardio.errors import WorkerError
+
+MAX_DEATHS = 3
+"""How many worker processes may die over the same chunk alone, and how many may fail to start in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """Worker processes died and were restarted. All unanswered chunks must be submitted again.
+
+    Attributes:
+        cause: How they died, for people.
+        in_flight: The ids of the chunks that they were making.
+        was_ready: Whether one of them had started.
+        num_processes: How many died at the same time.
+    """
+
+    cause: str
+    in_flight: tuple[int, ...]
+    was_ready: bool
+    num_processes: int = 1
+
+
+def startup_error(death: Death) -> WorkerError:
+    """Return the error for worker processes that die before they are ready, from the last death."""
+    return WorkerError(f"worker processes cannot start; standard error says why. The last one: {death.cause}")
+
+
+def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
+    """Return the error for samples over which too many worker processes died, from the last death."""
+    return WorkerError(
+        f"{MAX_DEATHS} worker processes died over the same samples; the last one: {death.cause}. "
+        f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
+        f"decoder: {', '.join(keys)}"
+    )
+
+
+def warn_of(death: Death) -> None:
+    """Warn of a death that is survived."""
+    said = f"{death.cause}; it was restarted; its unfinished batches are being redone"
+    warnings.warn(said, RuntimeWarning, stacklevel=2)

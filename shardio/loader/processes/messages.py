@@ -1,0 +1,124 @@
+"""The messages between the training process and its worker processes.
+
+The dataclasses have no ``__slots__``: Python pickles those with slots ten times as slowly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shardio.decoding import FieldDecoder
+from shardio.images import DecoderName
+from shardio.loader.failures import Failure
+from shardio.loader.slots.memory import Column, Layout
+from shardio.order import Words
+from shardio.reading import FileReader, SampleReader
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSetup:
+    """What a worker process needs before its first chunk.
+
+    Attributes:
+        reader: Reads samples.
+        decoder: Decodes them.
+        num_threads: How many chunks the process makes at a time.
+    """
+
+    reader: SampleReader | FileReader
+    decoder: FieldDecoder
+    num_threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSlot:
+    """A new slot. The descriptor of its memory comes with the message."""
+
+    slot_id: int
+    layout: Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetSlots:
+    """Slots that no further chunk will name."""
+
+    slot_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Some rows of a batch that are to be made.
+
+    Attributes:
+        chunk_id: Its number, larger than that of every earlier chunk.
+        samples: What the reader reads n samples by.
+        rng_keys: uint64 [n], one for each sample's transforms.
+        slot_id: The slot that gets the columns of fixed size; None if all columns travel in the answer.
+        row: The first row in the slot.
+        epoch_began: When the epoch began, by ``time.perf_counter``, which all processes share on Linux.
+    """
+
+    chunk_id: int
+    samples: Any
+    rng_keys: Words
+    slot_id: int | None
+    row: int
+    epoch_began: float
+
+    @property
+    def rows(self) -> slice:
+        """The chunk's rows of the batch."""
+        return slice(self.row, self.row + len(self.rng_keys))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel:
+    """Drop the chunks that were sent before. Those in flight are finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ping:
+    """Request a sign of life: :class:`Pong`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pong:
+    """A sign of life, and the first message of a worker process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """The stages of a chunk, in seconds of its thread."""
+
+    read_s: float = 0.0
+    transform_s: float = 0.0
+    decode_s: float = 0.0
+    idle_s: float = 0.0
+
+    def __add__(self, other: StageTimes) -> StageTimes:
+        return StageTimes(
+            **{field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A chunk is finished: one column for each field, its times, and the number of images by decoder."""
+
+    chunk_id: int
+    columns: list[Column]
+    times: StageTimes
+    num_images_by_decoder: Counter[DecoderName]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed:
+    """A chunk failed. A SampleError names the sample at fault; any other error may have another cause."""
+
+    chunk_id: int
+    failure: Failure
+
+
+Outcome = Made | Failed

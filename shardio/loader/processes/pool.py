@@ -1,0 +1,319 @@
+"""The worker processes of a loader, seen from the training process: started, fed with chunks, restarted if they die."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from shardio.loader.processes.deaths import Death
+from shardio.loader.processes.messages import Cancel, Chunk, ForgetSlots, NewSlot, Outcome, Ping, Pong, WorkerSetup
+from shardio.loader.processes.wire import make_pair, receive, send
+from shardio.loader.slots.memory import Layout
+from shardio.processors import count_processors
+
+MAX_SINGLE_THREAD_PROCESSES = 4
+"""Up to this many threads get a process each. Threads that share one wait for the GIL a tenth of the time."""
+
+THREADS_PER_PROCESS = 2
+"""Threads of a process where there are more: each process needs 30 MB of its own."""
+
+PATIENCE_S = 5.0
+"""How long all processes may be silent before they are asked for a sign of life, and how long an answer may take."""
+
+STARTUP_PATIENCE_S = 120.0
+"""How long a process may take to start: the disk may be cold or far away."""
+
+CLOSE_S = 5.0
+"""How long processes may take to end before they are killed."""
+
+EXIT_S = 1.0
+"""How long a process that closed its end may take to exit."""
+
+_START = (
+    "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.loader.processes.worker_process import main; main()"
+)
+"""The program of a worker process. It finds modules where this process does, not in the working directory."""
+
+
+class _Process:
+    """One worker process: its end of the socket pair here, and the chunks that it has not answered."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self.num_threads = setup.num_threads
+        self.unanswered: dict[int, None] = {}  # Chunk ids, in the order of submission.
+        self.is_ready = False
+        self.asked_at: float | None = None
+        self.end, theirs = make_pair()
+        try:
+            self.process = _start_process(theirs.fileno())
+        except BaseException:  # Ctrl-C must not leave it open either.
+            self.end.close()
+            raise
+        finally:
+            theirs.close()
+        self.end.setblocking(False)
+        with suppress(ConnectionError):  # It has died already. The next receive notices.
+            send(self.end, setup)
+
+    @property
+    def load(self) -> float:
+        return len(self.unanswered) / self.num_threads
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may give no sign of life."""
+        return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
+
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
+        """Send it a message; return False if it has not read for too long.
+
+        While its socket is full this call waits. That is no deadlock: the main thread of a worker process only reads,
+        and never waits for room to write. Its other threads may.
+        """
+        room = select.poll()
+        room.register(self.end, select.POLLOUT)
+        while True:
+            with suppress(BlockingIOError):
+                send(self.end, message, descriptors)
+                return True
+            if not room.poll(1000 * self.patience_s):
+                return False
+
+    def wait(self, deadline: float) -> None:
+        """Wait until it has exited after its end was closed; kill it at the deadline."""
+        try:
+            self.process.wait(max(deadline - time.monotonic(), 0.0))
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self, *, is_exiting: bool = False) -> str:
+        """Kill it if it lives, wait until nothing writes to its slots any more, and describe how it ended."""
+        if is_exiting:  # Its own exit code says more than that it was killed.
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(EXIT_S)
+        self.process.kill()
+        code = self.process.wait()
+        self.end.close()
+        ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"worker process {self.process.pid} {ended}"
+
+
+class WorkerPool:
+    """The worker processes of one loader. They end when it is closed or freed.
+
+    Args:
+        setup: What they need before their first chunk; ``num_threads`` is the number of threads of all of them.
+
+    Attributes:
+        num_threads: How many chunks are made at a time.
+        is_closed: Whether it was closed.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        _watch_forks()
+        self.num_threads = setup.num_threads
+        self.is_closed = False
+        self._setup = setup
+        self._process_id = os.getpid()
+        self._chunk_ids = count()
+        self._processes: list[_Process] = []
+        self._dying: dict[_Process, str] = {}  # Those that cannot be reached, and why they are given up.
+        self._finalizer = weakref.finalize(self, _close_all, self._processes, os.getpid())
+        _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))  # Also if it fails to start.
+        for num_threads in divide_threads(setup.num_threads, count_processors()):
+            self._processes.append(_Process(replace(setup, num_threads=num_threads)))
+
+    @property
+    def belongs_here(self) -> bool:
+        """Whether this process created it, and not one that was forked later."""
+        return self._process_id == os.getpid()
+
+    def next_chunk_id(self) -> int:
+        """Return the id of the next chunk."""
+        return next(self._chunk_ids)
+
+    def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
+        """Pass a new slot to all processes."""
+        self._send_all(NewSlot(slot_id=slot_id, layout=layout), [descriptor])
+
+    def forget(self, slot_ids: tuple[int, ...]) -> None:
+        """Tell all processes to drop slots that no further chunk will name."""
+        self._send_all(ForgetSlots(slot_ids=slot_ids))
+
+    def submit(self, chunks: Iterable[Chunk]) -> None:
+        """Send each chunk to the process with the least load; send none while a death is to be received."""
+        shares: dict[_Process, list[Chunk]] = {}
+        for chunk in chunks:
+            process = min(self._processes, key=lambda process: process.load)
+            process.unanswered[chunk.chunk_id] = None
+            shares.setdefault(process, []).append(chunk)
+        for process, share in shares.items():
+            self._send(process, share)
+
+    def cancel(self) -> None:
+        """Drop all chunks that were submitted."""
+        self._send_all(Cancel())
+        for process in self._processes:
+            process.unanswered.clear()
+
+    def receive(self, timeout_s: float | None) -> list[Outcome | Death]:
+        """Wait for outcomes; return an empty list after ``timeout_s``, or after the processes were checked for life."""
+        received: list[Outcome | Death] = []
+        if not self._dying:
+            poll = select.poll()
+            processes = {process.end.fileno(): process for process in self._processes}
+            for descriptor in processes:
+                poll.register(descriptor, select.POLLIN)
+            ready = poll.poll(1000 * (PATIENCE_S if timeout_s is None else min(timeout_s, PATIENCE_S)))
+            for descriptor, _ in ready:
+                received += self._read(processes[descriptor])
+            if not ready:
+                self._check_life()
+        return [*received, *self._restart_dying()]
+
+    def close(self) -> None:
+        """End all processes."""
+        self.is_closed = True
+        self._finalizer()
+
+    def leave_to_parent(self) -> None:
+        """Close all ends in a forked child, or the worker processes would outlive the parent."""
+        for process in self._processes:
+            process.end.close()
+            process.process.returncode = 0  # It is not a child of this process, so it cannot be waited for.
+
+    def _read(self, process: _Process) -> list[Outcome]:
+        received: list[Outcome] = []
+        while True:
+            try:
+                packet = receive(process.end)
+            except BlockingIOError:
+                return received
+            if packet is None:
+                self._dying[process] = ""
+                return received
+            message, _ = packet
+            process.asked_at, process.is_ready = None, True
+            if not isinstance(message, Pong) and message.chunk_id in process.unanswered:  # Otherwise it was cancelled.
+                del process.unanswered[message.chunk_id]
+                received.append(message)
+
+    def _check_life(self) -> None:
+        """Ask processes with unanswered chunks for a sign of life; give up those that were asked and gave none."""
+        now = time.monotonic()
+        for process in self._processes:
+            if not process.unanswered:
+                continue
+            if process.asked_at is None:
+                process.asked_at = now
+                self._send(process, Ping())
+            elif now - process.asked_at >= process.patience_s:
+                self._dying[process] = f"it gave no sign of life for {process.patience_s:.0f} s and was given up: "
+
+    def _send_all(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        for process in self._processes:
+            self._send(process, message, descriptors)
+
+    def _send(self, process: _Process, message: Any, descriptors: Sequence[int] = ()) -> None:
+        if process in self._dying:
+            return
+        try:
+            if not process.send(message, descriptors):
+                self._dying[process] = f"it read nothing for {process.patience_s:.0f} s and was given up: "
+        except ConnectionError:
+            self._dying[process] = ""
+
+    def _restart_dying(self) -> list[Death]:
+        """Restart the processes that cannot be reached, and drop all chunks that were submitted."""
+        deaths: dict[_Process, Death] = {}
+        while dying := {process: why for process, why in self._dying.items() if process not in deaths}:
+            for process, why in dying.items():
+                in_flight = tuple(process.unanswered)[: process.num_threads]
+                cause = why + process.kill(is_exiting=not why)
+                deaths[process] = Death(cause=cause, in_flight=in_flight, was_ready=process.is_ready)
+            self.cancel()  # This may reveal more dead processes.
+        for process in deaths:  # Afterwards: new processes may die at once, too.
+            setup = replace(self._setup, num_threads=process.num_threads)
+            self._processes[self._processes.index(process)] = _Process(setup)
+            del self._dying[process]
+        if not deaths:
+            return []
+        # One death for all: its receiver submits every chunk again, under new ids.
+        return [
+            Death(
+                cause="; ".join(death.cause for death in deaths.values()),
+                in_flight=tuple(chunk_id for death in deaths.values() for chunk_id in death.in_flight),
+                was_ready=any(death.was_ready for death in deaths.values()),
+                num_processes=len(deaths),
+            )
+        ]
+
+
+def divide_threads(num_threads: int, num_processors: int) -> list[int]:
+    """Return the number of threads of each process. More processes than processors would not help."""
+    wanted = max(min(num_threads, MAX_SINGLE_THREAD_PROCESSES), -(-num_threads // THREADS_PER_PROCESS))
+    num_processes = min(wanted, num_processors)
+    return [num_threads // num_processes + (i < num_threads % num_processes) for i in range(num_processes)]
+
+
+def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
+    path = _absolute_module_path()
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start an unused thread for each core.
+    return subprocess.Popen(
+        [sys.executable, "-c", _START, repr(path), str(descriptor), str(os.getpid())],
+        pass_fds=[descriptor],
+        env=environment,
+        cwd="/",  # Readers hold absolute paths, and this process's directory may be gone.
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the training process, which ends its worker processes.
+    )
+
+
+def _absolute_module_path() -> list[str]:
+    """Return where this process finds modules, without paths relative to a working directory that is gone."""
+    path = [str(entry) for entry in sys.path] + [str(Path(__file__).parents[3])]
+    try:
+        return list(map(os.path.abspath, path))
+    except FileNotFoundError:
+        return list(filter(os.path.isabs, path))
+
+
+def _close_all(processes: list[_Process], process_id: int) -> None:
+    if os.getpid() != process_id:
+        return
+    for process in processes:
+        with suppress(OSError):  # It has died.
+            process.end.shutdown(socket.SHUT_RDWR)  # Closing alone has no effect while another process has a copy.
+        process.end.close()
+    deadline = time.monotonic() + CLOSE_S
+    for process in processes:
+        process.wait(deadline)
+    processes.clear()
+
+
+_pools: dict[int, weakref.ref[WorkerPool]] = {}
+
+
+@cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _leave_to_parent() -> None:
+    for reference in list(_pools.values()):  # A copy: other threads may add pools meanwhile.
+        if (pool := reference()) is not None:
+            pool.leave_to_parent()

@@ -1,0 +1,102 @@
+"""Messages between the training process and its worker processes: Python values and open files over a socket pair.
+
+A message is one packet: a pickle or, where that is long, the descriptor of anonymous memory that holds it. So a
+sender never waits for a reader. Both ends belong to this package: no other program can write to the pair.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import socket
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from shardio.loader.slots.memory import make_memory
+
+MAX_INLINE = 8 * 1024
+"""Bytes of a pickle that travels in the packet. A socket's buffer holds some dozens of them."""
+
+MAX_DESCRIPTORS = 2
+"""The pickle's and a slot's."""
+
+_INLINE, _IN_MEMORY = b"\0", b"\1"
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a new pair."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, flags: int = 0) -> None:
+    """Send a message.
+
+    Args:
+        end: The end to send from.
+        message: Any value that can be pickled.
+        descriptors: Open files to send along.
+        flags: Flags of the operating system's function, such as MSG_DONTWAIT.
+
+    Raises:
+        OSError: If the other end is closed, or (BlockingIOError) it is not reading and this end does not wait.
+    """
+    content = pickle.dumps(message, protocol=5)
+    if len(content) <= MAX_INLINE:
+        _send(end, [_INLINE, content], descriptors, flags)
+        return
+    memory = make_memory(0)
+    try:
+        _write_all(memory, content)
+        _send(end, [_IN_MEMORY], [memory, *descriptors], flags)
+    finally:
+        os.close(memory)
+
+
+def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
+    """Return the next message and the descriptors that came with it; None if the other end is closed.
+
+    Raises:
+        BlockingIOError: If there is none and this end does not wait.
+        OSError: If this process has no descriptor left.
+    """
+    descriptors = array("i")
+    space = socket.CMSG_SPACE(MAX_DESCRIPTORS * descriptors.itemsize)
+    try:
+        packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        # The other end closed before it had read everything. Linux reports that once, before what was sent.
+        packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
+    if not packet:
+        return None
+    if flags & socket.MSG_CTRUNC:
+        raise OSError(errno.EMFILE, "too many open files: no descriptor is left for a batch; see `ulimit -n`")
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    if packet[:1] == _INLINE:
+        return pickle.loads(memoryview(packet)[1:]), list(descriptors)
+    memory, *rest = descriptors
+    try:
+        return pickle.loads(_read_all(memory)), rest
+    finally:
+        os.close(memory)
+
+
+def _send(end: socket.socket, parts: list[bytes], descriptors: Sequence[int], flags: int) -> None:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+    end.sendmsg(parts, rights, flags)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]  # A single write of Linux takes at most 2 GiB.
+
+
+def _read_all(descriptor: int) -> bytes | bytearray:
+    size = os.fstat(descriptor).st_size
+    content: bytes | bytearray = os.pread(descriptor, size, 0)
+    while len(content) < size:
+        content = bytearray(content) + os.pread(descriptor, size - len(content), len(content))
+    return content

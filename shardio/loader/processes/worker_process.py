@@ -1,0 +1,148 @@
+"""A worker process: a background process that makes chunks in decode threads. It never imports torch or user code.
+
+:mod:`shardio.loader.processes.pool` starts it with one end of a socket pair, over which it receives its setup, then
+slots and chunks. It ends when the other end is closed, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import use_one_thread
+from shardio.loader.failures import describe_failure
+from shardio.loader.processes.chunk_maker import ChunkMaker
+from shardio.loader.processes.messages import (
+    Cancel,
+    Chunk,
+    Failed,
+    ForgetSlots,
+    NewSlot,
+    Outcome,
+    Ping,
+    Pong,
+    WorkerSetup,
+)
+from shardio.loader.processes.wire import receive, send
+from shardio.loader.slots.memory import Layout, map_memory
+
+CHECK_PARENT_S = 1.0
+"""How often a worker process checks that its parent still lives: another process may hold the other end open."""
+
+_MappedSlot = tuple[Layout, NDArray[np.uint8]]
+
+
+class WorkerProcess:
+    """The state of a worker process: its slots, and the pending chunks."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._slots: dict[int, _MappedSlot] = {}
+        self._chunks: SimpleQueue[Chunk] = SimpleQueue()
+        self._newest = self._cancelled = -1
+        self._epoch_began = 0.0
+
+    def run(self, parent_id: int) -> None:
+        """Serve until the other end is closed, or the process ``parent_id`` has ended."""
+        poll = select.poll()
+        poll.register(self._end, select.POLLIN)
+        send(self._end, Pong())
+        while True:
+            if not poll.poll(1000 * CHECK_PARENT_S):
+                if os.getppid() != parent_id:
+                    return
+                continue
+            if (received := receive(self._end)) is None:
+                return
+            message, descriptors = received
+            self._handle(message, descriptors)
+
+    def _handle(self, message: Any, descriptors: list[int]) -> None:
+        match message:
+            case WorkerSetup():
+                self._reader = message.reader
+                maker = ChunkMaker(message.reader, message.decoder)
+                for _ in range(message.num_threads):
+                    threading.Thread(target=self._run_thread, args=(maker,), daemon=True).start()
+            case NewSlot():
+                self._slots[message.slot_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
+                os.close(descriptors[0])
+            case ForgetSlots():
+                for slot_id in message.slot_ids:
+                    self._slots.pop(slot_id, None)
+            case list():
+                for chunk in message:
+                    if chunk.epoch_began > self._epoch_began:
+                        self._epoch_began = chunk.epoch_began
+                        self._reader.close()  # Opening files again notices those that changed between epochs.
+                    self._newest = chunk.chunk_id
+                    self._chunks.put(chunk)
+            case Cancel():
+                self._cancelled = self._newest
+            case Ping():
+                # This thread must never wait for the training process, which may be waiting for it. If there is no
+                # room for an answer, there are enough signs of life to read.
+                with suppress(BlockingIOError):
+                    send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
+
+    def _run_thread(self, maker: ChunkMaker) -> None:
+        try:
+            self._make_chunks(maker)
+        except BaseException:  # Without this thread the process would answer, but its chunks would never come.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _make_chunks(self, maker: ChunkMaker) -> None:
+        while True:
+            began = time.perf_counter()
+            chunk = self._chunks.get()
+            # A slot may be forgotten at any time, but not before its chunks are cancelled.
+            slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
+            if chunk.chunk_id > self._cancelled:
+                idle_s = time.perf_counter() - max(began, chunk.epoch_began)
+                self._report(_make(maker, chunk, slot, idle_s))
+            del slot  # Otherwise it would stay mapped until the next chunk arrives.
+
+    def _report(self, outcome: Outcome) -> None:
+        try:
+            send(self._end, outcome)
+        except ConnectionError:
+            os._exit(0)  # The other end is closed.
+        except Exception as error:  # The outcome cannot be pickled, or there is no memory for it.
+            send(self._end, Failed(chunk_id=outcome.chunk_id, failure=describe_failure(error)))
+
+
+def _make(maker: ChunkMaker, chunk: Chunk, slot: _MappedSlot | None, idle_s: float) -> Outcome:
+    try:
+        if slot is None:
+            return maker.make(chunk, {}, idle_s)
+        layout, memory = slot
+        rows = {field_index: column[chunk.rows] for field_index, column in layout.views(memory).items()}
+        return maker.make(chunk, rows, idle_s)
+    except BaseException as error:  # Whatever it is, the training process raises it.
+        return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
+
+
+def main() -> None:
+    """Run a worker process over the descriptor, and for the parent process, that the command line names."""
+    use_one_thread()
+    with suppress(ConnectionError):  # The other end was closed during a message.
+        descriptor, parent_id = map(int, sys.argv[1:])
+        WorkerProcess(socket.socket(fileno=descriptor)).run(parent_id)
+    # Do not wait for threads that are decoding, or reading from a slow disk.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Python's shutdown: it waits for batches that are being made, and none can be requested any more.
+
+Worker processes end with Python, so a batch that was requested later, in an exit handler or a ``__del__``, would never
+come. And a daemon thread that Python stops within compiled code crashes the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+PATIENCE_S = 5.0
+"""How long Python's shutdown waits for batches that other threads have requested."""
+
+
+class _Gate:
+    """Counts the threads that are inside; closed, it admits no more."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self._condition, self._num_inside, self._is_closed = threading.Condition(), 0, False
+
+    def enter(self) -> None:
+        with self._condition:
+            if self._is_closed:
+                raise RuntimeError(
+                    "Python is shutting down, so no batch can be made: read all batches before the program ends"
+                )
+            self._num_inside += 1
+
+    def leave(self) -> None:
+        with self._condition:
+            self._num_inside -= 1
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        with self._condition:
+            self._is_closed = True
+            self._condition.wait_for(lambda: not self._num_inside, PATIENCE_S)
+
+
+_gate = _Gate()
+
+
+@contextmanager
+def before_shutdown() -> Iterator[None]:
+    """Make a batch in the block; Python's shutdown waits for it.
+
+    Raises:
+        RuntimeError: If Python is shutting down.
+    """
+    _watch()
+    _gate.enter()
+    try:
+        yield
+    finally:
+        _gate.leave()
+
+
+@cache
+def _watch() -> None:
+    # With the first batch: exit handlers run in reverse order, and this one must run before those that end the workers.
+    atexit.register(_gate.close)
+    os.register_at_fork(after_in_child=_gate.clear)  # The child does not have the threads that were inside.

@@ -1,0 +1,1 @@
+"""Slots: reused batch buffers in anonymous shared memory."""

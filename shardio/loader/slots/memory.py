@@ -1,0 +1,98 @@
+"""Anonymous shared memory, and how a batch lies in it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALIGNMENT = 4096
+"""Each array begins on its own page."""
+
+Column = list[Any] | NDArray[np.generic] | None
+"""The values of one field; None where they lie in a slot."""
+
+
+def make_memory(num_bytes: int) -> int:
+    """Return the descriptor of new anonymous memory, which is freed when no process has it open or mapped."""
+    descriptor = os.memfd_create("shardio", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+    except BaseException:  # Ctrl-C must not leave it open either.
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def map_memory(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
+    """Map memory for reading and writing, until the array and its views are freed.
+
+    Python's own mmap would keep a duplicate of the descriptor for each mapping.
+
+    Raises:
+        OSError: If the operating system refuses.
+    """
+    address = _libc().mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{os.strerror(error)}: could not map a slot of {num_bytes} bytes")
+    buffer = (ctypes.c_char * num_bytes).from_address(address)
+    weakref.finalize(buffer, _libc().munmap, address, num_bytes)
+    memory: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)  # type: ignore[call-overload]  # it is a buffer
+    return memory
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return libc
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the columns of fixed size of a batch lie in a slot.
+
+    Attributes:
+        num_rows: The samples of a full batch.
+        columns: For each such column, by field index: dtype and shape of an item. Empty if no column is of fixed size:
+            then batches have no slot.
+    """
+
+    num_rows: int
+    columns: Mapping[int, tuple[str, tuple[int, ...]]]
+
+    @cached_property
+    def offsets(self) -> dict[int, int]:
+        """Where each column begins and, under -1, where the last one ends."""
+        offsets, stop = {}, 0
+        for field_index, (dtype, shape) in self.columns.items():
+            offsets[field_index] = stop
+            stop += -(-self.num_rows * np.dtype(dtype).itemsize * prod(shape) // ALIGNMENT) * ALIGNMENT
+        return {**offsets, -1: stop}
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of a slot."""
+        return self.offsets[-1]
+
+    def view(self, memory: NDArray[np.uint8], field_index: int) -> NDArray[np.generic]:
+        """Return a column, [num_rows, *shape], in uint8 [num_bytes]."""
+        dtype, shape = self.columns[field_index]
+        start = self.offsets[field_index]
+        num_bytes = self.num_rows * np.dtype(dtype).itemsize * prod(shape)
+        return memory[start : start + num_bytes].view(dtype).reshape(self.num_rows, *shape)
+
+    def views(self, memory: NDArray[np.uint8]) -> dict[int, NDArray[np.generic]]:
+        """Return all columns by field index."""
+        return {field_index: self.view(memory, field_index) for field_index in self.columns}

@@ -1,0 +1,207 @@
+"""Slots: batch buffers in shared memory, reused when nothing holds their tensors any more.
+
+The user's tensors are views of a slot. When the last storage over it is freed, in whatever thread, the slot's id goes
+into a queue, and the pool may fill the slot again. A user who keeps batches gets more slots.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache, partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shardio.loader.slots.memory import Layout, make_memory
+
+Views = dict[int, NDArray[Any]]
+"""The columns of a slot, by field index."""
+
+MemoryCallback = Callable[[NDArray[np.uint8]], None]
+
+
+class _ColumnRef(weakref.ref["NDArray[Any]"]):
+    """A reference to a column that the user holds. When the column is freed it goes to a queue, without Python code."""
+
+    __slots__ = ("slot_id",)
+    slot_id: int
+
+
+class Slot:
+    """Memory for a batch in the training process.
+
+    Attributes:
+        slot_id: Its number, which is never reused.
+        layout: How a batch lies in it.
+        is_retired: Whether it must not be filled again.
+    """
+
+    def __init__(self, slot_id: int, layout: Layout, memory: NDArray[np.uint8]) -> None:
+        self.slot_id = slot_id
+        self.layout = layout
+        self.is_retired = False
+        self._memory = memory
+        self._num_called = 0
+        self._columns: list[_ColumnRef] = []
+
+    def announce(self, callbacks: Sequence[MemoryCallback]) -> None:
+        """Pass the memory to the callbacks that have not received it yet: callbacks may be added at any time."""
+        for callback in callbacks[self._num_called :]:
+            callback(self._memory)
+        self._num_called = len(callbacks)
+
+    def hand_out(self, freed: SimpleQueue[_ColumnRef]) -> Views:
+        """Return the columns. When a column and all that views it are freed, its reference goes into ``freed``.
+
+        A tensor's storage holds the array that it was made of, so the array lives as long as any view of it.
+        """
+        views = self.layout.views(self._memory)
+        for view in views.values():
+            column = _ColumnRef(view, freed.put)
+            column.slot_id = self.slot_id
+            self._columns.append(column)
+        return views
+
+    def release(self, column: _ColumnRef) -> bool:
+        """Note that a column was freed; return whether it was the last one."""
+        self._columns.remove(column)
+        return not self._columns
+
+
+class SlotPool:
+    """The slots of one loader, in the process that created it. It lays out nothing before :meth:`lay_out`.
+
+    Args:
+        announce: Called with a new slot's id, layout and descriptor before its first use.
+        forget: Called with the ids of slots that will not be filled again.
+        callbacks: Called once with each slot's memory, uint8 [n], which lives as long as anything holds a part of it.
+
+    Attributes:
+        layout: How a batch lies in a slot; None before :meth:`lay_out`.
+    """
+
+    def __init__(
+        self,
+        announce: Callable[[int, Layout, int], None],
+        forget: Callable[[tuple[int, ...]], None],
+        callbacks: Sequence[MemoryCallback],
+    ) -> None:
+        self.layout: Layout | None = None
+        self._num_spare = 0
+        self._announce, self._forget, self._callbacks = announce, forget, callbacks
+        self._freed: SimpleQueue[_ColumnRef] = SimpleQueue()
+        self._free: list[Slot] = []
+        self._taken: dict[int, Slot] = {}
+        self._held: dict[int, Slot] = {}
+        self._num_made = 0
+        _watch_forks()
+        _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))
+
+    def lay_out(self, layout: Layout, num_spare: int) -> None:
+        """Use slots of this layout from now on.
+
+        Args:
+            layout: How a batch lies in a slot.
+            num_spare: How many free slots are kept. The pool gives back further ones, which the user's kept batches
+                needed.
+        """
+        self.layout, self._num_spare = layout, num_spare
+        self._drop_free()
+
+    def take(self) -> Slot:
+        """Return a slot to fill. There must be a layout with columns."""
+        self.collect()
+        slot = self._free.pop() if self._free else self._make()
+        self._taken[slot.slot_id] = slot
+        slot.announce(self._callbacks)
+        return slot
+
+    def hand_out(self, slot: Slot) -> Views:
+        """Return a filled slot's columns. The slot returns to the pool when nothing holds them any more."""
+        self._held[slot.slot_id] = self._taken.pop(slot.slot_id)
+        return slot.hand_out(self._freed)
+
+    def put_back(self, slots: Iterable[Slot]) -> None:
+        """Take back slots whose content is not needed. No worker may still be filling them."""
+        superfluous = []
+        for slot in slots:
+            self._taken.pop(slot.slot_id, None)
+            if slot.is_retired or slot.layout is not self.layout or len(self._free) >= self._num_spare:
+                superfluous.append(slot)
+            else:
+                self._free.append(slot)
+        self.drop(superfluous)
+
+    def drop(self, slots: Iterable[Slot]) -> None:
+        """Abandon slots: a worker may still be filling them."""
+        slot_ids = tuple(slot.slot_id for slot in slots)
+        for slot_id in slot_ids:
+            self._taken.pop(slot_id, None)
+        if slot_ids:
+            self._forget(slot_ids)
+
+    def retire(self) -> None:
+        """Never fill any of the current slots again: a restarted worker process does not know them."""
+        for slot in self._taken.values():
+            slot.is_retired = True
+        self.retire_held()
+        self._drop_free()
+
+    def retire_held(self) -> None:
+        """Never fill the slots again that the user holds."""
+        for slot in list(self._held.values()):
+            slot.is_retired = True
+
+    def collect(self) -> None:
+        """Take back what the user has freed."""
+        freed = []
+        with suppress(Empty):
+            while True:
+                column = self._freed.get_nowait()
+                if self._held[column.slot_id].release(column):
+                    freed.append(self._held.pop(column.slot_id))
+        self.put_back(freed)
+
+    def _drop_free(self) -> None:
+        free, self._free = self._free, []
+        self.drop(free)
+
+    def _make(self) -> Slot:
+        assert self.layout is not None, "lay_out was called"
+        descriptor = make_memory(self.layout.num_bytes)
+        try:
+            memory = _map(descriptor, self.layout.num_bytes)
+            self._announce(self._num_made, self.layout, descriptor)
+        finally:
+            os.close(descriptor)
+        self._num_made += 1
+        return Slot(self._num_made - 1, self.layout, memory)
+
+
+def _map(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
+    """Map memory with torch, which keeps no descriptor: the user may hold many batches."""
+    storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it takes storages, too
+    return memory.numpy()
+
+
+_pools: dict[int, weakref.ref[SlotPool]] = {}
+
+
+@cache
+def _watch_forks() -> None:
+    # A forked child shares the pages of the batches that the user holds, so those must not change. Before and after:
+    # another thread may receive a batch in between, which the child holds too.
+    os.register_at_fork(before=_retire_held, after_in_parent=_retire_held)
+
+
+def _retire_held() -> None:
+    for reference in list(_pools.values()):  # A copy: other threads may add pools meanwhile.
+        if (pool := reference()) is not None:
+            pool.retire_held()

@@ -1,0 +1,137 @@
+"""The state of a loader: the epoch that comes next, and the position that a run saves and resumes from."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch.utils.data
+
+from shardio.datasets import EpochSampler, MapDataset, ShardDataset
+from shardio.epochs import tell_epoch, tell_parts
+from shardio.order import EpochCounter, check_epoch
+
+NO_STATE = (
+    "this loader has no state, because neither its dataset nor its sampler has shardio's order: its saved state "
+    "is empty, so a resumed run restarts the epoch. Use a ShardDataset, or sampler=EpochSampler(dataset)"
+)
+
+
+class LoaderOrder:
+    """An order of shardio's, and the epochs of it that one loader delivers.
+
+    Attributes:
+        source: The dataset or sampler that holds the order.
+    """
+
+    def __init__(self, source: ShardDataset | EpochSampler) -> None:
+        self.source = source
+        source.has_loader = True
+        self._counter = source.counter if isinstance(source, EpochSampler) else EpochCounter()
+        self._num_epoch_sets = 0
+
+    @property
+    def counter(self) -> EpochCounter:
+        """Decides on the next epoch.
+
+        A sampler's is its own, so its ``set_epoch`` counts too. A ShardDataset may serve several loaders, so each
+        loader has one, which follows the dataset's ``set_epoch``.
+        """
+        if isinstance(self.source, ShardDataset) and self.source.num_epoch_sets != self._num_epoch_sets:
+            self._num_epoch_sets = self.source.num_epoch_sets
+            self._counter.set_epoch(self.source.epoch)
+        return self._counter
+
+
+def find_order(dataset: Any, sampler: Any) -> LoaderOrder | None:
+    """Return the order of a loader's samples; None if it is not shardio's."""
+    if isinstance(dataset, ShardDataset):
+        return LoaderOrder(dataset)
+    # A subclass that overrides these methods has a different order.
+    if isinstance(sampler, EpochSampler) and all(
+        getattr(type(sampler), name) is getattr(EpochSampler, name) for name in ("__iter__", "__len__")
+    ):
+        return LoaderOrder(sampler)
+    return None
+
+
+class OrderSampler(torch.utils.data.Sampler[None]):
+    """The sampler of a loader of a ShardDataset. It yields no indices: frameworks set the epoch on samplers."""
+
+    def __init__(self, order: LoaderOrder) -> None:
+        self._order = order
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader's next ``iter``."""
+        self._order.counter.set_epoch(epoch)
+
+
+class Stateful:
+    """A loader that counts the batches that its user received, where it has shardio's order.
+
+    Without that order the state is empty, and a RuntimeWarning says so. That is not an error, because frameworks ask
+    every loader whose class has the methods.
+    """
+
+    _order: LoaderOrder | None
+    sampler: Any
+    batch_sampler: Any
+    dataset: Any
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the loader can save its position: whether it has shardio's order."""
+        return self._order is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next ``iter``. The loaded epoch keeps its position; another epoch drops it.
+
+        An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. Foreign samplers and
+        datasets with a ``set_epoch`` are called too.
+
+        Raises:
+            TypeError: If ``epoch`` is not an integer.
+            ValueError: If it is negative, or not below 2**62.
+        """
+        epoch = check_epoch(epoch)
+        # A map-style dataset of shardio's has no order of its own, and may serve several loaders.
+        if self._order is None:
+            tell_parts(self, epoch, except_for=(MapDataset,))
+        else:
+            self._order.counter.set_epoch(epoch)
+            tell_epoch(self.dataset, epoch, except_for=(MapDataset, ShardDataset))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the user's position: a small JSON-able dict that fits any number of ranks and workers.
+
+        It is empty, and a RuntimeWarning says so, if neither the dataset nor the sampler has shardio's order.
+        """
+        if self._order is None:
+            warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
+            return {}
+        return self._order.source.dump_cursor(self._order.counter.now)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state at the next ``iter``.
+
+        An empty state changes nothing if neither the dataset nor the sampler has shardio's order, and a RuntimeWarning
+        says so.
+
+        Raises:
+            StateError: If the state belongs to another dataset or order; the message names the differences.
+            TypeError: If neither the dataset nor the sampler has shardio's order, and the state is not empty.
+        """
+        if self._order is None:
+            if state:
+                raise TypeError(
+                    "this state needs shardio's order: a ShardDataset, or sampler=EpochSampler(dataset); "
+                    f"got {type(self.dataset).__name__} with {type(self.sampler).__name__}"
+                )
+            warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
+            return
+        self._order.counter.load(self._order.source.read_cursor(state))
