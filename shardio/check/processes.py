@@ -16,7 +16,7 @@ from shardio.check.merging import merge_recordings
 from shardio.check.recording import record
 from shardio.check.recording_file import Recording, write_recording
 from shardio.check.report import Expected
-from shardio.epochs import tell_epoch
+from shardio.epochs import set_epoch
 from shardio.errors import IdentityError
 from shardio.functions import load_function
 
@@ -69,7 +69,7 @@ def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
     while len(recording.epochs) < epochs or (
         len(recording.epochs) == epochs == 1 and needs_second_look(recording.epochs, Expected(ids=None, number=None))
     ):
-        tell_epoch(loader, len(recording.epochs))
+        set_epoch(loader, len(recording.epochs))
         coverage = Coverage()
         place = int(key) if key and key.lstrip("-").isdigit() else key or None
         record(loader, coverage, rank=rank, key=place, world_size=world_size)

@@ -16,7 +16,7 @@ from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import Normalize, Preparation
 from shardio.device.streams import CudaStream, SideStream
 from shardio.device.window import Here, Window
-from shardio.epochs import tell_epoch
+from shardio.epochs import set_epoch
 from shardio.handover import counts_when_received
 from shardio.torch_modes import own_tensors
 from shardio.values import check_integer
@@ -111,7 +111,7 @@ class DevicePrefetcher:
             TypeError: If ``epoch`` is no integer.
             ValueError: If it is negative, or not below 2**62.
         """
-        tell_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=2**62))
+        set_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=2**62))
 
     @property
     def has_state(self) -> bool:

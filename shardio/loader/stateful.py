@@ -7,7 +7,7 @@ from typing import Any
 
 from shardio.datasets import ShardDataset
 from shardio.datasets.map_dataset import MapDataset
-from shardio.epochs import tell_epoch, tell_parts
+from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.loader.feeds import SamplerFeed, ShardFeed
 from shardio.order import check_epoch
 
@@ -47,10 +47,10 @@ class Stateful:
         epoch = check_epoch(epoch)
         # A map-style dataset of shardio's has no order of its own, and may serve several loaders.
         if self._feed is None:
-            tell_parts(self, epoch, except_for=(MapDataset,))
+            set_epoch_of_parts(self, epoch, skip=(MapDataset,))
         else:
             self._feed.get_counter().set_epoch(epoch)
-            tell_epoch(self.dataset, epoch, except_for=(MapDataset, ShardDataset))
+            set_epoch(self.dataset, epoch, skip=(MapDataset, ShardDataset))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the user is: a small JSON-able dict that fits any number of ranks and workers.
