@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
-"""The attributes that hold the parts of a loader, sampler or dataset. Objects of torch's classes count under any name."""
+"""The attributes that hold the parts of a loader, sampler or dataset. Those of torch's classes may have any name."""
 
 
 def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
