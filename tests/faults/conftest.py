@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from tests.faults.hosts import KINDS, Data, ExpectedSamples, batches_of, find_hosts, make_loader
+from tests.faults.hosts import KINDS, Data, Expected, batches_of, find_hosts, make_loader
 from tests.sources import write_images
 
 
@@ -34,9 +34,9 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(data: Data) -> ExpectedSamples:
+def expected(data: Data) -> Expected:
     """Two epochs of each kind of dataset without hosts."""
-    found: ExpectedSamples = {}
+    found: Expected = {}
     for kind in KINDS:
         loader = make_loader(data, kind)
         found[kind] = [batches_of(loader), batches_of(loader)]

@@ -36,7 +36,7 @@ KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
 
 Batches = list[list[list[Any]]]
 
-ExpectedSamples = dict[Kind, list[Batches]]
+Expected = dict[Kind, list[Batches]]
 """By the kind of dataset, the batches of two epochs."""
 
 

@@ -12,7 +12,7 @@ from tests.faults.hosts import (
     BATCH_SIZE,
     Batches,
     Data,
-    ExpectedSamples,
+    Expected,
     batches_of,
     collect,
     install_poison,
@@ -31,7 +31,7 @@ def sample_of(batches: Batches, number: int) -> str:
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_two_deaths_over_the_same_batch_are_survived(
-    data: Data, expected: ExpectedSamples, modules: Path, num_workers: int
+    data: Data, expected: Expected, modules: Path, num_workers: int
 ) -> None:
     install_poison(modules, sample_of(expected["shards"][0], 3), 2)
     loader = make_loader(data, "shards", num_workers)
@@ -42,7 +42,7 @@ def test_two_deaths_over_the_same_batch_are_survived(
 
 @pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (1, 3), (3, 1), (6, 4)])
 def test_a_sample_that_always_kills_its_host_is_named(
-    data: Data, expected: ExpectedSamples, modules: Path, num_workers: int, number: int
+    data: Data, expected: Expected, modules: Path, num_workers: int, number: int
 ) -> None:
     key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
     install_poison(modules, key, 100)
@@ -61,7 +61,7 @@ def test_a_sample_that_always_kills_its_host_is_named(
 
 @pytest.mark.parametrize(("num_hosts", "number"), [(1, 0), (1, 2), (1, 5), (2, 3)])
 def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
-    data: Data, expected: ExpectedSamples, modules: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int, number: int
+    data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int, number: int
 ) -> None:
     """Not even where they take so long that each death is theirs, too."""
     monkeypatch.setattr(hosts_module, "divide_threads", lambda num_threads, _: [num_threads // num_hosts] * num_hosts)
@@ -79,7 +79,7 @@ def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
 
 
 def test_what_was_made_beside_a_death_is_made_all_the_same(
-    data: Data, expected: ExpectedSamples, modules: Path, monkeypatch: pytest.MonkeyPatch
+    data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hosts_module, "divide_threads", lambda num_threads, _: [num_threads])
     install_poison(modules, sample_of(expected["shards"][0], 1), 3, others_s=0.2)

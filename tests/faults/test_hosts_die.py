@@ -21,7 +21,7 @@ from tests.faults.hosts import (
     KINDS,
     Batches,
     Data,
-    ExpectedSamples,
+    Expected,
     Kind,
     batches_of,
     find_hosts,
@@ -50,7 +50,7 @@ def have_started() -> bool:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("num_workers", "persistent", "seed"), [(1, False, 0), (3, True, 1), (2, False, 2)])
 def test_hosts_killed_at_any_moment(
-    data: Data, expected: ExpectedSamples, modules: Path, kind: Kind, num_workers: int, persistent: bool, seed: int
+    data: Data, expected: Expected, modules: Path, kind: Kind, num_workers: int, persistent: bool, seed: int
 ) -> None:
     install_slowness(modules, 0.05)  # An epoch takes longer than until the first kill.
     draw, killed = random.Random(f"{kind} {seed}"), list[int]()
@@ -71,7 +71,7 @@ def test_hosts_killed_at_any_moment(
 
 
 @pytest.mark.parametrize(("num_workers", "number"), [(1, 2), (2, 0), (2, 5), (3, 2), (6, 0)])
-def test_all_hosts_killed_at_once(data: Data, expected: ExpectedSamples, modules: Path, num_workers: int, number: int) -> None:
+def test_all_hosts_killed_at_once(data: Data, expected: Expected, modules: Path, num_workers: int, number: int) -> None:
     install_slowness(modules, 0.01)
     batches = Batches()
     with told_of_deaths() if number < 5 else nullcontext():  # The last batch is there already.
@@ -83,7 +83,7 @@ def test_all_hosts_killed_at_once(data: Data, expected: ExpectedSamples, modules
 
 
 @pytest.mark.parametrize(("num_workers", "every"), [(1, 1), (3, 3)])
-def test_hosts_killed_again_and_again(data: Data, expected: ExpectedSamples, num_workers: int, every: int) -> None:
+def test_hosts_killed_again_and_again(data: Data, expected: Expected, num_workers: int, every: int) -> None:
     """All of them at once, but not three times while they make the same batch, which one begins after another."""
     loader, batches = make_loader(data, "map", num_workers, persistent_workers=True), Batches()
     num_deaths = list[int]()
@@ -100,7 +100,7 @@ def test_hosts_killed_again_and_again(data: Data, expected: ExpectedSamples, num
 
 
 @pytest.mark.parametrize(("kind", "num_killed"), [("shards", 1), ("map", 2), ("folder", 2)])
-def test_hosts_killed_between_epochs(data: Data, expected: ExpectedSamples, kind: Kind, num_killed: int) -> None:
+def test_hosts_killed_between_epochs(data: Data, expected: Expected, kind: Kind, num_killed: int) -> None:
     loader = make_loader(data, kind, 2, persistent_workers=True)
     assert batches_of(loader) == expected[kind][0]
     for process_id in find_hosts()[:num_killed]:
@@ -111,7 +111,7 @@ def test_hosts_killed_between_epochs(data: Data, expected: ExpectedSamples, kind
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_hosts_killed_after_a_break(data: Data, expected: ExpectedSamples, num_workers: int) -> None:
+def test_hosts_killed_after_a_break(data: Data, expected: Expected, num_workers: int) -> None:
     """What an epoch that was left had begun does not get into the next one."""
     loader = make_loader(data, "map", num_workers, persistent_workers=True)
     for number in range(3):
@@ -124,7 +124,7 @@ def test_hosts_killed_after_a_break(data: Data, expected: ExpectedSamples, num_w
 
 
 def test_hosts_that_are_replaced_start_where_the_first_ones_did(
-    data: Data, expected: ExpectedSamples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(data.shards.parent)
     here = Data(images=Path(data.images.name), shards=Path(data.shards.name))
@@ -155,7 +155,7 @@ def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_hosts_killed_before_they_are_told_anything(
-    data: Data, expected: ExpectedSamples, monkeypatch: pytest.MonkeyPatch, num_workers: int
+    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     started = kill_first(monkeypatch, 2)
     with told_of_deaths():
@@ -174,7 +174,7 @@ def test_hosts_that_all_die_at_once_every_time_are_an_error(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_hosts_killed_while_they_start(data: Data, expected: ExpectedSamples, num_workers: int) -> None:
+def test_hosts_killed_while_they_start(data: Data, expected: Expected, num_workers: int) -> None:
     seen: list[int] = []
 
     def kill_new() -> None:
@@ -189,7 +189,7 @@ def test_hosts_killed_while_they_start(data: Data, expected: ExpectedSamples, nu
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_hosts_that_are_stopped_are_given_up(
-    data: Data, expected: ExpectedSamples, monkeypatch: pytest.MonkeyPatch, num_workers: int
+    data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     monkeypatch.setattr(hosts_module, "PATIENCE_S", 0.3)
     monkeypatch.setattr(hosts_module, "CLOSE_S", 0.3)
@@ -204,7 +204,7 @@ def test_hosts_that_are_stopped_are_given_up(
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
 
 
-def test_hosts_that_are_stopped_for_a_moment_go_on(data: Data, expected: ExpectedSamples) -> None:
+def test_hosts_that_are_stopped_for_a_moment_go_on(data: Data, expected: Expected) -> None:
     iterator = iter(make_loader(data, "shards", 2))
     batches = [plain(next(iterator))]
     hosts = find_hosts()
@@ -239,7 +239,7 @@ def test_hosts_that_cannot_start_are_an_error(
         next(iter(make_loader(data, "shards", num_workers)))
 
 
-def test_other_processes_and_loaders_are_left_alone(data: Data, expected: ExpectedSamples) -> None:
+def test_other_processes_and_loaders_are_left_alone(data: Data, expected: Expected) -> None:
     """Whatever they are called: hosts are known by what was started, not by name."""
     other = iter(make_loader(data, "map", 1))
     wait_until(find_hosts, "its host is there: a program that has just begun has no command line yet")
