@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from shardio.check import Coverage, CoverageRecorder, Delivery, Expected, make_report
+from shardio.check import Coverage, CoverageRecorder, Delivery, ExpectedSamples, make_report
 
 NUM_KEYS = 10**8
 BATCH_SIZE = 10_000
@@ -32,7 +32,7 @@ def judge_many() -> None:
         coverage.add_ids(scattered, Delivery(rank=0, worker=batch % 8, batch=batch))
     coverage.add_ids(np.array([5, 6], dtype=np.uint64), Delivery(rank=0, worker=0, batch=batch + 1))
     added = time.perf_counter()
-    report = make_report(coverage, Expected(ids=None, number=NUM_KEYS))
+    report = make_report(coverage, ExpectedSamples(num_samples=NUM_KEYS))
     judged = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(str(report).splitlines()[0])

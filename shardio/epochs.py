@@ -1,4 +1,4 @@
-"""Who is told the epoch: the one search for it, from a loader down to its samplers and datasets."""
+"""The epoch of a loader: set once on each of its parts that takes one, such as a sampler or a dataset."""
 
 from __future__ import annotations
 
@@ -7,61 +7,64 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
-"""The attributes by which loaders, samplers and datasets hold others. Torch's kinds are found under any name."""
+"""The attributes that hold the parts of a loader, sampler or dataset. Those of torch's classes may have any name."""
 
 
-def tell_epoch(holder: Any, epoch: int, *, except_for: tuple[type, ...] = ()) -> None:
-    """Give an epoch's number to a loader, or to whatever within it takes the number.
+def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
+    """Set the epoch of a loader, a sampler or a dataset, or of its parts if it has no ``set_epoch``.
 
     Args:
-        holder: A loader, a sampler or a dataset.
-        epoch: The number.
-        except_for: Classes whose objects are not told.
+        holder: The loader, sampler or dataset.
+        epoch: The epoch.
+        skip: Classes whose instances keep their epoch.
     """
-    if callable(getattr(holder, "set_epoch", None)):
-        if not isinstance(holder, except_for):
-            holder.set_epoch(epoch)
-    else:
-        tell_parts(holder, epoch, except_for=except_for)
+    if not _takes_epoch(holder):
+        set_epoch_of_parts(holder, epoch, skip=skip)
+    elif not isinstance(holder, skip):
+        holder.set_epoch(epoch)
 
 
-def tell_parts(holder: Any, epoch: int, *, except_for: tuple[type, ...] = ()) -> None:
-    """Give an epoch's number to what is within a loader, a sampler or a dataset, and takes it.
+def set_epoch_of_parts(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
+    """Set the epoch of the parts of a loader, a sampler or a dataset.
 
-    What has a ``set_epoch`` is told, once, and is trusted to tell what is within it. Of anything else all parts are
-    searched: wrapped loaders, samplers within batch samplers, datasets within torch's Subset, ConcatDataset and
-    ChainDataset, and within other people's datasets.
+    A part that has ``set_epoch`` is called once and passes the epoch on to its own parts. All other parts are searched:
+    wrapped loaders, samplers in batch samplers, datasets in torch's Subset, ConcatDataset and ChainDataset, and
+    datasets in user-defined datasets.
     """
-    for taker in list(_find_within(holder, except_for, set())):
-        taker.set_epoch(epoch)
+    for part in list(_find_takers(holder, skip, set())):
+        part.set_epoch(epoch)
 
 
-def _find_within(holder: Any, except_for: tuple[type, ...], seen: set[int]) -> Iterator[Any]:
-    """Yield what takes the epoch within ``holder``."""
+def _takes_epoch(holder: Any) -> bool:
+    return callable(getattr(holder, "set_epoch", None))
+
+
+def _find_takers(holder: Any, skip: tuple[type, ...], seen: set[int]) -> Iterator[Any]:
+    """Yield the outermost parts of ``holder`` that have ``set_epoch``."""
     seen.add(id(holder))
     for part in _parts(holder):
         if id(part) in seen:
             continue
-        if callable(getattr(part, "set_epoch", None)):
-            seen.add(id(part))
-            if not isinstance(part, except_for):
-                yield part
-        else:
-            yield from _find_within(part, except_for, seen)
+        if not _takes_epoch(part):
+            yield from _find_takers(part, skip, seen)
+            continue
+        seen.add(id(part))
+        if not isinstance(part, skip):
+            yield part
 
 
 def _parts(holder: Any) -> Iterator[Any]:
-    kinds = _torchs_kinds()
+    classes = _torch_classes()
     attributes = getattr(holder, "__dict__", {})
     for name, value in {**attributes, **{name: getattr(holder, name, None) for name in NAMES}}.items():
         several = list(value.values()) if isinstance(value, Mapping) else value
         if isinstance(several, list | tuple):
-            # The first one tells of which kind they are: a list of a dataset's paths may be long.
-            yield from several if several and isinstance(several[0], kinds) else ()
-        elif isinstance(value, kinds) or (name in NAMES and value is not None):
+            # The first item decides for all: a dataset's list of paths may be long.
+            yield from several if several and isinstance(several[0], classes) else ()
+        elif isinstance(value, classes) or (name in NAMES and value is not None):
             yield value
 
 
-def _torchs_kinds() -> tuple[type, ...]:
-    torchs = sys.modules.get("torch.utils.data")  # Without torch there is nothing of its kinds.
-    return () if torchs is None else (torchs.DataLoader, torchs.Dataset, torchs.Sampler)
+def _torch_classes() -> tuple[type, ...]:
+    torch_data = sys.modules.get("torch.utils.data")  # If torch is not loaded, nothing is an instance of its classes.
+    return () if torch_data is None else (torch_data.DataLoader, torch_data.Dataset, torch_data.Sampler)

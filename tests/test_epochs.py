@@ -1,52 +1,77 @@
-"""Whatever shuffles by epoch within a loader is told the epoch, by whichever part of shardio tells it."""
+"""Every part of a loader that takes the epoch gets it once, whichever part of shardio sets it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.utils.data as torchs
+import torch.utils.data as torch_data
 from torch.utils.data import DataLoader as TorchLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.check.processes import run_rank
-from shardio.epochs import tell_epoch
+from shardio.epochs import set_epoch
 
-drawn: list[int] = []
-"""The numbers of samples in the order in which they were drawn from ``Numbers``."""
+NUM_SAMPLES = 12
 
 
-class Numbers(torchs.Dataset[int]):
-    """Samples that are their numbers, and an epoch that somebody may tell."""
+class Indices(torch_data.Dataset[int]):
+    """Samples that are their own indices. It records the epochs that are set."""
 
-    def __init__(self) -> None:
-        self.told: list[int] = []
+    def __init__(self, epochs: list[int]) -> None:
+        self.epochs = epochs
 
     def __len__(self) -> int:
-        return 12
+        return NUM_SAMPLES
 
     def __getitem__(self, index: int) -> int:
-        drawn.append(index)
         return index
 
     def set_epoch(self, epoch: int) -> None:
-        self.told.append(epoch)
+        self.epochs.append(epoch)
 
 
-class Renamed(torchs.IterableDataset[Any]):
-    """Somebody's wrapper, with a name of its own for what it wraps."""
+class IndexStream(torch_data.IterableDataset[int]):
+    """The same indices as a stream."""
 
-    def __init__(self, inner: torchs.IterableDataset[Any]) -> None:
+    def __init__(self, epochs: list[int]) -> None:
+        self.epochs = epochs
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(NUM_SAMPLES))
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class Renamed(torch_data.IterableDataset[Any]):
+    """A user-defined wrapper with an attribute of its own name."""
+
+    def __init__(self, inner: torch_data.IterableDataset[Any]) -> None:
         self.inner = inner
 
     def __iter__(self) -> Iterator[Any]:
         yield from self.inner
 
 
-class OwnLoader:
-    """Somebody's loader around another one."""
+class RecordingSampler(torch_data.DistributedSampler[Any]):
+    """A DistributedSampler of one rank that records the epochs that are set."""
+
+    def __init__(self, epochs: list[int]) -> None:
+        super().__init__(range(NUM_SAMPLES), num_replicas=1, rank=0)  # type: ignore[arg-type]  # a range is a dataset
+        self.epochs = epochs
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.epochs.append(epoch)
+
+
+class Wrapper:
+    """A user-defined loader around another one."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
@@ -55,93 +80,114 @@ class OwnLoader:
         return iter(self.loader)
 
 
-def make_shards(packed: Path) -> ShardDataset:
-    return ShardDataset(packed, fields="key", shuffle=True)
+def batched(sampler: Any) -> Any:
+    return torch_data.BatchSampler(sampler, 4, drop_last=False)
 
 
-def share(dataset: Any) -> torchs.DistributedSampler[Any]:
-    return torchs.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
+PARTS: dict[str, Callable[[list[int]], dict[str, Any]]] = {
+    "sampler": lambda epochs: {"dataset": range(12), "sampler": RecordingSampler(epochs)},
+    "batch sampler": lambda epochs: {"dataset": range(12), "batch_sampler": batched(RecordingSampler(epochs))},
+    "dataset": lambda epochs: {"dataset": Indices(epochs)},
+    "Subset": lambda epochs: {"dataset": torch_data.Subset(Indices(epochs), range(12))},
+    "ConcatDataset": lambda epochs: {"dataset": torch_data.ConcatDataset([Indices(epochs)] * 2)},
+    "StackDataset": lambda epochs: {"dataset": torch_data.StackDataset(a=Indices(epochs))},
+    "stream": lambda epochs: {"dataset": IndexStream(epochs)},
+    "ChainDataset": lambda epochs: {"dataset": torch_data.ChainDataset([IndexStream(epochs)])},
+    "wrapped streams": lambda epochs: {"dataset": Renamed(torch_data.ChainDataset([Renamed(IndexStream(epochs))]))},
+}
+LOADERS: dict[str, Callable[..., Any]] = {
+    "torch": TorchLoader,
+    "shardio": DataLoader,
+    "torchdata": StatefulDataLoader,
+    "a wrapper": lambda **parts: Wrapper(TorchLoader(**parts)),
+    "a prefetcher": lambda **parts: DevicePrefetcher(Wrapper(DataLoader(**parts)), "cpu"),
+}
 
 
-def make_batched() -> TorchLoader[Any]:
-    """Make a loader that cannot be told the epoch but by its batch sampler's sampler."""
-    return TorchLoader(range(12), batch_sampler=torchs.BatchSampler(share(range(12)), 4, drop_last=False))  # type: ignore[arg-type]  # a range is a dataset
+def build_loader() -> Any:
+    """Return the loader under test, as a checked script does."""
+    return loader_under_test
+
+
+def check(loader: Any, epoch: int, folder: Path) -> None:
+    global loader_under_test
+    loader_under_test = loader
+    run_rank("tests.test_epochs:build_loader", str(folder), epoch + 1, None)
+
+
+loader_under_test: Any = None
+CALLERS: dict[str, Callable[[Any, int, Path], None]] = {
+    "set_epoch": lambda loader, epoch, _: set_epoch(loader, epoch),
+    "DevicePrefetcher": lambda loader, epoch, _: DevicePrefetcher(loader, "cpu").set_epoch(epoch),
+    "shardio check": check,
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize(("caller", "loader"), [*product(CALLERS, LOADERS), ("shardio.DataLoader", "shardio")])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
+def test_each_part_of_a_loader_gets_the_epoch_once(
+    parts: str, caller: str, loader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    epochs: list[int] = []
+    made = LOADERS[loader](**PARTS[parts](epochs))
+    if caller == "shardio.DataLoader":
+        made.set_epoch(1)
+    else:
+        CALLERS[caller](made, 1, tmp_path)
+    assert epochs == ([0, 1] if caller == "shardio check" else [1])
+
+
+@pytest.mark.parametrize("make", [TorchLoader, DataLoader])
+def test_samplers_and_datasets_get_the_epoch_together(make: Any) -> None:
+    for sampler in (RecordingSampler([]), EpochSampler(range(NUM_SAMPLES))):
+        dataset = Indices([])
+        set_epoch(make(torch_data.Subset(dataset, range(NUM_SAMPLES)), 4, sampler=sampler), 5)
+        assert (sampler.epoch, dataset.epochs) == (5, [5])
 
 
 WRAPPERS: dict[str, Callable[[Any], Any]] = {
-    "itself": lambda dataset: dataset,
-    "ChainDataset": lambda dataset: torchs.ChainDataset([Renamed(dataset), dataset]),
+    "ChainDataset": lambda dataset: torch_data.ChainDataset([Renamed(dataset), dataset]),
     "a wrapper": Renamed,
-    "wrappers": lambda dataset: Renamed(torchs.ChainDataset([Renamed(dataset)])),
-}
-TELLERS: dict[str, Callable[[Any, int], None]] = {
-    "shardio's loader": lambda dataset, epoch: DataLoader(dataset, 4).set_epoch(epoch),
-    "DevicePrefetcher": lambda dataset, epoch: DevicePrefetcher(TorchLoader(dataset), "cpu").set_epoch(epoch),
-    "both": lambda dataset, epoch: DevicePrefetcher(OwnLoader(DataLoader(dataset)), "cpu").set_epoch(epoch),
-    "tell_epoch": lambda dataset, epoch: tell_epoch(OwnLoader(TorchLoader(dataset)), epoch),
 }
 
 
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-@pytest.mark.parametrize("tell", TELLERS.values(), ids=TELLERS)
-def test_a_shard_dataset_is_found_in_whatever_wraps_it(packed: Path, wrap: Any, tell: Any) -> None:
+@pytest.mark.parametrize("make", [TorchLoader, DataLoader])
+def test_a_wrapped_shard_dataset_delivers_the_order_of_the_epoch(packed: Path, wrap: Any, make: Any) -> None:
     dataset, expected = make_shards(packed), make_shards(packed)
     expected.set_epoch(3)
     wrapped = wrap(dataset)
-    if wrapped is dataset and tell in (TELLERS["shardio's loader"], TELLERS["both"]):
-        loader = DataLoader(dataset, 21)  # Its loaders are in epochs of their own.
-        tell_epoch(loader, 3)
-        assert next(iter(loader)) == list(expected)
-    else:
-        tell(wrapped, 3)
-        assert next(iter(TorchLoader(wrapped, 21))) == list(expected)
+    set_epoch(make(wrapped), 3)
+    assert next(iter(TorchLoader(wrapped, 21))) == list(expected)
 
 
-def test_samplers_and_datasets_are_told_once_each() -> None:
-    numbers = Numbers()
-    joined: Any = torchs.ConcatDataset([torchs.Subset(numbers, range(12)), numbers])
-    tellers: list[Callable[[Any], None]] = [
-        lambda sampler: tell_epoch(TorchLoader(joined, 4, sampler=sampler), 5),
-        lambda sampler: DataLoader(joined, 4, sampler=sampler).set_epoch(5),
-        lambda sampler: DataLoader(torchs.StackDataset(a=joined), 4, sampler=sampler).set_epoch(5),
-    ]
-    for tell in tellers:
-        for sampler in (share(joined), EpochSampler(joined)):
-            tell(sampler)
-            assert sampler.epoch == 5
-            assert numbers.told == [5]
-            numbers.told.clear()
-    loader = make_batched()
-    tell_epoch(loader, 5)
-    assert loader.batch_sampler.sampler.epoch == 5  # type: ignore[union-attr]  # it has one
+def make_shards(packed: Path) -> ShardDataset:
+    return ShardDataset(packed, fields="key", shuffle=True)
 
 
-def test_a_loader_of_shardios_leaves_the_epoch_of_shared_map_style_datasets_alone(packed: Path) -> None:
+def test_a_loader_of_a_shard_dataset_has_its_own_epoch(packed: Path) -> None:
+    dataset, expected = make_shards(packed), make_shards(packed)
+    expected.set_epoch(3)
+    loader, other = DataLoader(dataset, 21), DataLoader(dataset, 21)
+    set_epoch(loader, 3)
+    assert next(iter(loader)) == list(expected)
+    assert next(iter(other)) == list(make_shards(packed))
+
+
+def test_a_loader_leaves_the_epoch_of_a_shared_map_style_dataset_alone(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields="key")
-    DataLoader(torchs.Subset(dataset, range(4)), 4, sampler=share(range(4))).set_epoch(5)
+    DataLoader(torch_data.Subset(dataset, range(12)), 4, sampler=RecordingSampler([])).set_epoch(5)
     assert dataset.map_epoch.known is None
     dataset.set_epoch(1, seed=7)
-    tell_epoch(TorchLoader(dataset), 2)
+    set_epoch(TorchLoader(dataset), 2)
     assert dataset.map_epoch.known == (7, 2)
 
 
-def make_checked() -> TorchLoader[int]:
-    numbers = Numbers()
-    return TorchLoader(numbers, batch_sampler=torchs.BatchSampler(share(numbers), 4, drop_last=False))
-
-
-def test_the_checker_tells_the_sampler_of_a_batch_sampler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    drawn.clear()
-    run_rank("tests.test_epochs:make_checked", str(tmp_path), 2, None)
-    first, second = drawn[-24:-12], drawn[-12:]
-    assert sorted(first) == sorted(second) == list(range(12))
-    assert first != second
-
-
-def test_frameworks_that_tell_samplers_alone_tell_a_loader_of_a_shard_dataset(packed: Path) -> None:
-    """Lightning's reload_dataloaders_every_n_epochs makes a loader for each epoch, and tells its sampler."""
+def test_a_framework_can_set_the_epoch_of_a_loaders_sampler(packed: Path) -> None:
+    """Lightning's reload_dataloaders_every_n_epochs builds one loader per epoch and sets the epoch of its sampler."""
     epochs = []
     for epoch in range(3):
         loader = DataLoader(make_shards(packed), batch_size=4, num_workers=0)

@@ -17,7 +17,19 @@ PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
 MODULES = {"functions", "torch_modes", "world"}
 """Modules that are in the table beside the folders."""
-FREE = {"classes", "epochs", "errors", "handover", "interruptions", "json_text", "processors", "sample", "values"}
+FREE = {
+    "background",
+    "classes",
+    "epochs",
+    "errors",
+    "forks",
+    "handover",
+    "interruptions",
+    "json_text",
+    "processors",
+    "sample",
+    "values",
+}
 """Modules that all may import."""
 
 

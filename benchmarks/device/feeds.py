@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from benchmarks.device.networks import NUM_CLASSES
 from benchmarks.loaders.job import TARGET
 from shardio.device import DevicePrefetcher
-from shardio.device.preparing import Preparation
+from shardio.device.preparing import ImagePreparation
 
 RESIDENT, RESIDENT_UINT8, SHARDIO, TORCH, TIMM = "resident", "resident-uint8", "shardio", "torch", "timm"
 TITLES = {
@@ -105,7 +105,7 @@ class CopyBeforeStep:
 class Resident:
     """Gives a few batches on the device again and again, prepared anew each time if need be. Never ends."""
 
-    def __init__(self, batches: Sequence[Batch], prepare: Preparation | None = None) -> None:
+    def __init__(self, batches: Sequence[Batch], prepare: ImagePreparation | None = None) -> None:
         self.batches, self.prepare = batches, prepare
 
     def __iter__(self) -> Iterator[Batch]:
@@ -159,9 +159,9 @@ def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable
     return feeds, problems
 
 
-def make_preparation(device: torch.device) -> Preparation:
+def make_preparation(device: torch.device) -> ImagePreparation:
     """Return what is done to images on the device."""
-    return Preparation(device, NORMALIZE, torch.bfloat16, channels_last=True)
+    return ImagePreparation(device, NORMALIZE, torch.bfloat16, channels_last=True)
 
 
 def check_feed(feed: Iterable[Batch], source: Source, device: torch.device, batch_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Does a loader repeat or lose samples? For any loader, shardio's or not."""
+"""Find the samples that a loader repeats or loses. Any loader will do."""
 
 from shardio.check.coverage import Coverage, Delivery
 from shardio.check.exactly_once import assert_exactly_once
@@ -7,7 +7,7 @@ from shardio.check.guard import guard
 from shardio.check.merging import merge_recordings
 from shardio.check.recorder import CoverageRecorder
 from shardio.check.recording import record
-from shardio.check.report import CoverageReport, Expected, make_report
+from shardio.check.report import CoverageReport, ExpectedSamples, make_report
 from shardio.check.verdict import judge
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "CoverageRecorder",
     "CoverageReport",
     "Delivery",
-    "Expected",
+    "ExpectedSamples",
     "assert_exactly_once",
     "find_frozen_orders",
     "guard",

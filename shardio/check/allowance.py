@@ -1,4 +1,4 @@
-"""What a loader's own remainder policy asks of an epoch, where the loader is shardio's or has its order."""
+"""What the remainder policy of a loader with shardio's order requires of an epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardio.world import World
 
 @runtime_checkable
 class HasRemainder(Protocol):
-    """What makes a dataset or a sampler one of shardio's kind: it has an order, and a policy at its end."""
+    """A dataset or a sampler with shardio's order and a remainder policy."""
 
     remainder: str
     num_all_samples: int
@@ -30,15 +30,15 @@ class HasRemainder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What an epoch delivers by its remainder policy.
+    """What an epoch delivers under its remainder policy.
 
     Attributes:
-        num_samples: The samples of the dataset.
-        num_repeats: How many deliveries too many there are, over all ranks. Repeats that are marked do not count.
-        num_missing: How many samples are left out, or came before the run was resumed.
-        num_marked: How many repeats are marked, over all ranks.
-        samples: The numbers of the samples that are repeated or left out, in order; None where they are not known.
-        digest: Which dataset the numbers are of.
+        num_samples: How many samples the dataset has.
+        num_repeats: How many extra deliveries there are over all ranks, not counting marked repeats.
+        num_missing: How many samples are left out or were delivered before the run was resumed.
+        num_marked: How many repeats are marked over all ranks.
+        samples: The indices of the samples that are repeated or left out, sorted; None if unknown.
+        digest: The digest of the dataset that the indices belong to.
     """
 
     num_samples: int
@@ -50,30 +50,30 @@ class Allowance:
 
 
 def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
-    """Return who holds a loader's order, and the policy at its end; None where the order is not shardio's."""
+    """Return the dataset or sampler with a loader's order, and the remainder policy; None if shardio has no order."""
     for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(holder, HasRemainder):
-            # In torch's own loader drop_last drops a batch of each worker, whatever the policy is.
+            # In torch's own loader, drop_last drops a batch of each worker under any policy.
             drops = hasattr(loader, "runs_torchs_workers") and bool(getattr(loader, "drop_last", False))
             return holder, "drop" if drops else holder.remainder
     return None
 
 
 def find_cursor(loader: Iterable[Any]) -> Cursor | None:
-    """Return where a loader of shardio's kind is, by its state; None where it does not say."""
+    """Return the position of a loader with shardio's order, from its state; None if it has none."""
     found = find_remainder(loader)
-    # Other loaders' states are not asked for: torchdata's starts its workers to tell.
+    # Do not ask other loaders for a state: torchdata's starts its workers to find it.
     holder: Any = loader if hasattr(loader, "runs_torchs_workers") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
-    if not getattr(holder, "has_state", True):  # Its sampler holds shardio's order, and iterates in a way of its own.
+    if not getattr(holder, "has_state", True):  # A sampler with shardio's order that iterates in its own way.
         return None
     state = holder.state_dict()
     return Cursor(epoch=state["epoch"], position=state["position"])
 
 
-def goes_on(loader: Iterable[Any], num_batches: int) -> bool | None:
-    """Return whether a loader resumes an epoch of which a rank got ``num_batches``; None if that epoch was over."""
+def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
+    """Return whether a loader resumes an epoch after ``num_batches``; None if that epoch was complete."""
     found = find_remainder(loader)
     cursor = find_cursor(loader) if found is not None and hasattr(loader, "runs_torchs_workers") else None
     if found is None or cursor is None:
@@ -83,30 +83,34 @@ def goes_on(loader: Iterable[Any], num_batches: int) -> bool | None:
 
 
 def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
-    """Return what an epoch of a loader delivers by its policy; None where the order is not shardio's.
+    """Return what an epoch of a loader delivers under its policy; None if the order is not shardio's.
 
     Args:
-        loader: The loader, which has delivered the epoch's first batch, if there is one.
-        before: Where it was before that.
+        loader: The loader after it delivered the epoch's first batch, if there is one.
+        before: The loader's position before that.
     """
     found = find_remainder(loader)
     if found is None:
         return None
     holder, policy = found
-    number, world_size = holder.num_all_samples, holder.world().world_size
+    num_samples, world_size = holder.num_all_samples, holder.world().world_size
     batch_size = holder.batch_size or getattr(loader, "batch_size", None) or 1
     now = find_cursor(loader)
     start = before.position if before is not None and now is not None and before.epoch == now.epoch else 0
-    start = 0 if start == number and now != before else start
-    num_padded = -(number - start) % world_size
-    num_dropped = (number - start) % (world_size * batch_size) if policy == "drop" else 0
-    positions = np.arange(number, number + num_padded) if policy == "pad" else np.arange(number - num_dropped, number)
+    start = 0 if start == num_samples and now != before else start
+    num_padded = -(num_samples - start) % world_size
+    num_dropped = (num_samples - start) % (world_size * batch_size) if policy == "drop" else 0
+    positions = (
+        np.arange(num_samples, num_samples + num_padded)
+        if policy == "pad"
+        else np.arange(num_samples - num_dropped, num_samples)
+    )
     samples: tuple[int, ...] | None = None
     if now is not None and start == 0:
         order = EpochOrder(holder.shard_sizes, holder.settings, now.epoch)
         samples = tuple(sorted(order.samples_at(positions).tolist())) if len(positions) else ()
     return Allowance(
-        num_samples=number,
+        num_samples=num_samples,
         num_repeats=num_padded if policy == "pad" else 0,
         num_missing=num_dropped + start,
         num_marked=num_padded if policy == "mask" else 0,

@@ -1,8 +1,8 @@
-"""Coverage: which samples were delivered in an epoch, how often, where and by whom. 14 bytes a delivery."""
+"""Coverage: which samples an epoch delivered, how often, in which batches, from which workers. 14 bytes each."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,23 +15,23 @@ from shardio.check.claims import RankEpoch
 from shardio.check.identity import Ids, key_ids
 
 BLOCK = 1 << 20
-"""Deliveries that are kept in one piece of memory."""
+"""Deliveries that share a piece of memory."""
 
-NUM_BUCKETS = 64
-"""Deliveries are compared by the last bits of their identities, one part after another, to bound memory."""
+NUM_PARTS = 64
+"""Deliveries are compared in parts, by the last bits of their identities, to bound memory."""
 
 MAX_NAMES = 1_000_000
-"""Keys that are remembered by name, for messages; later ones are named by their hash."""
+"""Keys that are remembered for messages. Messages name later ones by their hash."""
 
 UNKNOWN = -1
-"""The number of a worker that is not known."""
+"""The ID of an unknown worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Where a sample arrived: on which rank, from which of its workers, in which of its batches.
+    """How a sample arrived: on which rank, from which of its workers, in which of its batches.
 
-    ``worker`` is None where that is not known.
+    ``worker`` is None if it is unknown.
     """
 
     rank: int
@@ -44,8 +44,8 @@ class Delivery:
 
 
 @dataclass(slots=True)
-class SourceTotals:
-    """What one worker of one rank delivered: by sum and xor, two sources are compared as sets without looking again."""
+class WorkerTotals:
+    """What one worker of one rank delivered. Sum and xor tell whether two workers delivered the same samples."""
 
     num_samples: int = 0
     id_sum: int = 0
@@ -78,38 +78,38 @@ class _Block:
 
 
 class Coverage:
-    """Collects the deliveries of one epoch, over all ranks."""
+    """Collects the deliveries of one epoch over all ranks."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
         self._source_ids: dict[tuple[int, int], int] = {}
         self._orders: dict[int, xxhash.xxh3_64] = {}
-        self.totals: dict[tuple[int, int], SourceTotals] = {}
+        self.totals: dict[tuple[int, int], WorkerTotals] = {}
         self.names: dict[int, Hashable] = {}
-        self.allowances: dict[int, Allowance] = {}  # By rank, where the loader has a remainder policy of shardio's.
-        self.rank_epochs: dict[int, RankEpoch] = {}  # By rank, where more is known than the deliveries.
+        self.allowances: dict[int, Allowance] = {}  # By rank, for loaders with a remainder policy of shardio.
+        self.rank_epochs: dict[int, RankEpoch] = {}  # By rank, if more is known than the deliveries.
 
     @property
     def allowance(self) -> Allowance | None:
-        """What the loader's remainder policy asks for; None where that is not known."""
+        """What the loader's remainder policy requires; None if unknown."""
         return next(iter(self.allowances.values()), None)
 
     @property
     def num_deliveries(self) -> int:
-        """How many samples were delivered, repeats included."""
+        """How many samples were delivered, including repeats."""
         return sum(block.used for block in self._blocks)
 
     def order_digest(self, rank: int) -> str:
-        """Return a digest of a rank's samples in the order of their arrival."""
+        """Return a digest of a rank's samples in the order of arrival."""
         return self._orders[rank].hexdigest() if rank in self._orders else ""
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that delivered anything."""
+        """The ranks that delivered at least one sample."""
         return sorted(self._orders)
 
     def num_delivered_by(self, rank: int) -> int:
-        """Return how many samples a rank delivered, repeats included."""
+        """Return how many samples a rank delivered, including repeats."""
         return sum(totals.num_samples for (other, _), totals in self.totals.items() if other == rank)
 
     def add(self, keys: Iterable[Hashable], delivery: Delivery) -> None:
@@ -125,7 +125,7 @@ class Coverage:
         if not len(ids):
             return
         source = (delivery.rank, UNKNOWN if delivery.worker is None else delivery.worker)
-        self.totals.setdefault(source, SourceTotals()).add(ids, delivery.batch)
+        self.totals.setdefault(source, WorkerTotals()).add(ids, delivery.batch)
         self._orders.setdefault(delivery.rank, xxhash.xxh3_64()).update(ids.tobytes())
         source_id = self._source_ids.setdefault(source, len(self._source_ids))
         while len(ids):
@@ -139,7 +139,7 @@ class Coverage:
             ids = ids[count:]
 
     def arrays(self, rank: int | None = None) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the identities, batches and workers of all deliveries, or of one rank's, as they arrived."""
+        """Return the identities, batches and workers of all deliveries, or of one rank, in the order of arrival."""
         ranks = np.array([own for own, _ in self._source_ids], dtype=np.int64)
         workers = np.array([worker for _, worker in self._source_ids], dtype=np.int64)
         blocks = self._blocks or [_Block()]
@@ -152,7 +152,7 @@ class Coverage:
         )
 
     def add_arrays(self, rank: int, ids: Ids, batches: NDArray[np.int64], workers: NDArray[np.int64]) -> None:
-        """Add deliveries of a rank as :meth:`arrays` returned them."""
+        """Add a rank's deliveries, as returned by :meth:`arrays`."""
         if not len(ids):
             return
         starts = np.flatnonzero(np.diff(batches.astype(np.int64), prepend=-1))
@@ -162,7 +162,7 @@ class Coverage:
             self.add_ids(ids[start:stop], delivery)
 
     def until(self, rank: int, num_batches: int) -> Coverage:
-        """Return what a rank received in its first batches, with what else is known of its epoch."""
+        """Return what a rank received in its first batches, and what else is known of its epoch."""
         ids, batches, workers = self.arrays(rank)
         chosen = batches < num_batches
         first = Coverage()
@@ -171,28 +171,23 @@ class Coverage:
         first.rank_epochs[rank] = replace(self.rank_epochs[rank], num_batches=num_batches, is_whole=False)
         return first
 
-    def buckets(self) -> Iterator[tuple[int, Bucket]]:
-        """Yield the deliveries part by part, with the number of the part."""
-        sources = list(self._source_ids)
+    def sorted_parts(self) -> Iterator[SortedDeliveries]:
+        """Yield the deliveries in NUM_PARTS parts: part k has the identities that are k modulo NUM_PARTS."""
+        sources, blocks = list(self._source_ids), self._blocks or [_Block()]
         last_batches = np.array([self.totals[source].last_batch for source in sources], dtype=np.uint32)
-        for number in range(NUM_BUCKETS):
-            parts = [_select(block, number, i * BLOCK) for i, block in enumerate(self._blocks)]
-            if parts:
-                ids, batches, source_ids, arrivals = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-                order = np.argsort(ids, kind="stable")
-                is_late = batches == last_batches[source_ids]
-                yield (
-                    number,
-                    Bucket(ids[order], batches[order], source_ids[order], arrivals[order], is_late[order], sources),
-                )
-            else:
-                nothing = np.empty(0, np.uint64)
-                yield number, Bucket(nothing, nothing, nothing, nothing, nothing, sources)
+        for part in range(NUM_PARTS):
+            selected = [_select(block, part, i * BLOCK) for i, block in enumerate(blocks)]
+            ids, batches, source_ids, arrivals = (np.concatenate(columns) for columns in zip(*selected, strict=True))
+            order = np.argsort(ids, kind="stable")
+            is_late = batches == last_batches[source_ids]
+            yield SortedDeliveries(
+                ids[order], batches[order], source_ids[order], arrivals[order], is_late[order], sources
+            )
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
-    """Some deliveries, sorted by identity and then by arrival: one array entry each."""
+class SortedDeliveries:
+    """Deliveries sorted by identity, then by arrival: one array entry each."""
 
     ids: Ids
     batches: NDArray[Any]
@@ -202,7 +197,7 @@ class Bucket:
     sources: list[tuple[int, int]]
 
     def deliveries(self, start: int, stop: int) -> list[Delivery]:
-        """Return the deliveries [start, stop) by the order of their arrival."""
+        """Return the deliveries [start, stop) in the order of arrival."""
         found = []
         for index in range(start, stop):
             rank, worker = self.sources[int(self.source_ids[index])]
@@ -212,6 +207,16 @@ class Bucket:
         return found
 
 
-def _select(block: _Block, bucket: int, base: int) -> tuple[NDArray[Any], ...]:
-    chosen = np.flatnonzero(block.ids[: block.used] % np.uint64(NUM_BUCKETS) == np.uint64(bucket))
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words.
+
+    >>> name_ranks([0, 2, 3])
+    'ranks 0, 2 and 3'
+    """
+    *others, last = map(str, ranks)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+def _select(block: _Block, part: int, base: int) -> tuple[NDArray[Any], ...]:
+    chosen = np.flatnonzero(block.ids[: block.used] % np.uint64(NUM_PARTS) == np.uint64(part))
     return block.ids[chosen], block.batches[chosen], block.sources[chosen], chosen + base

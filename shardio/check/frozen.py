@@ -1,4 +1,4 @@
-"""Frozen orders: epochs that a loader means to shuffle and delivers in one order."""
+"""Frozen orders: epochs that a loader should shuffle differently but delivers in the same order."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from itertools import combinations
 
 import numpy as np
 
-from shardio.check.coverage import Coverage
+from shardio.check.coverage import Coverage, name_ranks
 from shardio.check.identity import Ids
 
 MIN_SAMPLES = 10
-"""Fewer samples come in one order twice by chance: 10 do once in 3.6 million times."""
+"""Fewer samples may repeat an order by chance: 10 do so once in 3.6 million times."""
 
 MAX_COMPARED = 1_000_000
 """How many samples of an epoch are compared to see whether a loader shuffles."""
 
 
 def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
-    """Return a verdict for each epoch with the order of an earlier one, where that is not meant.
+    """Return a verdict for each epoch that repeats the order of an earlier one by mistake.
 
-    A loader that does not say whether it shuffles may mean to repeat its order, as a fixed or sorted sampler does. It
-    is judged only where another epoch or another rank shows that it shuffles.
+    A loader that does not say whether it shuffles may repeat its order on purpose, as a fixed or sorted sampler does.
+    It is judged only if another epoch or another rank shows that it shuffles.
     """
     digests = [
         {rank: epoch.order_digest(rank) for rank in epoch.ranks if epoch.num_delivered_by(rank) >= MIN_SAMPLES}
@@ -34,23 +34,23 @@ def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
             if alike:
                 frozen.append((earlier, later, alike))
                 break
-    said = {rank for epoch in epochs for rank, known in epoch.rank_epochs.items() if known.shuffles}
-    if frozen and any(rank not in said for _, _, alike in frozen for rank in alike) and _is_shuffled(epochs):
-        said |= {rank for _, _, alike in frozen for rank in alike}
+    shuffling = {rank for epoch in epochs for rank, known in epoch.rank_epochs.items() if known.shuffles}
+    if frozen and any(rank not in shuffling for _, _, alike in frozen for rank in alike) and _is_shuffled(epochs):
+        shuffling |= {rank for _, _, alike in frozen for rank in alike}
     return [
         f"epochs {earlier} and {later} have the same order{_where(judged, epochs[later])}: set_epoch is not called, or "
         "every epoch starts from the same seed"
         for earlier, later, alike in frozen
-        if (judged := [rank for rank in alike if rank in said])
+        if (judged := [rank for rank in alike if rank in shuffling])
     ]
 
 
 def _where(ranks: list[int], epoch: Coverage) -> str:
-    return "" if ranks == epoch.ranks else f" on rank {', '.join(map(str, ranks))}"
+    return "" if ranks == epoch.ranks else f" on {name_ranks(ranks)}"
 
 
 def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
-    """Return whether any rank delivered the samples of one epoch in quite another order in another one."""
+    """Return whether any rank delivered two epochs in clearly different orders."""
     for rank in sorted({rank for epoch in epochs for rank in epoch.ranks}):
         known = [epoch.rank_epochs[rank].shuffles for epoch in epochs if rank in epoch.rank_epochs]
         if False in known:  # Its batches may still arrive in another order.
@@ -63,10 +63,10 @@ def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
 
 
 def _differ(first: Ids, second: Ids) -> bool:
-    """Return whether a quarter of the neighbours, and ten at least, are no neighbours in another epoch.
+    """Return whether a quarter of the neighbours, and at least ten, are not neighbours in the other epoch.
 
-    Batches that arrive as workers finish them, or shards in another order, keep most neighbours together, and may come
-    in the same order again by chance.
+    Most neighbours stay together when batches arrive as workers finish them, or when only shards are shuffled. Both
+    may repeat an order by chance.
     """
     before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
     num_parted = int((~np.isin(before, after)).sum())

@@ -1,8 +1,8 @@
-"""Identity: which sample is which, as one uint64 a sample.
+"""Identity: which sample is which, as one uint64 per sample.
 
-An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed into the upper half, so that no text
-has the identity of an integer. Keys that are equal in Python (1 and 1.0) have one identity, and so have a string and
-its bytes. Where a batch carries no keys, the content serves: xxh3-64 over all that the batch holds of the sample.
+An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed into the upper half, so a text never
+has the identity of an integer. Keys that are equal in Python (1 and 1.0) have the same identity. A string has the
+identity of its bytes. A batch without keys is identified by content: xxh3-64 over everything it holds of a sample.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from shardio.errors import IdentityError
 Ids = NDArray[np.uint64]
 
 Key = Callable[[Any], Iterable[Hashable]] | str | int | None
-"""How keys are found in a batch: a function of the batch, a field's name or place, or None."""
+"""How to find the keys in a batch: a function of the batch, a field's name or index, or None."""
 
 HASHED = 2**63
-"""The bit that all identities have that are hashes."""
+"""The bit that is set in every identity that is a hash."""
+
+ASK_FOR_KEY = "Give key= (or --key) to identify samples"
 
 
 def key_ids(keys: Iterable[Hashable]) -> Ids:
     """Return the identities of keys, uint64 [n].
 
     Raises:
-        IdentityError: If a key cannot tell samples apart: None, NaN, a truth value, or an object without a text of its
-            own.
+        IdentityError: If a key cannot identify a sample: None, NaN, a truth value, or an object without its own text.
     """
     if isinstance(keys, range):
         keys = np.arange(keys.start, keys.stop, keys.step)
@@ -48,7 +49,7 @@ def key_ids(keys: Iterable[Hashable]) -> Ids:
 
 
 def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
-    """Return the keys of a batch, or None if it has none: no ``key`` is given, and it is not made of keys alone.
+    """Return the keys of a batch. Return None if no ``key`` is given and the batch holds more than keys.
 
     Raises:
         IdentityError: If ``key`` does not fit the batch.
@@ -59,35 +60,34 @@ def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
         found = key(batch) if callable(key) else _look_up(batch, key)
     except (KeyError, IndexError, TypeError) as error:
         raise IdentityError(
-            f"there is nothing at key={key!r} in a batch that is a {type(batch).__name__}: give the place of its keys, "
-            "their name, or a function of the batch"
+            f"there is nothing at key={key!r} in a batch of type {type(batch).__name__}: give the index or the name of "
+            "the field with the keys, or a function of the batch"
         ) from error
     return _as_list(found, key)
 
 
 def _look_up(batch: Any, key: str | int) -> Any:
-    """Return what lies at a place or a name in a batch, which may be a namedtuple."""
+    """Return the field of a batch, which may be a namedtuple, by its name or index."""
     if isinstance(key, str) and isinstance(batch, tuple) and hasattr(batch, key):
         return getattr(batch, key)
     return batch[key]
 
 
 def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
-    """Return the identities of a batch's samples by all their contents, uint64 [n].
+    """Return the identities of a batch's samples by their content, uint64 [n].
 
     Args:
-        batch: Tensors or arrays with the samples along their first dimension, and lists of values, nested in
-            tuples, lists and dicts.
-        is_collated: Whether the batch is known to hold columns. Otherwise a list of equal images may also be a list of
-            samples.
+        batch: Tensors or arrays with the samples along their first dimension, and lists of values, nested in tuples,
+            lists and dicts.
+        is_collated: Whether the batch is known to hold columns. Otherwise, a list of images may be a list of samples.
 
     Raises:
-        IdentityError: If it cannot be seen where the samples lie in the batch.
+        IdentityError: If the samples cannot be found in the batch.
     """
     columns: list[Any] = []
     _add_columns(batch, columns)
     if not columns:
-        _refuse_layout(f"a batch that is a {type(batch).__name__} holds nothing to know samples by")
+        _refuse_layout(f"a batch of type {type(batch).__name__} holds no data")
     if not is_collated and len(columns) > 1 and isinstance(batch, list | tuple) and all(map(_is_image_like, batch)):
         _refuse_layout(
             f"a {type(batch).__name__} of {len(batch)} arrays may hold that many samples or that many fields"
@@ -107,7 +107,7 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
 
 
 def _refuse_layout(what: str) -> NoReturn:
-    raise IdentityError(f"{what}, so samples cannot be known by their content: give key=")
+    raise IdentityError(f"{what}, so samples cannot be identified by their content. {ASK_FOR_KEY}")
 
 
 def _hash_text(key: str) -> int:
@@ -115,16 +115,16 @@ def _hash_text(key: str) -> int:
 
 
 def _key_id(key: Any) -> int:
-    if getattr(key, "ndim", None) == 0:  # A number of numpy's or torch's.
+    if getattr(key, "ndim", None) == 0:  # A number of numpy or torch.
         key = key.item()
     match key:
         case None | bool():
-            raise IdentityError(f"{key} is given as the key of a sample, but does not identify it: {_REMEDY}")
+            raise IdentityError(f"{key} is given as the key of a sample but does not identify it: {_REMEDY}")
         case int():
             return key if 0 <= key < HASHED else xxhash.xxh3_64_intdigest(b"int %d" % key) | HASHED
         case float():
             if key != key:
-                raise IdentityError(f"NaN is given as the key of a sample, and equals nothing: {_REMEDY}")
+                raise IdentityError(f"NaN is given as the key of a sample but does not equal itself: {_REMEDY}")
             return _key_id(int(key)) if key.is_integer() else xxhash.xxh3_64_intdigest(repr(key).encode()) | HASHED
         case str():
             return _hash_text(key)
@@ -136,17 +136,17 @@ def _key_id(key: Any) -> int:
     kind = type(key)
     texts: tuple[Any, ...] = (kind.__str__, kind.__repr__)
     if not isinstance(key, Hashable) or texts == (object.__str__, object.__repr__):
-        raise IdentityError(f"a {kind.__name__} is given as the key of a sample, and is none: {_REMEDY}")
+        raise IdentityError(f"a {kind.__name__} is given as the key of a sample but cannot be one: {_REMEDY}")
     return _hash_text(str(key))
 
 
-_REMEDY = "give keys that are integers, text or tuples of these, one a sample"
+_REMEDY = "give one key per sample, an integer, text or a tuple of these"
 
 
 def _as_keys(batch: Any) -> list[Hashable] | None:
-    """Return a batch of strings or integers alone as keys."""
+    """Return a batch that holds only strings or only integers as keys; None for other batches."""
     if isinstance(batch, str | bytes) or type(batch) is int:
-        return [batch]  # One sample, not collated.
+        return [batch]  # One sample that is not collated.
     if hasattr(batch, "tolist") and hasattr(batch, "ndim"):
         name = str(batch.dtype)
         is_key = "int" in name or getattr(batch.dtype, "kind", "") in ("S", "U")
@@ -159,33 +159,32 @@ def _as_keys(batch: Any) -> list[Hashable] | None:
 
 
 def _is_integer(value: Any) -> bool:
-    """Return whether a value is an integer of Python's, or a single one of numpy's or torch's."""
+    """Return whether a value is an integer of Python, or a single integer of numpy or torch."""
     return type(value) is int or (getattr(value, "ndim", None) == 0 and "int" in str(value.dtype))
 
 
 def _as_list(found: Any, key: Key) -> list[Hashable]:
-    """Return what was found at ``key`` as one key a sample."""
+    """Return what was found at ``key`` as one key per sample."""
     if isinstance(found, list):
         return found
     if isinstance(found, str | bytes | int | float):
-        return [found]  # The key of one sample, not collated.
+        return [found]  # The key of one sample that is not collated.
     if hasattr(found, "tolist") and hasattr(found, "ndim"):
         if found.ndim == 2 and "int" in str(found.dtype):
             return [tuple(row) for row in found.tolist()]
         if found.ndim > 1:
             raise IdentityError(
-                f"what lies at key={key!r} has the shape {list(found.shape)} and the type {found.dtype}: a key is one "
-                f"value "
-                "a sample"
+                f"the values at key={key!r} have shape {list(found.shape)} and type {found.dtype}: a key is one value "
+                "per sample"
             )
         return [found.item()] if found.ndim == 0 else list(found.tolist())
     if isinstance(found, Mapping) or not isinstance(found, Iterable):
-        raise IdentityError(f"what lies at key={key!r} is a {type(found).__name__}: a key is one value a sample")
+        raise IdentityError(f"the value at key={key!r} is a {type(found).__name__}: a key is one value per sample")
     return list(found)
 
 
 def _add_columns(batch: Any, columns: list[Any]) -> None:
-    """Add what a batch holds, column by column, each with one value a sample."""
+    """Add the columns that a batch holds, each with one value per sample."""
     if isinstance(batch, Mapping):
         for name in batch:
             _add_columns(batch[name], columns)
@@ -200,7 +199,7 @@ def _add_columns(batch: Any, columns: list[Any]) -> None:
             for value in batch:
                 _add_columns(value, columns)
     elif batch is not None:
-        _refuse_layout(f"a batch holds a single {type(batch).__name__} beside or in place of columns")
+        _refuse_layout(f"a batch holds a single {type(batch).__name__}, which is not one value per sample")
 
 
 def _is_image_like(value: Any) -> bool:

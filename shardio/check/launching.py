@@ -1,9 +1,10 @@
 """Launching: several ranks as processes that end together.
 
-Each rank leads a session of its own, as in torch's elastic launcher, so that a signal reaches its worker processes,
-too. The first failure, Ctrl-C or SIGTERM ends all of them: SIGTERM first, SIGKILL for those that stay. Signals and
-exits arrive in one queue, so nothing is interrupted half-way. What ranks write goes to files, which never fill up as
-pipes do.
+Each rank leads a session of its own, as in torch's elastic launcher, so a signal also reaches its worker processes. The
+first failure, Ctrl-C or SIGTERM ends all ranks: with SIGTERM, then with SIGKILL. Signals and exits arrive in one queue,
+so no step is interrupted. Ranks write to files, which never fill up as pipes do.
+
+A rank is started like torchrun starts it, by a command of its own. So :mod:`shardio.background` is not used here.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from queue import Empty, SimpleQueue
 from shardio.errors import ShardioError
 
 GRACE_S = 5.0
-"""How long ranks have from SIGTERM to SIGKILL."""
+"""The time between SIGTERM and SIGKILL."""
 
 SHOWN_BYTES = 8192
-"""How much of the end of what a rank wrote an error shows."""
+"""How much of the end of a rank's output an error shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +37,8 @@ class RankCommand:
     Attributes:
         command: The program and its arguments.
         environment: Variables on top of this process's own.
-        errors: Where what it writes to standard error goes.
-        failed: The file that it makes when it fails, and writes the time into, in nanoseconds since the epoch.
+        errors: The file for its standard error.
+        failed: The file that it creates when it fails. The file holds the time, in nanoseconds since 1970.
     """
 
     command: Sequence[str]
@@ -61,16 +62,16 @@ _Events = SimpleQueue[_Exit | _Signal]
 
 
 def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
-    """Run the processes of all ranks to their end. Their standard output goes to this process's standard error.
+    """Run the processes of all ranks until they end. Their standard output goes to this process's standard error.
 
     Args:
         ranks: What each rank runs.
         name: What they run, for messages.
 
     Raises:
-        ShardioError: If a rank fails; the message names the one that failed first and ends with what it wrote.
-        KeyboardInterrupt: After Ctrl-C, once all ranks have ended.
-        SystemExit: After SIGTERM or SIGHUP, likewise.
+        ShardioError: If a rank fails. The message names the rank that failed first and ends with its output.
+        KeyboardInterrupt: After Ctrl-C, when all ranks have ended.
+        SystemExit: After SIGTERM or SIGHUP, when all ranks have ended.
     """
     events: _Events = SimpleQueue()
     processes: list[subprocess.Popen[bytes]] = []
@@ -90,7 +91,7 @@ def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
                         if processes[number].returncode:
                             break
         finally:
-            # Those that fail from here on may fail because they are ended.
+            # Ranks that fail from here on may fail because they are being ended.
             failed = {number for number in exits if processes[number].returncode}
             _end(processes, events)
     if signalled == signal.SIGINT:
@@ -119,12 +120,12 @@ def _await(number: int, process: subprocess.Popen[bytes], events: _Events) -> No
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """End all processes, and those that they started: at once where a second signal comes."""
+    """End all processes and those that they started. A second signal ends them at once."""
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         _send(process, signal.SIGTERM)
     while any(map(_lives, processes)) and time.monotonic() < deadline:
-        with suppress(Empty):  # Processes that ranks started are no children of this one, and are looked for again.
+        with suppress(Empty):  # Poll: processes that ranks started are not children of this one.
             if isinstance(events.get(timeout=0.02), _Signal):
                 break
     for process in processes:
@@ -133,15 +134,15 @@ def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
 
 
 def _lives(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a process, or any in its group, is still there."""
+    """Return whether any process of a rank's group is alive."""
     return _send(process, 0)
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Send a signal to a process's group; return whether it has anybody in it."""
+    """Send a signal to a process's group; return whether the group has processes."""
     try:
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):  # The latter on macOS, of a group whose last process is not reaped.
+    except (ProcessLookupError, PermissionError):  # macOS raises the latter if the last process is not reaped.
         return False
     return True
 
@@ -149,7 +150,7 @@ def _send(process: subprocess.Popen[bytes], number: int) -> bool:
 def _describe_first(
     ranks: Sequence[RankCommand], processes: Sequence[subprocess.Popen[bytes]], exits: Mapping[int, int], name: str
 ) -> str:
-    """Return what the rank that failed first wrote; it may have ended after another that failed because of it."""
+    """Describe the rank that failed first. A rank that failed because of it may have ended earlier."""
     times = {number: int(rank.failed.read_text()) for number, rank in enumerate(ranks) if rank.failed.exists()}
     first = min({**exits, **times}.items(), key=lambda item: item[1])[0]
     code, errors = processes[first].returncode, ranks[first].errors.read_bytes()
@@ -161,12 +162,12 @@ def _describe_first(
 
 @contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Put signals that end this process into a queue; only the main thread can ask for that."""
+    """Put signals that end this process into a queue. Only the main thread can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # An ignored signal stays so: SIGHUP is under nohup.
+    # Ignored signals stay ignored: nohup ignores SIGHUP.
     before = {number: signal.getsignal(number) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     for number in before:
         signal.signal(number, lambda caught, _frame: events.put(_Signal(caught)))

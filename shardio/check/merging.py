@@ -1,4 +1,4 @@
-"""Merging: the recordings of all ranks of one run, as the coverage of each epoch."""
+"""Merging: from the recordings of all ranks of a run to the coverage of each epoch."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from shardio.check.claims import RankEpoch
-from shardio.check.coverage import Coverage
+from shardio.check.coverage import Coverage, name_ranks
 from shardio.check.recording_file import Recording, read_recording
 from shardio.errors import FormatError
 
 CLOCK_SLACK_S = 60.0
-"""By how much the clocks of two machines may differ."""
+"""How much the clocks of two machines may differ."""
 
 
 def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) -> list[Coverage]:
-    """Return the coverage of each epoch over the recordings of all ranks.
+    """Return the coverage of each epoch from the recordings of all ranks.
 
     Args:
-        paths: The files.
-        world_size: How many ranks there are; by default as many as the recordings say.
+        paths: The files, one per rank.
+        world_size: How many ranks there are; by default, the number in the recordings.
 
     Raises:
-        FormatError: If a file is not a recording, a rank has none or two, or they are not of one run.
+        FormatError: If a file is not a recording, a rank has no recording or two, or they are from different runs.
     """
     recordings = [(read_recording(path), path) for path in paths]
     seen: dict[int, Path] = {}
     for recording, path in recordings:
         rank = recording.rank
         if rank in seen:
-            raise FormatError(f"{path} and {seen[rank]} are both recordings of rank {rank}: merge those of one run")
+            raise FormatError(
+                f"{path} and {seen[rank]} are both recordings of rank {rank}: merge the recordings of one run"
+            )
         seen[rank] = path
     return merge([recording for recording, _ in recordings], world_size=world_size)
 
@@ -38,7 +40,7 @@ def merge(recordings: Sequence[Recording], *, world_size: int | None = None) -> 
     """Return the coverage of each epoch over all ranks.
 
     Raises:
-        FormatError: If a rank is missing, or the recordings are not of one run.
+        FormatError: If a rank is missing, or the recordings are from different runs.
     """
     _check_ranks(recordings, world_size)
     merged = []
@@ -61,21 +63,20 @@ def _check_ranks(recordings: Sequence[Recording], world_size: int | None) -> Non
     sizes = sorted({recording.world_size for recording in recordings if recording.world_size is not None})
     if len(sizes) > 1:
         raise FormatError(
-            f"the recordings are of runs with {' and '.join(map(str, sizes))} ranks: merge those of one run"
+            f"the recordings are from runs with {' and '.join(map(str, sizes))} ranks: merge the recordings of one run"
         )
     ranks = sorted(recording.rank for recording in recordings)
     expected = world_size or (sizes[0] if sizes else max(ranks, default=-1) + 1)
     missing = sorted(set(range(expected)) - set(ranks))
     if missing:
         raise FormatError(
-            f"rank {', '.join(map(str, missing))} of {expected} has no recording: merge the files of all ranks; a "
-            f"rank that "
-            "ended early leaves none"
+            f"there is no recording of {name_ranks(missing)} of {expected}: merge the files of all ranks. A rank that "
+            "ended early leaves no file"
         )
     for one in recordings:
         for other in recordings:
             if one.process != other.process and one.written + CLOCK_SLACK_S < other.started:
                 raise FormatError(
-                    f"the recording of rank {one.rank} was written before that of rank {other.rank} began: they are of "
-                    "different runs. Remove what a former run left, and record again"
+                    f"the recording of rank {one.rank} was written before that of rank {other.rank} began: they are "
+                    "from different runs. Delete the files of the earlier run and record again"
                 )

@@ -1,4 +1,4 @@
-"""Real ranks: a script's loader, built in as many processes as torchrun would start."""
+"""Real ranks: a script's loader, built in one process per rank as with torchrun."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shardio.check.launching import RankCommand, run_ranks
 from shardio.check.merging import merge_recordings
 from shardio.check.recording import record
 from shardio.check.recording_file import Recording, write_recording
-from shardio.check.report import Expected
-from shardio.epochs import tell_epoch
+from shardio.check.report import ExpectedSamples
+from shardio.epochs import set_epoch
 from shardio.errors import IdentityError
 from shardio.functions import load_function
 
@@ -24,16 +24,16 @@ from shardio.functions import load_function
 def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) -> list[Coverage]:
     """Build a loader in ``world_size`` processes, iterate over it, and return the coverage of each epoch.
 
-    Where samples are known by content alone, one epoch more may follow, to compare contents with.
+    If samples are identified by content, one more epoch may follow to compare contents.
 
     Args:
-        target: ``path/to/script.py:function``; the function is called without arguments and returns a loader.
+        target: ``path/to/script.py:function``. The function takes no arguments and returns a loader.
         world_size: How many processes, with torchrun's environment variables.
-        epochs: How many epochs; each number goes to ``set_epoch`` of the loader, or of its samplers and datasets.
-        key: Where a batch has its keys: a field's name, or its place as a number.
+        epochs: How many epochs. Each is set on the loader, or on its samplers and datasets.
+        key: The name or the index of the field with a batch's keys.
 
     Raises:
-        ShardioError: If a process fails; the message names the first and ends with what it wrote.
+        ShardioError: If a process fails. The message names the first one and ends with its output.
     """
     with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory:
         with socket.socket() as free:
@@ -60,25 +60,27 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
 
 
 def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
-    """Be one of the processes: build the loader, iterate over it, write the recording."""
+    """Build the loader, iterate over it, and write the recording of this process's rank."""
     loader = load_function(target)()
     if not isinstance(loader, Iterable):
-        raise IdentityError(f"{target} returned a {type(loader).__name__}: return a loader, which yields batches")
+        raise IdentityError(
+            f"{target} returned a {type(loader).__name__}: it must return a loader, an iterable of batches"
+        )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recording = Recording(rank=rank, world_size=world_size)
     while len(recording.epochs) < epochs or (
-        len(recording.epochs) == epochs == 1 and needs_second_look(recording.epochs, Expected(ids=None, number=None))
+        len(recording.epochs) == epochs == 1 and needs_second_look(recording.epochs, ExpectedSamples())
     ):
-        tell_epoch(loader, len(recording.epochs))
+        set_epoch(loader, len(recording.epochs))
         coverage = Coverage()
-        place = int(key) if key and key.lstrip("-").isdigit() else key or None
-        record(loader, coverage, rank=rank, key=place, world_size=world_size)
+        field = int(key) if key and key.lstrip("-").isdigit() else key or None
+        record(loader, coverage, rank=rank, key=field, world_size=world_size)
         recording.epochs.append(coverage)
     write_recording(Path(directory) / f"{_file_name(rank)}.cov", recording)
 
 
-def note_failure(directory: str, time_ns: int) -> None:
-    """Write down when this process failed: the launcher names the rank that did so first."""
+def record_failure(directory: str, time_ns: int) -> None:
+    """Record when this process failed: the launcher names the rank that failed first."""
     (Path(directory) / f"{_file_name(int(os.environ['RANK']))}.failed").write_text(str(time_ns))
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 import traceback
 
-from shardio.check.processes import note_failure, run_rank
+from shardio.check.processes import record_failure, run_rank
 from shardio.errors import IdentityError
 
 if __name__ == "__main__":
@@ -16,7 +16,7 @@ if __name__ == "__main__":
     try:
         run_rank(target, directory, int(epochs), key or None)
     except BaseException as error:
-        note_failure(directory, time.time_ns())
+        record_failure(directory, time.time_ns())
         code = 1
         if isinstance(error, IdentityError):
             sys.stderr.write(f"{error}\n")
@@ -24,7 +24,7 @@ if __name__ == "__main__":
             sys.stderr.write(f"{error.code if isinstance(error.code, str) else f'sys.exit({error.code}) was called'}\n")
         else:
             traceback.print_exc()
-    # A thread that the script left running would keep the process, which has said all that it has to say.
+    # A thread that the script left running would keep the process alive.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""CoverageRecorder: notes, from inside a training run, which samples a rank received; one small file a rank."""
+"""CoverageRecorder: records in a training run which samples a rank receives. Each rank writes one small file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shardio.check.allowance import goes_on
+from shardio.check.allowance import resumes
 from shardio.check.claims import source_of
 from shardio.check.coverage import Coverage
 from shardio.check.identity import Key
@@ -19,7 +19,7 @@ from shardio.world import find_world
 
 
 class CoverageRecorder:
-    """Write down which samples this rank receives. A context manager; the file is written after each epoch.
+    """Record which samples this rank receives, as a context manager. The file is written after each epoch.
 
     >>> with CoverageRecorder("run", key=2) as recorder:  # doctest: +SKIP
     ...     for epoch in range(10):
@@ -28,16 +28,16 @@ class CoverageRecorder:
     ``shardio check --merge run/*.cov`` judges the recordings of all ranks.
 
     Args:
-        directory: Where the file ``rank-00000.cov`` goes; made if it is not there. A former run's file becomes
-            ``rank-00000.cov.old``.
-        key: Where a batch has its keys, as for :func:`shardio.check.assert_exactly_once`.
-        rank: This process; by default torch.distributed's or torchrun's rank.
-        world_size: How many processes there are, likewise.
-        resume: What :meth:`state_dict` returned when the checkpoint was written that training resumes from. The former
-            run's file is continued from there; what it received after the checkpoint is left out.
+        directory: The directory of the file ``rank-00000.cov``, which is created if missing. The file of an earlier run
+            becomes ``rank-00000.cov.old``.
+        key: How to find a batch's keys, as in :func:`shardio.check.assert_exactly_once`.
+        rank: The rank of this process; by default that of torch.distributed or torchrun.
+        world_size: How many ranks there are; by default those of torch.distributed or torchrun.
+        resume: What :meth:`state_dict` returned for the checkpoint that training resumes from. The existing file is
+            continued from there, without what was received after the checkpoint.
 
     Raises:
-        FormatError: If there is no such file, or it does not reach as far as the checkpoint.
+        FormatError: If the file to resume is missing or ends before the checkpoint.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class CoverageRecorder:
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
+        """The rank of this process."""
         return self.recording.rank
 
     @property
     def epochs(self) -> list[Coverage]:
-        """What was received in each epoch."""
+        """What this rank received in each epoch."""
         return self.recording.epochs
 
     def watch(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Pass on the batches of one epoch and note their samples.
+        """Yield the batches of one epoch and record their samples.
 
         Raises:
-            IdentityError: If a key is none, or it cannot be seen where samples lie in a batch.
+            IdentityError: If a key does not identify a sample, or samples cannot be found in a batch.
         """
         coverage = self._start_epoch(loader)
         world_size = self.recording.world_size or self.rank + 1
@@ -84,14 +84,14 @@ class CoverageRecorder:
             yield from observe(loader, coverage, rank=self.rank, key=self._key, world_size=world_size)
         finally:
             if self.rank in coverage.rank_epochs:
-                coverage.rank_epochs[self.rank].may_be_fewer = True  # A resumed epoch has the rest of one.
+                coverage.rank_epochs[self.rank].may_be_fewer = True  # A resumed epoch is a part of one.
             self.close()
 
     def gather(self) -> list[Coverage]:
-        """Return the coverage of each epoch over all ranks, by torch.distributed; each rank must call it.
+        """Return the coverage of each epoch over all ranks, through torch.distributed. Every rank must call it.
 
         Raises:
-            FormatError: If ranks recorded different numbers of epochs.
+            FormatError: If the recordings do not belong together.
         """
         import torch.distributed
 
@@ -100,21 +100,21 @@ class CoverageRecorder:
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
-        """Write what was noted so far, and return how much that is: how many epochs, and batches of the last one.
+        """Write the recording and return its length: the number of epochs, and of batches in the last one.
 
-        Save it in each checkpoint, beside the loader's own state.
+        Save it in each checkpoint together with the loader's state.
         """
         self.close()
         known = self.epochs[-1].rank_epochs.get(self.rank) if self.epochs else None
         return {"num_epochs": len(self.epochs), "num_batches": 0 if known is None else known.num_batches}
 
     def _continue(self, state: Mapping[str, int]) -> None:
-        """Take over what a former run noted until its checkpoint."""
+        """Load what the earlier run recorded before its checkpoint."""
         former = read_recording(self.path)
         if former.world_size != self.recording.world_size:
             raise FormatError(
-                f"{self.path} was recorded on {former.world_size} ranks, and training resumes on "
-                f"{self.recording.world_size}: record the rest of the run into another directory"
+                f"{self.path} was recorded on {former.world_size} ranks, but training resumes on "
+                f"{self.recording.world_size}: record the rest of the run in another directory"
             )
         num_epochs, num_batches = state["num_epochs"], state["num_batches"]
         epochs = former.epochs[:num_epochs]
@@ -122,7 +122,7 @@ class CoverageRecorder:
         if len(epochs) < num_epochs or (last is not None and last.num_batches < num_batches):
             raise FormatError(
                 f"{self.path} ends before batch {num_batches} of epoch {num_epochs - 1}, where the checkpoint was "
-                "written: it is of another run"
+                "written: it is from another run"
             )
         self.recording.started = former.started
         self.epochs.extend(epochs)
@@ -130,19 +130,19 @@ class CoverageRecorder:
             self.epochs[-1] = self.epochs[-1].until(self.rank, num_batches)
 
     def _start_epoch(self, loader: Iterable[Any]) -> Coverage:
-        """Return the coverage to add to: a new one, or that of the epoch that was interrupted by a checkpoint."""
+        """Return the coverage to add to: a new one, or that of the epoch that resumes."""
         last = self.epochs[-1].rank_epochs.get(self.rank) if self._is_resumed and self.epochs else None
         self._is_resumed = False
         if last is not None and not last.is_whole:
-            goes_on_here = goes_on(source_of(loader), last.num_batches)
-            if goes_on_here:
+            is_resumed = resumes(source_of(loader), last.num_batches)
+            if is_resumed:
                 return self.epochs[-1]
-            last.is_whole = goes_on_here is None
+            last.is_whole = is_resumed is None
         self.epochs.append(Coverage())
         return self.epochs[-1]
 
     def close(self) -> None:
-        """Write what was noted so far."""
+        """Write the recording."""
         write_recording(self.path, self.recording)
 
     def __enter__(self) -> CoverageRecorder:

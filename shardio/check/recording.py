@@ -1,4 +1,4 @@
-"""Recording: iterate over a loader and note which samples came from where."""
+"""Recording: iterate over a loader and record where each sample comes from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shardio.check.allowance import find_allowance, find_cursor, find_remainder
 from shardio.check.claims import HasWorkers, collates_columns, find_claims, is_batching, source_of
 from shardio.check.coverage import Coverage, Delivery
-from shardio.check.identity import Key, content_ids, keys_in
+from shardio.check.identity import ASK_FOR_KEY, Key, content_ids, keys_in
 from shardio.check.stability import probe_contents
 from shardio.errors import IdentityError
 from shardio.world import find_worker
@@ -29,13 +29,13 @@ class _Tagged:
     is_tuple: bool
 
     def pin_memory(self) -> _Tagged:
-        """Do nothing: torch's pinning thread asks it of batches whose type it does not know."""
+        """Do nothing: torch's pinning thread calls this on batches of unknown types."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class _TaggingCollate:
-    """A collate function that also notes in which worker it runs."""
+    """A collate function that also returns the worker it runs in."""
 
     untagged: Callable[[Any], Any]
 
@@ -49,18 +49,18 @@ def record(
     """Iterate over one epoch of a loader and add what it delivers to ``coverage``.
 
     Args:
-        loader: Any iterable of batches. Workers are known where it is a DataLoader of torch's kind.
+        loader: Any iterable of batches. Only the workers of a DataLoader are known.
         coverage: What to add to.
-        rank: The rank that the loader is.
-        key: Where a batch has its keys, see :func:`shardio.check.assert_exactly_once`. Repeats that
-            ``remainder="mask"`` marks are left out, where a ``key`` that is a function has not left them out itself.
-        world_size: How many ranks there are; by default one more than ``rank``.
+        rank: The rank of the loader.
+        key: How to find a batch's keys, see :func:`shardio.check.assert_exactly_once`. Repeats that
+            ``remainder="mask"`` marks are left out, unless ``key`` is a function that leaves them out itself.
+        world_size: How many ranks there are; by default ``rank + 1``.
 
     Returns:
-        Whether samples were known by keys; otherwise by their content.
+        Whether samples were identified by keys; otherwise by their content.
 
     Raises:
-        IdentityError: If a key is none, or it cannot be seen where samples lie in a batch.
+        IdentityError: If a key does not identify a sample, or samples cannot be found in a batch.
     """
     with _tagged(loader):
         for _ in observe(loader, coverage, rank=rank, key=key, world_size=world_size or rank + 1):
@@ -69,23 +69,23 @@ def record(
 
 
 def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, world_size: int) -> Iterator[Any]:
-    """Pass on the batches of one epoch, and add what they deliver to ``coverage``, which may have its beginning."""
+    """Yield the batches of one epoch and add them to ``coverage``, which may hold the start of the epoch."""
     former = coverage.rank_epochs.get(rank)
     epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
     epoch.is_whole = False
     source = source_of(loader)
-    before = find_cursor(source) if former is None else None  # What came before the interruption is in the coverage.
+    before = find_cursor(source) if former is None else None  # The coverage holds what came before.
     has_marks = marks_repeats(source)
     epoch.num_marked = 0 if has_marks and not callable(key) else None
     if former is not None:
         epoch.num_batches, epoch.num_marked = former.num_batches, former.num_marked
     first = epoch.num_batches
-    for number, tagged in enumerate(loader, start=first):
+    for batch_number, tagged in enumerate(loader, start=first):
         worker, batch = (tagged.worker, tagged.batch) if isinstance(tagged, _Tagged) else (None, tagged)
         epoch.num_batches += 1
-        if number == first:
-            _note_allowance(source, coverage, rank, before)
-        delivery = Delivery(rank=rank, worker=worker, batch=number)
+        if batch_number == first:
+            _add_allowance(source, coverage, rank, before)
+        delivery = Delivery(rank=rank, worker=worker, batch=batch_number)
         valid = find_marks(batch) if has_marks else None
         if valid is not None:
             epoch.num_marked = (epoch.num_marked or 0) + int((~valid).sum())
@@ -98,12 +98,12 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
                 epoch = coverage.rank_epochs[rank] = probe_contents(source, epoch)
                 epoch.by_keys = False
             ids = content_ids(batch, is_collated=collates_columns(source))
-            _check_rows(source, number, len(ids))
+            _check_rows(source, batch_number, len(ids))
             coverage.add_ids(ids if valid is None else ids[valid], delivery)
         yield batch
     epoch.is_whole = True
     if not epoch.num_batches:
-        _note_allowance(source, coverage, rank, before)
+        _add_allowance(source, coverage, rank, before)
 
 
 def marks_repeats(loader: Iterable[Any]) -> bool:
@@ -113,48 +113,48 @@ def marks_repeats(loader: Iterable[Any]) -> bool:
 
 
 def find_marks(batch: Any) -> NDArray[np.bool_] | None:
-    """Return which samples of a batch count, bool [n], where it says so: by the key "valid", or last in a tuple."""
+    """Return which samples of a batch count, bool [n]: the field "valid" or the last of a tuple; None if absent."""
     marks = batch.get("valid") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
     return np.asarray(marks) if "bool" in str(getattr(marks, "dtype", "")) else None
 
 
 def leave_out_marked(keys: list[Hashable], valid: NDArray[np.bool_] | None) -> list[Hashable]:
-    """Return the keys of a batch's samples that count; a function of the user's may have left out the others itself."""
+    """Return the keys of the samples that count. A user's function may have left out the others itself."""
     return keys if valid is None or len(keys) != len(valid) else list(compress(keys, valid))
 
 
-def _note_allowance(loader: Iterable[Any], coverage: Coverage, rank: int, before: Any) -> None:
+def _add_allowance(loader: Iterable[Any], coverage: Coverage, rank: int, before: Any) -> None:
     if (allowance := find_allowance(loader, before)) is not None:
         coverage.allowances[rank] = allowance
 
 
 def _refuse_tuple(loader: Iterable[Any]) -> None:
-    """Refuse a tuple that was not collated: (index, label) is one sample, and no two keys."""
+    """Raise for a tuple that was not collated: (index, label) is one sample, not two keys."""
     if not isinstance(loader, HasWorkers):
-        raise IdentityError("a batch that is a tuple may be one sample, or as many as it has values: give key=")
+        raise IdentityError(f"a batch that is a tuple may hold one sample or one sample per value. {ASK_FOR_KEY}")
     if not is_batching(loader):
         raise IdentityError(
-            "the loader does not collate (batch_size=None) and yields tuples, of which it cannot be seen what is the "
-            "key: give key="
+            "the loader does not collate (batch_size=None) and yields tuples, in which any value may be the key. "
+            f"{ASK_FOR_KEY}"
         )
 
 
-def _check_rows(loader: Iterable[Any], number: int, num_rows: int) -> None:
-    """Refuse contents where a batch has not as many rows as samples."""
+def _check_rows(loader: Iterable[Any], batch_number: int, num_rows: int) -> None:
+    """Raise if a batch has more rows than samples."""
     batch_size = getattr(loader, "batch_size", None)
     if isinstance(batch_size, int) and num_rows > batch_size and not collates_columns(loader):
         raise IdentityError(
-            f"batch {number} has {num_rows} rows where the loader's batch_size is {batch_size}, so it cannot be seen "
-            "where one sample ends: give key="
+            f"batch {batch_number} has {num_rows} rows, but the loader's batch_size is {batch_size}, so a sample may "
+            f"have several rows. {ASK_FOR_KEY}"
         )
 
 
 @contextmanager
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
     """Make a DataLoader's workers tag their batches inside the block."""
-    # Persistent workers keep the collate function that they were started with, also when it is put back here. A
-    # loader of shardio's that goes without torch's workers would run them to call another collate function. And a
-    # framework's loader does more with its batches than pass them on.
+    # Persistent workers would keep the tagging function after the block. A loader of shardio that needs no worker
+    # processes of torch would start them to call another collate function. Accelerate's loader moves batches to a
+    # device, which a tagged batch does not support.
     if (
         not isinstance(loader, HasWorkers)
         or getattr(loader, "persistent_workers", False)

@@ -1,9 +1,9 @@
-"""The file of a recording: what one rank received, in each epoch.
+"""The file of a recording: what one rank received in each epoch.
 
-A recording is a safetensors file with, for each epoch ``e``, the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
-[n]) and ``workers.e`` (int16 [n], -1 for an unknown worker), and one metadata key, ``recording``, with a JSON object:
-its format, the rank and the number of ranks, when and by which process it was written, the keys' names where they are
-few, and for each epoch what is known beside the deliveries, and what the loader's remainder policy asks for.
+A recording is a safetensors file. For each epoch ``e`` it has the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
+[n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata key ``recording`` is a JSON object with the
+format, the rank, the number of ranks, the process and the times, and the keys if they are few. For each epoch it has
+what is known apart from the deliveries, and what the loader's remainder policy requires.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shardio.json_text import parse_json
 
 RECORDING_FORMAT = 2
 COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
-"""What a recording says of each delivery: 14 bytes."""
+"""What a recording holds of each delivery: 14 bytes."""
 
 MAX_SAVED_NAMES = 20_000
-"""Keys that a recording names; in a larger one, strings are known by their hash."""
+"""A recording with more keys holds only their hashes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,12 +38,12 @@ class Recording:
     """What one rank received.
 
     Attributes:
-        rank: Which of the ranks it is.
-        world_size: How many there are; None where that is not known.
-        epochs: What it received in each epoch.
+        rank: The rank.
+        world_size: How many ranks there are; None if unknown.
+        epochs: What the rank received in each epoch.
         process: The machine and the process that recorded it.
-        started: When the recording began, in seconds since the epoch.
-        written: When it was last written.
+        started: When the recording began, in seconds since 1970.
+        written: When it was last written, in seconds since 1970.
     """
 
     rank: int
@@ -55,12 +55,12 @@ class Recording:
 
 
 def dump_recording(recording: Recording) -> bytes:
-    """Return a recording as the content of its file."""
+    """Return the content of a recording's file."""
     tensors, names, epochs = {}, {}, []
     recording.written = time.time()
-    for number, coverage in enumerate(recording.epochs):
+    for epoch, coverage in enumerate(recording.epochs):
         for (name, dtype), column in zip(COLUMNS.items(), coverage.arrays(), strict=True):
-            tensors[f"{name}.{number}"] = column.astype(dtype)
+            tensors[f"{name}.{epoch}"] = column.astype(dtype)
         names.update(coverage.names)
         known, allowance = coverage.rank_epochs.get(recording.rank), coverage.allowance
         epochs.append(
@@ -84,7 +84,7 @@ def dump_recording(recording: Recording) -> bytes:
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Write what a rank received; the file is there whole or as it was."""
+    """Write a recording atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_bytes(dump_recording(recording))
@@ -92,10 +92,10 @@ def write_recording(path: Path, recording: Recording) -> None:
 
 
 def read_recording(path: Path) -> Recording:
-    """Return what a recording's file holds.
+    """Read a recording from its file.
 
     Raises:
-        FormatError: If it cannot be read, or is no recording.
+        FormatError: If the file cannot be read or is not a recording.
     """
     try:
         content = path.read_bytes()
@@ -105,10 +105,14 @@ def read_recording(path: Path) -> Recording:
 
 
 def load_recording(content: bytes, name: str) -> Recording:
-    """Return what the content of a recording's file holds.
+    """Return the recording in a file's content.
+
+    Args:
+        content: The content.
+        name: The name of the recording, for messages.
 
     Raises:
-        FormatError: If it is no recording; ``name`` says which in the message.
+        FormatError: If the content is not a recording.
     """
     try:
         tensors = safetensors.numpy.load(content)
@@ -116,8 +120,8 @@ def load_recording(content: bytes, name: str) -> Recording:
         header = parse_json(parse_json(content[8 : 8 + length])["__metadata__"]["recording"])
         if header["format"] != RECORDING_FORMAT:
             raise FormatError(
-                f"{name} has the format {header['format']}, and this shardio reads {RECORDING_FORMAT}: record the run "
-                f"again"
+                f"{name} has format {header['format']}, but this version of shardio reads format {RECORDING_FORMAT}: "
+                "record the run again"
             )
         rank, names = header["rank"], {int(identity, 16): text for identity, text in header["names"].items()}
         recording = Recording(

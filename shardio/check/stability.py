@@ -1,7 +1,7 @@
-"""Stability: is a sample's content the same each time it is drawn? Only then can samples be known by it.
+"""Stability: whether a sample's content is the same on every read. Only then does it identify the sample.
 
-Three things show that it is not: transforms that are called random, samples of the dataset that differ when they are
-read again, and epochs that together hold more contents than there are samples.
+Three things show that it is not: transforms with random names, samples of the dataset that differ when they are read
+again, and epochs that together hold more contents than there are samples.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from shardio.check.claims import (
     RankEpoch,
     collate_of,
     collates_columns,
+    indices_of,
     is_batching,
     is_map_style,
-    numbers_of,
 )
 from shardio.check.coverage import Coverage
-from shardio.check.identity import content_ids
+from shardio.check.identity import ASK_FOR_KEY, content_ids
 from shardio.errors import IdentityError
 
 NUM_PROBES, NUM_READS = 8, 4
-"""How many samples are read, and how often. A flip of every second image is missed once in 2**24 times."""
+"""How many samples are read, and how often. A flip with probability 1/2 is missed once in 2**24 times."""
 
 _RANDOM = re.compile("Random|Jitter|Augment|AugMix|MixUp|Mixup|CutMix|Erasing")
 _NESTED = (
@@ -48,10 +48,10 @@ _NESTED = (
 
 
 def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
-    """Return what is known of an epoch, with whether its samples' contents are the same each time.
+    """Return what is known of an epoch, with whether its samples' contents are the same on every read.
 
     Raises:
-        IdentityError: If it cannot be seen where samples lie in the loader's batches.
+        IdentityError: If samples cannot be found in the loader's batches.
     """
     if (name := _find_random(loader, depth=0)) is not None:
         return replace(epoch, instability=f"the loader has a random transform ({name})")
@@ -59,40 +59,39 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
         return epoch
     if not is_batching(loader):
         raise IdentityError(
-            "the loader does not collate (batch_size=None), so it cannot be seen where one sample ends: give key="
+            f"the loader does not collate (batch_size=None), so a batch may hold any number of samples. {ASK_FOR_KEY}"
         )
-    numbers = numbers_of(loader) if is_map_style(loader) else None
-    if not numbers:
+    indices = indices_of(loader) if is_map_style(loader) else None
+    if not indices:
         return epoch
-    chosen = sorted({int(place) for place in np.linspace(0, len(numbers) - 1, NUM_PROBES)})
+    chosen = sorted({indices[int(i)] for i in np.linspace(0, len(indices) - 1, NUM_PROBES)})
     dataset, collate, is_collated = _copied(loader.dataset), collate_of(loader), collates_columns(loader)
     with _generators_kept():
-        for place in chosen:
-            reads = [content_ids(collate([dataset[numbers[place]]]), is_collated=is_collated) for _ in range(NUM_READS)]
+        for index in chosen:
+            reads = [content_ids(collate([dataset[index]]), is_collated=is_collated) for _ in range(NUM_READS)]
             if any(len(ids) != 1 for ids in reads):
                 raise IdentityError(
-                    f"collate_fn makes {len(reads[0])} rows of one sample, so samples cannot be known by their "
-                    f"content: "
-                    "give key="
+                    f"collate_fn makes {len(reads[0])} rows of one sample, so samples cannot be identified by their "
+                    f"content. {ASK_FOR_KEY}"
                 )
             if len({int(ids[0]) for ids in reads}) > 1:
-                return replace(epoch, instability=f"sample {numbers[place]} differs when it is read again")
-    # Code of the user's in workers may do what it does not do here: only another epoch shows it.
+                return replace(epoch, instability=f"sample {index} differs when it is read again")
+    # User code may behave differently in workers: only another epoch shows it.
     has_workers = loader.num_workers > 0 and getattr(loader, "runs_torchs_workers", True)
     return replace(epoch, is_stable=None if has_workers else True)
 
 
-def contents_change(epochs: Sequence[Coverage], number: int | None) -> bool | None:
-    """Return whether epochs together hold more contents than there are samples; None where there is nothing to compare.
+def contents_change(epochs: Sequence[Coverage], num_samples: int | None) -> bool | None:
+    """Return whether epochs together hold more contents than there are samples; None if there is only one epoch.
 
     Args:
         epochs: The epochs of one loader, over all ranks.
-        number: How many samples there are; without it a later epoch must not hold what the first one does not.
+        num_samples: How many samples there are. If None, a later epoch must not hold contents that the first one lacks.
     """
     contents = [np.unique(epoch.arrays()[0]) for epoch in epochs if epoch.num_deliveries]
     if len(contents) < 2:
         return None
-    return len(np.unique(np.concatenate(contents))) > (len(contents[0]) if number is None else number)
+    return len(np.unique(np.concatenate(contents))) > (len(contents[0]) if num_samples is None else num_samples)
 
 
 def _find_random(holder: Any, depth: int) -> str | None:
@@ -107,9 +106,9 @@ def _find_random(holder: Any, depth: int) -> str | None:
 
 
 def _copied(dataset: Any) -> Any:
-    """Return a shallow copy of a dataset and of those in it.
+    """Return a shallow copy of a dataset and of the datasets in it.
 
-    Files that a dataset opens on first use stay out of the original: workers that are forked later would share them.
+    The original then opens no files here, which workers that are forked later would share.
     """
     copied = copy.copy(dataset)
     for name in ("dataset", "datasets"):
@@ -121,7 +120,7 @@ def _copied(dataset: Any) -> Any:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Put the global random generators back, so that a run with probes draws what it would without."""
+    """Restore the global random generators, so that probing does not change a run."""
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
     try:

@@ -12,7 +12,7 @@ from shardio.cli.terminal import echo
 from shardio.order import Remainder
 
 if TYPE_CHECKING:
-    from shardio.check import Coverage, Expected
+    from shardio.check import Coverage, ExpectedSamples
     from shardio.datasets import ShardDataset
 
 
@@ -69,9 +69,9 @@ def check(
     reports = judge(found, wanted, num_judged=num_judged)
     for epoch, report in enumerate(reports):
         echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
-        if report.expected.number is None:
+        if report.expected.num_samples is None:
             echo("  how many samples there are is not known, so losses were not judged: give --expected")
-        for rank, worker, number in report.sources:
+        for rank, worker, number in report.samples_by_worker:
             echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
     if not reports:
         echo("WRONG: no epoch was recorded")
@@ -82,21 +82,21 @@ def check(
         raise typer.Exit(1)
 
 
-def _expect(expected: str | None) -> Expected:
+def _expect(expected: str | None) -> ExpectedSamples:
     """Return what ``--expected`` names."""
-    from shardio.check import Expected
+    from shardio.check import ExpectedSamples
     from shardio.datasets import ShardDataset
 
     if expected is None or expected.isdigit():
-        return Expected(ids=None, number=None if expected is None else int(expected))
+        return ExpectedSamples(num_samples=None if expected is None else int(expected))
     return _expect_all(ShardDataset(expected, fields="key", rank=0, world_size=1))
 
 
-def _expect_all(dataset: ShardDataset) -> Expected:
+def _expect_all(dataset: ShardDataset) -> ExpectedSamples:
     """Expect the keys of a dataset that yields them in its own order."""
-    from shardio.check import Expected
+    from shardio.check import ExpectedSamples
 
-    return replace(Expected.of_keys(dataset), digest=dataset.digest)
+    return replace(ExpectedSamples.of_keys(dataset), digest=dataset.digest)
 
 
 def _record_dataset(
@@ -109,7 +109,7 @@ def _record_dataset(
     *,
     shuffle: bool,
     seed: int,
-) -> tuple[list[Coverage], Expected]:
+) -> tuple[list[Coverage], ExpectedSamples]:
     """Iterate over a dataset as all ranks would."""
     from shardio.check import Coverage, record
     from shardio.datasets import ShardDataset

@@ -1,4 +1,4 @@
-"""From a loader's batches to a device."""
+"""Copy a loader's batches to a device."""
 
 from shardio.device.prefetcher import DevicePrefetcher
 

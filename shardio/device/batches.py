@@ -1,4 +1,4 @@
-"""Walking through nested batches."""
+"""Apply functions to the tensors of nested batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnTensor = Callable[[torch.Tensor], torch.Tensor]
 
 @runtime_checkable
 class Movable(Protocol):
-    """What knows by itself how to get to a device, as torch's PackedSequence does."""
+    """An object that moves itself to a device, such as torch's PackedSequence."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Any: ...
 
@@ -24,12 +24,12 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
     """Apply a function to every tensor of a nested batch, and to every numpy array of numbers as a tensor.
 
     Args:
-        batch: Tensors and arrays in tuples, named tuples, lists, mappings and dataclasses; all else is kept.
-        function: For tensors.
-        movable: For what has a method ``to`` of its own; without it, that is kept.
+        batch: Tensors and arrays in tuples, named tuples, lists, mappings and dataclasses. Other values are kept.
+        function: Applied to tensors.
+        movable: Applied to other objects with a method ``to``; if None, they are kept.
 
     Returns:
-        A batch of the same types. Containers are new; nothing of the given one is changed.
+        A batch of the same types with new containers. The given batch stays unchanged.
     """
 
     def walk(value: Any) -> Any:
@@ -40,11 +40,11 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         if movable is not None and isinstance(value, Movable) and not isinstance(value, type):
             return movable(value)
         if isinstance(value, MutableMapping) and (isinstance(value, dict) or hasattr(value, "__copy__")):
-            mapped = copy.copy(value)  # Keeps what kind of mapping it is.
+            mapped = copy.copy(value)  # Keeps the class and settings such as default_factory.
             for name, item in value.items():
                 mapped[name] = walk(item)  # A Counter's update() would add.
             return mapped
-        if isinstance(value, Mapping):  # A copy of one without __copy__ may write to what it is a copy of.
+        if isinstance(value, Mapping):  # Without __copy__, a shallow copy may share its items with the original.
             return type(value)({name: walk(item) for name, item in value.items()})  # type: ignore[call-arg]
         if isinstance(value, tuple) and hasattr(value, "_fields"):
             return type(value)(*map(walk, value))
@@ -58,12 +58,12 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
-    """Return an array as a tensor over the same memory; None if it has no numbers that torch knows."""
+    """Return an array as a tensor over the same memory; None if torch does not support its dtype."""
     if array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
     try:
         return torch.from_numpy(array if array.flags.writeable else array.copy())
-    except (TypeError, ValueError):  # A kind of float that torch lacks; negative strides.
+    except (TypeError, ValueError):  # A float type that torch lacks, or negative strides.
         return None
 
 

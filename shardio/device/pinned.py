@@ -1,4 +1,4 @@
-"""Pinned memory, out of which a device copies while the processor goes on."""
+"""Pinned memory, which a device copies from while the processor continues."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SMALLEST = 512
 
 
 class PinnedPool:
-    """Pinned buffers, used again and again: to pin memory takes much longer than to copy it.
+    """Pinned buffers for reuse: pinning memory takes much longer than copying it.
 
     Args:
-        pin: Returns pinned memory, uint8 [n].
+        pin: Returns n bytes of pinned memory, uint8 [n].
     """
 
     def __init__(self, pin: Any = None) -> None:
@@ -25,7 +25,7 @@ class PinnedPool:
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
 
     def take(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy a tensor into a buffer; return the copy, of the same layout, and the buffer, to be put back."""
+        """Copy a tensor into a buffer. Return the copy, which has the same layout, and the buffer, to be put back."""
         dense = torch.empty_like(tensor, device="meta")
         num_bytes = dense.numel() * dense.element_size()
         size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST
@@ -34,18 +34,18 @@ class PinnedPool:
         return copied.copy_(tensor), buffer
 
     def put_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back that nobody copies out of any more."""
+        """Take back a buffer that no copy reads any more."""
         self._free[len(buffer)].append(buffer)
 
     def clear(self) -> None:
-        """Free all buffers that are not in use."""
+        """Free all unused buffers."""
         self._free.clear()
 
 
 def register(memory: NDArray[np.uint8]) -> None:
-    """Pin memory where it lies, as long as it lives; leave it alone if it is pinned, or CUDA refuses.
+    """Pin memory in place for as long as it lives. Leave it alone if it is pinned already or CUDA refuses.
 
-    What it refuses (a system may allow little pinned memory) goes through a :class:`PinnedPool` like any other.
+    CUDA may refuse because the system allows little pinned memory. Batches then go through a :class:`PinnedPool`.
     """
     address, cudart = memory.ctypes.data, torch.cuda.cudart()
     if not torch.from_numpy(memory).is_pinned() and int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:

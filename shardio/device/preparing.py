@@ -1,4 +1,4 @@
-"""What is done to images on the device: cast, normalise, lay out."""
+"""Prepare images on the device: cast, normalise, set the memory format."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Normalize = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, in units of [0, 1]."""
 
 
-class Preparation:
-    """Prepares images, uint8 tensors [N, C, H, W]; all others pass as they are, and so do masks.
+class ImagePreparation:
+    """Prepares images, which are uint8 tensors [N, C, H, W]. Masks and all other tensors stay unchanged.
 
     Args:
-        device: Where that is done.
-        normalize: See :class:`DevicePrefetcher`,
-        dtype: as these are.
-        channels_last: As these.
+        device: The device of the images.
+        normalize: See :class:`DevicePrefetcher`.
+        dtype: See :class:`DevicePrefetcher`.
+        channels_last: See :class:`DevicePrefetcher`.
     """
 
     def __init__(
         self, device: torch.device, normalize: Normalize | None, dtype: torch.dtype | None, *, channels_last: bool
     ) -> None:
         if normalize is not None and dtype is not None and not dtype.is_floating_point:
-            raise ValueError(f"normalize makes images of numbers with fractions, which dtype={dtype} would cut off")
+            raise ValueError(f"normalize yields fractions, which dtype={dtype} cannot hold: use a floating-point dtype")
         self._dtype = dtype if dtype is not None or normalize is None else torch.float32
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._affine = None if normalize is None else _as_affine(normalize, device)
@@ -34,7 +34,7 @@ class Preparation:
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or _is_mask(tensor):
             return tensor
         if self._affine is not None and len(self._affine[0]) not in (1, tensor.shape[1]):
-            return tensor  # Of another number of channels: label images beside the images.
+            return tensor  # Another number of channels, such as a label image.
         if self._affine is not None:
             scale, shift = self._affine
             tensor = tensor.to(torch.float32, memory_format=self._memory_format).mul_(scale).add_(shift)

@@ -1,6 +1,6 @@
-"""A stream beside the one that computes: what crosses to the device on it, and when that has arrived.
+"""The stream on which batches are copied to the device while the consumer computes on another one.
 
-This is all that the prefetcher knows of CUDA's asynchronous side, so that its logic can be run against another one.
+This is the only module that uses CUDA's streams, so tests can run the prefetcher's logic on a simulated stream.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ import torch
 from shardio.device.batches import map_tensors
 
 
-class Crossing(Protocol):
-    """A batch on its way."""
+class BatchCopy(Protocol):
+    """The copy of one batch to the device."""
 
     def is_copied(self) -> bool:
-        """Return whether nothing more is read from the memory that it came from."""
+        """Return whether the device has finished reading the source memory."""
 
     def wait_until_copied(self) -> None:
-        """Wait for that."""
+        """Wait until the device has finished reading the source memory."""
 
     def receive(self) -> Any:
-        """Return what arrived; whatever the caller's stream does from now on waits for it."""
+        """Return the batch on the device. Later work on the caller's stream waits for the batch."""
 
 
-class Mark(Protocol):
-    """A moment in the stream of the consumer."""
+class StreamEvent(Protocol):
+    """A point in the work that a stream has been given."""
 
-    def wait(self) -> None:
-        """Wait until the device is as far."""
+    def synchronize(self) -> None:
+        """Wait until the stream reaches this point."""
 
 
-class SideStream(Protocol):
-    """A stream of its own."""
+class CopyStream(Protocol):
+    """A stream for copies."""
 
-    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> Crossing:
-        """Queue a copy on the device, and its preparation after it.
+    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> BatchCopy:
+        """Queue a copy to the device, then the preparation of what was copied.
 
-        It is done in this order, behind what was sent before, and behind what the caller's stream has to do already: so
-        memory that the caller has freed is not written to while the device still reads it.
+        Both run after what was sent before, and after the work that the caller's stream already has. So memory that the
+        caller has freed is not overwritten while the device still reads it.
         """
 
-    def mark(self) -> Mark:
-        """Mark the moment up to which the consumer has given the device work."""
+    def record_event(self) -> StreamEvent:
+        """Return the point that the work given to the caller's stream has reached."""
 
 
 class CudaStream:
@@ -54,24 +54,24 @@ class CudaStream:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> Crossing:
+    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> BatchCopy:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            there = copy()
+            copied_batch = copy()
             copied = self._stream.record_event()
-            made = prepare(there)
+            batch = prepare(copied_batch)
             ready = self._stream.record_event()
-        return CudaCrossing(self._device, made, copied, ready)
+        return CudaBatchCopy(self._device, batch, copied, ready)
 
-    def mark(self) -> Mark:
-        return CudaMark(torch.cuda.current_stream(self._device).record_event())
+    def record_event(self) -> StreamEvent:
+        return torch.cuda.current_stream(self._device).record_event()
 
 
-class CudaCrossing:
-    """A batch on a CUDA stream."""
+class CudaBatchCopy:
+    """The copy of one batch on a CUDA stream."""
 
-    def __init__(self, device: torch.device, made: Any, copied: torch.cuda.Event, ready: torch.cuda.Event) -> None:
-        self._device, self._made, self._copied, self._ready = device, made, copied, ready
+    def __init__(self, device: torch.device, batch: Any, copied: torch.cuda.Event, ready: torch.cuda.Event) -> None:
+        self._device, self._batch, self._copied, self._ready = device, batch, copied, ready
 
     def is_copied(self) -> bool:
         is_copied: bool = self._copied.query()
@@ -85,18 +85,8 @@ class CudaCrossing:
         consumer.wait_event(self._ready)
 
         def record(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.is_cuda:  # The consumer may free it on whatever stream: its memory waits for this one.
+            if tensor.is_cuda:  # When the tensor is freed, the allocator keeps its memory until the consumer is done.
                 tensor.record_stream(consumer)
             return tensor
 
-        return map_tensors(self._made, record)
-
-
-class CudaMark:
-    """An event in a CUDA stream."""
-
-    def __init__(self, event: torch.cuda.Event) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        self._event.synchronize()
+        return map_tensors(self._batch, record)

@@ -10,7 +10,7 @@ from typing import Any
 import torch.utils.data
 
 from shardio.datasets import EpochSampler, MapDataset, ShardDataset
-from shardio.epochs import tell_epoch, tell_parts
+from shardio.epochs import set_epoch, set_epoch_of_parts
 from shardio.order import EpochCounter, check_epoch
 
 NO_STATE = (
@@ -101,10 +101,10 @@ class Stateful:
         epoch = check_epoch(epoch)
         # A map-style dataset of shardio's has no order of its own, and may serve several loaders.
         if self._order is None:
-            tell_parts(self, epoch, except_for=(MapDataset,))
+            set_epoch_of_parts(self, epoch, skip=(MapDataset,))
         else:
             self._order.counter.set_epoch(epoch)
-            tell_epoch(self.dataset, epoch, except_for=(MapDataset, ShardDataset))
+            set_epoch(self.dataset, epoch, skip=(MapDataset, ShardDataset))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position: a small JSON-able dict that fits any number of ranks and workers.

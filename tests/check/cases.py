@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 import shardio
 from shardio import CoverageError, FormatError, ShardDataset
 from shardio.check import Coverage, assert_exactly_once, find_frozen_orders, judge, merge_recordings, record
-from shardio.check.report import Expected
+from shardio.check.report import ExpectedSamples
 from shardio.errors import IdentityError
 
 N = 96
@@ -79,7 +79,7 @@ def once(loader: Any, expected: Any = None, **options: Any) -> None:
 
 def check_ranks(
     loaders: Sequence[Iterable[Any]],
-    expected: Expected,
+    expected: ExpectedSamples,
     *,
     epochs: int = 1,
     key: Any = None,
@@ -97,7 +97,7 @@ def check_ranks(
     raise_verdict(found, expected)
 
 
-def raise_verdict(found: list[Coverage], expected: Expected) -> None:
+def raise_verdict(found: list[Coverage], expected: ExpectedSamples) -> None:
     """Raise unless all epochs are right."""
     for report in judge(found, expected):
         report.raise_if_wrong()
@@ -105,9 +105,9 @@ def raise_verdict(found: list[Coverage], expected: Expected) -> None:
         raise CoverageError("\n".join(causes))
 
 
-def merge(directory: Path, expected: Expected | None = None) -> None:
+def merge(directory: Path, expected: ExpectedSamples | None = None) -> None:
     """Ask as ``shardio check --merge`` does."""
-    wanted = Expected(ids=None, number=None) if expected is None else expected
+    wanted = ExpectedSamples() if expected is None else expected
     raise_verdict(merge_recordings(sorted(directory.glob("*.cov"))), wanted)
 
 
@@ -118,12 +118,12 @@ def ours(packed: Path, world_size: int = 2, **options: Any) -> list[shardio.Data
     return [shardio.DataLoader(ShardDataset(packed, **rank), batch_size=4) for rank in ranks]
 
 
-def all_of(packed: Path) -> Expected:
+def all_of(packed: Path) -> ExpectedSamples:
     """Expect a packed dataset's keys."""
     from dataclasses import replace
 
     dataset = ShardDataset(packed, fields="key", rank=0, world_size=1)
-    return replace(Expected.of_keys(dataset), digest=dataset.digest)
+    return replace(ExpectedSamples.of_keys(dataset), digest=dataset.digest)
 
 
 class Tampered:

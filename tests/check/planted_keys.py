@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import xxhash
 
-from shardio.check import Expected
+from shardio.check import ExpectedSamples
 from tests.check.cases import (
     N,
     Registry,
@@ -28,7 +28,7 @@ KEYS = [f"class-{number % 2}/{number:04d}" for number in range(N)]
 # Keys.
 
 
-@case("keys that repeat between classes, only the number expected", "or keys that are not unique")
+@case("keys that repeat between classes, only the number expected", "keys may not be unique")
 def _(packed: Path) -> None:
     once(cut([f"{number // 2:04d}" for number in range(N)]), N)
 
@@ -58,12 +58,12 @@ def _(packed: Path) -> None:
     once([{"id": [SimpleNamespace(), SimpleNamespace()]}], 2, key="id")
 
 
-@case("images as keys", "a key is one value a sample")
+@case("images as keys", "a key is one value per sample")
 def _(packed: Path) -> None:
     once([[torch.rand(2, 3, 4, 4), torch.arange(2)]], 2, key=0)
 
 
-@case("text keys where numbers are expected", "are of another type, as 1 and '1' are")
+@case("text keys where numbers are expected", "have another type than the expected ones")
 def _(packed: Path) -> None:
     once(cut([str(number) for number in range(N)]), range(N))
 
@@ -91,13 +91,13 @@ def _(packed: Path) -> None:
 # shardio's remainder policies, not kept to. 21 samples, 2 ranks, batches of 4.
 
 
-@case("pad: a sample of another place is repeated", "not those that the remainder policy names")
+@case("pad: a sample of another place is repeated", "not those that the remainder policy selects")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     check_ranks([first, Tampered(second, lambda made: [*made[:-1], [*made[-1][:-1], made[0][1]]])], all_of(packed))
 
 
-@case("pad: the repeat comes early, only the number known", "do not lie in a last batch")
+@case("pad: the repeat comes early, only the number known", "1 repeat came earlier")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     repeated = next(iter(ours(packed)[0]))[0]
@@ -105,7 +105,7 @@ def _(packed: Path) -> None:
     def early(made: list[Any]) -> list[Any]:
         return [[repeated, *made[0][1:]], *made[1:-1], [*made[-1][:-1], made[0][0]]]
 
-    check_ranks([first, Tampered(second, early)], Expected(ids=None, number=None))
+    check_ranks([first, Tampered(second, early)], ExpectedSamples())
 
 
 @case("pad: two repeats in place of one", "2 more than once (2 repeats, 1 by the remainder policy)")
@@ -114,7 +114,7 @@ def _(packed: Path) -> None:
     check_ranks([first, Tampered(second, lambda made: [*made, [made[0][0]]])], all_of(packed))
 
 
-@case("drop: other samples are left out", "left out are not those that the remainder policy names")
+@case("drop: other samples are left out", "left out are not those that the remainder policy selects")
 def _(packed: Path) -> None:
     kept = ours(packed, remainder="keep")
     dropping = ours(packed, remainder="drop")
@@ -129,7 +129,7 @@ def _(packed: Path) -> None:
     check_ranks([Tampered(first, lambda made: [*made[:-1], made[-1][:-1]]), second], all_of(packed))
 
 
-@case("mask: everything comes twice, marked the second time", "marked as repeats, and the remainder policy has 1")
+@case("mask: everything comes twice, marked the second time", "marked as repeats, but the remainder policy marks 1")
 def _(packed: Path) -> None:
     first, second = ours(packed, remainder="mask")
     marked = Tampered(second, lambda made: [*made, *[(keys, torch.zeros_like(valid)) for keys, valid in made]])
@@ -146,12 +146,12 @@ def _(packed: Path) -> None:
     check_ranks([Tampered(first, mark), second], all_of(packed), key=0)
 
 
-@case("ours: a rank has another seed", "not in the same epoch of the same order")
+@case("ours: a rank has another seed", "in different epochs or orders")
 def _(packed: Path) -> None:
     check_ranks([ours(packed)[0], ours(packed, seed=1)[1]], all_of(packed))
 
 
-@case("ours: a rank is an epoch ahead", "not in the same epoch of the same order")
+@case("ours: a rank is an epoch ahead", "in different epochs or orders")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     second.set_epoch(1)
@@ -160,4 +160,4 @@ def _(packed: Path) -> None:
 
 @case("ours: each rank takes itself for rank 0", "ranks 0 and 1 delivered the same 11 samples")
 def _(packed: Path) -> None:
-    check_ranks([ours(packed)[0], ours(packed)[0]], Expected(ids=None, number=None))
+    check_ranks([ours(packed)[0], ours(packed)[0]], ExpectedSamples())

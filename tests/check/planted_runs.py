@@ -13,7 +13,7 @@ from torch.utils.data import (
 )
 
 import shardio
-from shardio.check import CoverageRecorder, Expected, guard
+from shardio.check import CoverageRecorder, ExpectedSamples, guard
 from tests.check.cases import (
     Images,
     N,
@@ -37,7 +37,7 @@ def recorded(directory: str, rank: int, epochs: list[list[list[Any]]], world_siz
     return recorder.path
 
 
-@case("a rank's recording is missing", "rank 1 of 2 has no recording")
+@case("a rank's recording is missing", "no recording of rank 1 of 2")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         recorded(run, 0, [cut(range(0, N, 2))])
@@ -53,7 +53,7 @@ def _(packed: Path) -> None:
         merge(Path(run))
 
 
-@case("a recording of yesterday's run", "they are of different runs")
+@case("a recording of yesterday's run", "they are from different runs")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         old = CoverageRecorder(run, rank=1, world_size=2)
@@ -65,7 +65,7 @@ def _(packed: Path) -> None:
         merge(Path(run))
 
 
-@case("a crash in the middle of an epoch", "rank 1 stopped after 1 batches, before the end of the epoch")
+@case("a crash in the middle of an epoch", "rank 1 stopped after 1 batch, before the end of the epoch")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         recorded(run, 0, [cut(range(0, N, 2))])
@@ -93,14 +93,14 @@ def _(packed: Path) -> None:
         merge(Path(run))
 
 
-@case("a run resumes on fewer ranks, in the same directory", "was recorded on 3 ranks, and training resumes on 2")
+@case("a run resumes on fewer ranks, in the same directory", "was recorded on 3 ranks, but training resumes on 2")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         state = CoverageRecorder(run, rank=0, world_size=3).state_dict()
         CoverageRecorder(run, rank=0, world_size=2, resume=state)
 
 
-@case("a run resumes where another one recorded since", "it is of another run")
+@case("a run resumes where another one recorded since", "it is from another run")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         recorder = CoverageRecorder(run, rank=0, world_size=1)
@@ -115,13 +115,13 @@ def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         with CoverageRecorder(run, rank=0, world_size=1) as recorder:
             list(recorder.watch(load(Images(0.1))))
-        merge(Path(run), Expected(ids=None, number=N))
+        merge(Path(run), ExpectedSamples(num_samples=N))
 
 
 # The guard.
 
 
-@case("guard: a repeated key", "batch 12 repeats 3, which came in batch 0")
+@case("guard: a repeated key", "batch 12 repeats 3, which batch 0 of this epoch delivered")
 def _(packed: Path) -> None:
     list(guard([*cut(range(N)), [3]]))
 
@@ -148,6 +148,6 @@ def _(packed: Path) -> None:
     list(guarded)
 
 
-@case("guard: equal images, or one image twice", "may be a repeat or equal data")
+@case("guard: equal images, or one image twice", "it is a repeat or equal data")
 def _(packed: Path) -> None:
     list(guard(load([torch.zeros(3)] * 4)))

@@ -17,7 +17,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from shardio.check import Expected
+from shardio.check import ExpectedSamples
 from tests.check.cases import (
     B,
     Flipped,
@@ -89,7 +89,7 @@ def _(packed: Path) -> None:
     once(cut([*range(N), *range(N)]), N)
 
 
-@case("everything twice with other keys, only the number expected", "all come 2 times")
+@case("everything twice with other keys, only the number expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(cut([f"{turn}-{number}" for turn in range(2) for number in range(N)]), N)
 
@@ -100,24 +100,24 @@ class Twice(DataLoader[Any]):
         yield from super().__iter__()
 
 
-@case("everything twice, augmented, only the number expected", "all come 2 times")
+@case("everything twice, augmented, only the number expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(Twice(Images(0.1), batch_size=B), N)
 
 
-@case("everything twice, flipped at random, only the number expected", "all come 2 times")
+@case("everything twice, flipped at random, only the number expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(Twice(Flipped(), batch_size=B), N)
 
 
-@case("everything twice, augmented, nothing expected", "all come 2 times")
+@case("everything twice, augmented, nothing expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(Twice(Images(0.1), batch_size=B))
 
 
 @case("everything twice, augmented, nothing expected, by the command", "its loader has 96, 2 times as many")
 def _(packed: Path) -> None:
-    check_ranks([Twice(Images(0.1), batch_size=B)], Expected(ids=None, number=None))
+    check_ranks([Twice(Images(0.1), batch_size=B)], ExpectedSamples())
 
 
 @case("an iterable dataset with a length delivers everything twice", "its loader has 96, 2 times as many")
@@ -127,20 +127,20 @@ def _(packed: Path) -> None:
             return N
 
     noisy = Sized(lambda worker, of: (torch.rand(3) for _ in range(2 * N)))
-    check_ranks([load(noisy)], Expected(ids=None, number=None))
+    check_ranks([load(noisy)], ExpectedSamples())
 
 
-@case("augmented, and one sample in place of another", "not the same in each epoch")
+@case("augmented, and one sample in place of another", "changes from epoch to epoch")
 def _(packed: Path) -> None:
     once(load(Images(0.1), sampler=[*range(N - 1), 0]), N)
 
 
-@case("flipped at random, and one sample in place of another", "give key=")
+@case("flipped at random, and one sample in place of another", "Give key=")
 def _(packed: Path) -> None:
     once(load(Flipped(), sampler=[*range(N - 1), 0]), N)
 
 
-@case("an augmented stream, and one sample in place of another", "not the same in each epoch")
+@case("an augmented stream, and one sample in place of another", "changes from epoch to epoch")
 def _(packed: Path) -> None:
     numbers = [*range(N - 1), 0]
     once(load(Shares(lambda worker, of: (torch.rand(3) + number for number in numbers))), N)
@@ -151,25 +151,25 @@ def _(packed: Path) -> None:
     once((torch.rand(B, 3) for _ in range(N // B)), N)
 
 
-@case("a sampler with replacement", "the sampler (RandomSampler) draws with replacement")
+@case("a sampler with replacement", "the sampler (RandomSampler) samples with replacement")
 def _(packed: Path) -> None:
     torch.manual_seed(0)
     dataset: Any = range(N)
     once(load(dataset, sampler=RandomSampler(dataset, replacement=True)), range(N))
 
 
-@case("a weighted sampler with replacement", "the sampler (WeightedRandomSampler) draws with replacement")
+@case("a weighted sampler with replacement", "the sampler (WeightedRandomSampler) samples with replacement")
 def _(packed: Path) -> None:
     torch.manual_seed(0)
     once(load(range(N), sampler=WeightedRandomSampler([1.0] * N, N)), N)
 
 
-@case("numbers drawn by random.choices", "drawn with replacement")
+@case("numbers drawn by random.choices", "sampled with replacement")
 def _(packed: Path) -> None:
     once(cut(random.Random(0).choices(range(N), k=N)), range(N))
 
 
-@case("a sampler with fewer numbers than samples", "has 50 numbers, and the dataset 96 samples")
+@case("a sampler with fewer numbers than samples", "has 50 indices, but the dataset has 96 samples")
 def _(packed: Path) -> None:
     dataset: Any = range(N)
     once(load(dataset, sampler=RandomSampler(dataset, num_samples=50)))
@@ -205,7 +205,7 @@ def _(packed: Path) -> None:
 # Samples that are lost.
 
 
-@case("the last batch is lost", "the last 8 of 96 are missing")
+@case("the last batch is lost", "the last 8 of 96 samples are missing")
 def _(packed: Path) -> None:
     once(cut(range(N))[:-1], range(N))
 
@@ -220,12 +220,12 @@ def _(packed: Path) -> None:
     once([batch[1:] for batch in cut(range(N))], range(N))
 
 
-@case("drop_last", "the last 4 of 100 are missing: drop_last")
+@case("drop_last", "the last 4 of 100 samples are missing: drop_last")
 def _(packed: Path) -> None:
     once(load(range(100), drop_last=True), range(100))
 
 
-@case("drop_last in each worker", "10 of 90 are missing: drop_last", slow=True)
+@case("drop_last in each worker", "10 of 90 samples are missing: drop_last", slow=True)
 def _(packed: Path) -> None:
     once(load(Shares(lambda worker, of: range(worker, 90, of)), num_workers=2, drop_last=True), range(90))
 
@@ -243,23 +243,23 @@ def _(packed: Path) -> None:
     once(cut(random.Random(0).sample(range(N), N)[:-16]), range(N))
 
 
-@case("no batches at all", "nothing arrived: an iterator that is used up")
+@case("no batches at all", "no samples arrived: the iterator is exhausted")
 def _(packed: Path) -> None:
     once([])
 
 
-@case("no batches in the second epoch: the iterator is used up", "nothing arrived: an iterator that is used up")
+@case("no batches in the second epoch: the iterator is used up", "no samples arrived: the iterator is exhausted")
 def _(packed: Path) -> None:
     once(iter(cut(range(N))), epochs=2)
 
 
-@case("a stream over an iterator that is used up, nothing expected", "nothing arrived: an iterator that is used up")
+@case("a stream over an iterator that is used up, nothing expected", "no samples arrived: the iterator is exhausted")
 def _(packed: Path) -> None:
     nothing = iter([0][1:])
     once(load(Shares(lambda worker, of: nothing)))
 
 
-@case("augmented by workers alone, and one sample in place of another", "is not the same in each epoch", slow=True)
+@case("augmented by workers alone, and one sample in place of another", "changes from epoch to epoch", slow=True)
 def _(packed: Path) -> None:
     class InWorkers(Images):
         def __getitem__(self, number: int) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset
 
 from shardio import CoverageError, DataLoader, ShardDataset
-from shardio.check import Coverage, Delivery, Expected, assert_exactly_once, make_report
+from shardio.check import Coverage, Delivery, ExpectedSamples, assert_exactly_once, make_report
 
 
 class IgnoresWorkers(IterableDataset[str]):
@@ -40,8 +40,8 @@ def test_a_dataset_that_ignores_its_workers_is_caught_with_keys_and_workers(pack
     with pytest.raises(CoverageError) as caught:
         assert_exactly_once(loader, keys)
     message = str(caught.value)
-    assert "21 samples: 0 came once, 21 more than once, 0 never" in message
-    assert f"repeated: {keys[0]} came 2 times: rank 0 worker 0 batch 0, rank 0 worker 1 batch 1" in message
+    assert "21 samples: 0 delivered once, 21 more than once, 0 never" in message
+    assert f"repeated: {keys[0]}, delivered 2 times: rank 0 worker 0 batch 0, rank 0 worker 1 batch 1" in message
     assert "each of 2 workers delivered all 21 samples: the dataset ignores get_worker_info" in message
 
 
@@ -50,9 +50,9 @@ def test_repeats_losses_and_strangers_are_counted_and_named(keys: list[str]) -> 
     with pytest.raises(CoverageError) as caught:
         assert_exactly_once(batches, keys)
     assert str(caught.value).splitlines() == [
-        "21 samples: 19 came once, 1 more than once, 1 never, 1 unexpected",
-        f"  repeated: {keys[4]} came 2 times: rank 0 batch 0, rank 0 batch 1",
-        "  unexpected: stranger came 1 times: rank 0 batch 2",
+        "21 samples: 19 delivered once, 1 more than once, 1 never, 1 unexpected",
+        f"  repeated: {keys[4]}, delivered 2 times: rank 0 batch 0, rank 0 batch 1",
+        "  unexpected: stranger, delivered 1 time: rank 0 batch 2",
         f"  missing: {keys[20]}",
     ]
 
@@ -112,7 +112,7 @@ def test_what_the_remainder_policy_asks_for_is_allowed_exactly(
     for key, count in enumerate(counts):
         for batch in range(count):
             coverage.add([key], Delivery(rank=0, worker=None, batch=batch))
-    wanted = Expected.of_keys(range(len(counts)), **allowance)
+    wanted = ExpectedSamples.of_keys(range(len(counts)), **allowance)
     assert make_report(coverage, wanted).is_right == is_right
 
 

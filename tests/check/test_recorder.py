@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import start_processes
 
 import shardio
 from shardio import CoverageError, FormatError, IdentityError
-from shardio.check import CoverageRecorder, Expected, guard, make_report, merge_recordings
+from shardio.check import CoverageRecorder, ExpectedSamples, guard, make_report, merge_recordings
 from shardio.check.processes import run_rank
 from shardio.cli.check import check
 
@@ -40,17 +40,17 @@ def test_merged_recordings_are_the_whole_epoch(tmp_path: Path) -> None:
     paths = record_ranks(tmp_path / "run", [[[["a", "b"]], [["c"]]], [[["c"]], [["a"], ["b"]]]])
     assert [path.name for path in paths] == ["rank-00000.cov", "rank-00001.cov"]
     merged = merge_recordings(paths)
-    assert [make_report(coverage, Expected.of_keys("abc")).is_right for coverage in merged] == [True, True]
+    assert [make_report(coverage, ExpectedSamples.of_keys("abc")).is_right for coverage in merged] == [True, True]
     assert merged[1].arrays()[1].tolist() == [0, 0, 1]
     done = run_check("--merge", *paths, "--expected", 3)
-    assert (done.returncode, done.stdout.count("right: 3 samples: 3 came once")) == (0, 2)
+    assert (done.returncode, done.stdout.count("right: 3 samples: 3 delivered once")) == (0, 2)
 
 
 def test_a_repeat_across_ranks_is_found_and_named(tmp_path: Path) -> None:
     paths = record_ranks(tmp_path, [[[["a", "b"]]], [[["b", "c"]]]])
     done = run_check("--merge", *paths)
     assert done.returncode == 1
-    assert "repeated: b came 2 times: rank 0 batch 0, rank 1 batch 0" in done.stdout
+    assert "repeated: b, delivered 2 times: rank 0 batch 0, rank 1 batch 0" in done.stdout
 
 
 def test_what_was_received_before_a_crash_is_there(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_former_runs_file_is_kept_aside(tmp_path: Path) -> None:
 def test_the_command_says_what_it_cannot_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (path,) = record_ranks(tmp_path / "some", [[[["a"]]]])
     check([str(path)], merge=True)
-    assert "right: 1 samples" in (said := capsys.readouterr().out)
+    assert "right: 1 sample:" in (said := capsys.readouterr().out)
     assert "losses were not judged: give --expected" in said
     check([str(path)], merge=True, expected="1")
     assert "not judged" not in capsys.readouterr().out
@@ -107,7 +107,7 @@ def gather(rank: int, rendezvous: str, queue: Any) -> None:
     recorder = CoverageRecorder(Path(rendezvous).parent / "run")
     list(recorder.watch([["a", "b"], ["c"]] if rank == 0 else [["d"], ["e", "f"]]))
     (coverage,) = recorder.gather()
-    queue.put((recorder.rank, str(make_report(coverage, Expected.of_keys("abcdef")))))
+    queue.put((recorder.rank, str(make_report(coverage, ExpectedSamples.of_keys("abcdef")))))
     torch.distributed.destroy_process_group()
 
 
@@ -115,7 +115,7 @@ def test_ranks_gather_by_torch_distributed(tmp_path: Path) -> None:
     manager = torch.multiprocessing.get_context("spawn").Manager()
     queue = manager.Queue()
     start_processes(gather, args=(str(tmp_path / "rendezvous"), queue), nprocs=2)
-    right = "6 samples: 6 came once, 0 more than once, 0 never, 0 unexpected"
+    right = "6 samples: 6 delivered once, 0 more than once, 0 never, 0 unexpected"
     assert sorted(queue.get() for _ in range(2)) == [(0, right), (1, right)]
     manager.shutdown()
 
@@ -183,7 +183,7 @@ def script(tmp_path: Path) -> Path:
 def test_a_scripts_loader_is_judged_in_real_ranks_also_where_it_leaves_a_thread_behind(script: Path) -> None:
     done = run_check(f"{script}:split", "--world-size", 3, "--epochs", 2, "--expected", 60, "--key", "id")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "epoch 1: right: 60 samples: 60 came once" in done.stdout
+    assert "epoch 1: right: 60 samples: 60 delivered once" in done.stdout
     assert "rank 2 worker 0: 20 samples" in done.stdout
 
 
@@ -202,16 +202,16 @@ def test_a_failure_ends_ranks_that_wait_in_a_collective(script: Path) -> None:
 
 def test_ranks_may_write_more_than_a_pipe_holds(script: Path) -> None:
     done = run_check(f"{script}:noisy", "--world-size", 2, "--expected", 60)
-    assert (done.returncode, "right: 60 samples: 60 came once" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "right: 60 samples: 60 delivered once" in done.stdout) == (0, True), done.stderr
 
 
 def test_a_scripts_augmented_images_are_counted_and_not_known_by_content(script: Path) -> None:
     twice = run_check(f"{script}:twice", "--expected", 60)
     assert twice.returncode == 1
-    assert "WRONG: 60 samples: 120 came once, 0 more than once, 0 never, 60 unexpected" in twice.stdout
+    assert "WRONG: 60 samples: 120 delivered once, 0 more than once, 0 never, 60 unexpected" in twice.stdout
     once = run_check(f"{script}:augmented", "--expected", 60)
     assert once.returncode == 1
-    assert "is not the same each time: sample 0 differs when it is read again. Give key=" in once.stderr
+    assert "changes from read to read: sample 0 differs when it is read again. Give key=" in once.stderr
 
 
 OURS = """
@@ -230,9 +230,9 @@ def chosen():
 """
 
 
-PADDED = "20 came once, 1 more than once (1 repeat, 1 by the remainder policy), 0 never"
-DROPPED = "16 came once, 0 more than once, 5 never (5 left out by the remainder policy)"
-ALL = "21 came once, 0 more than once, 0 never"
+PADDED = "20 delivered once, 1 more than once (1 repeat, 1 by the remainder policy), 0 never"
+DROPPED = "16 delivered once, 0 more than once, 5 never (5 left out by the remainder policy)"
+ALL = "21 delivered once, 0 more than once, 0 never"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_the_guard_stops_at_the_first_repeat_and_forgets_after_an_epoch(packed: 
     assert loader.state_dict()["epoch"] == 1
     guarded = iter(guard([["a", "b"], ["c"], ["b"], ["d"]]))
     assert [next(guarded), next(guarded)] == [["a", "b"], ["c"]]
-    with pytest.raises(CoverageError, match="batch 2 repeats b, which came in batch 0 of this epoch"):
+    with pytest.raises(CoverageError, match="batch 2 repeats b, which batch 0 of this epoch delivered"):
         next(guarded)
     with pytest.raises(CoverageError, match="batch 0 repeats a"):
         list(guard([["a", "a"]]))
@@ -301,4 +301,4 @@ def test_the_plugin_gives_every_project_the_fixture(pytester: pytest.Pytester) -
     )
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*CoverageError: 3 samples: 1 came once, 1 more than once, 1 never*"])
+    result.stdout.fnmatch_lines(["*CoverageError: 3 samples: 1 delivered once, 1 more than once, 1 never*"])

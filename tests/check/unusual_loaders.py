@@ -15,7 +15,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from shardio.check import Expected
+from shardio.check import ExpectedSamples
 from tests.check.cases import (
     B,
     Images,
@@ -29,7 +29,7 @@ from tests.check.cases import (
 )
 
 case = Registry()
-NOTHING = Expected(ids=None, number=None)
+NOTHING = ExpectedSamples()
 
 
 def numbers(worker: int, of: int) -> range:

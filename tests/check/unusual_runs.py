@@ -16,7 +16,7 @@ from torch.utils.data import (
 
 import shardio
 from shardio import EpochSampler, ShardDataset, ShardMapDataset
-from shardio.check import CoverageRecorder, Expected, guard, merge_recordings
+from shardio.check import CoverageRecorder, ExpectedSamples, guard, merge_recordings
 from tests.check.cases import (
     Images,
     Keyed,
@@ -34,7 +34,7 @@ from tests.check.cases import (
 )
 
 case = Registry()
-NOTHING = Expected(ids=None, number=None)
+NOTHING = ExpectedSamples()
 
 
 # WebDataset.
@@ -181,7 +181,7 @@ def _(packed: Path) -> None:
         list(CoverageRecorder(run, rank=0, world_size=1, resume=states[4][1]).watch(second))
         found = merge_recordings([recorder.path])
         assert [epoch.num_deliveries for epoch in found] == [N]
-        raise_verdict(found, Expected.of_keys(range(N)))
+        raise_verdict(found, ExpectedSamples.of_keys(range(N)))
 
 
 @case("a recording whose loop ends with the last batch")
@@ -199,7 +199,7 @@ def _(packed: Path) -> None:
         for rank in range(2):
             with CoverageRecorder(run, rank=rank, world_size=2) as recorder:
                 list(recorder.watch(cut(range(N)) if rank == 0 else []))
-        merge(Path(run), Expected.of_keys(range(N)))
+        merge(Path(run), ExpectedSamples.of_keys(range(N)))
 
 
 @case("guard: images, three epochs, also of one rank of two")

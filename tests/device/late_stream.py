@@ -1,4 +1,4 @@
-"""A side stream without a device: it does what it is given as late as CUDA may, and as early as it may, by chance."""
+"""A copy stream without a device: at random, it works as late or as early as CUDA may."""
 
 from __future__ import annotations
 
@@ -14,76 +14,76 @@ import torch
 from shardio.device import DevicePrefetcher
 from shardio.device.batches import map_tensors
 from shardio.device.pinned import PinnedPool
-from shardio.device.streams import Crossing, Mark
+from shardio.device.streams import BatchCopy, StreamEvent
 from shardio.torch_modes import own_tensors
 
 
-class LateCrossing:
-    """A batch of which nothing happens before it must, or chance wills it."""
+class LateCopy:
+    """A batch that is copied and prepared when it must be, or earlier at random."""
 
     def __init__(self, stream: LateStream, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> None:
         self._stream, self._prepare = stream, prepare
-        self._there = map_tensors(copy(), _not_held)
-        self._made: Any = None
+        self._copied = map_tensors(copy(), _not_held)
+        self._prepared: Any = None
         self.num_steps = 0
 
     def step(self) -> None:
-        """Do the next one of two things: copy, prepare."""
-        with own_tensors():  # A device does it in the modes in which it was sent.
+        """Do the next of two steps: copy, prepare."""
+        with own_tensors():  # A device works outside the modes of the caller.
             if self.num_steps == 0:
-                self._there = map_tensors(self._there, torch.Tensor.clone)  # A device has memory of its own.
+                self._copied = map_tensors(self._copied, torch.Tensor.clone)  # A device has its own memory.
             else:
-                self._made, self._there = self._prepare(self._there), None
+                self._prepared, self._copied = self._prepare(self._copied), None
         self.num_steps += 1
 
     def is_copied(self) -> bool:
-        self._stream.go_on_by_chance()
+        self._stream.advance_at_random()
         return self.num_steps > 0
 
     def wait_until_copied(self) -> None:
-        self._stream.go_on_until(self, 1)
+        self._stream.advance_until(self, 1)
 
     def receive(self) -> Any:
-        self._stream.go_on_until(self, 2)
-        made, self._made = self._made, None
-        return made
+        self._stream.advance_until(self, 2)
+        prepared, self._prepared = self._prepared, None
+        return prepared
 
 
-class LateMark:
-    """A moment of the consumer's, whose work is done at once here."""
+class LateEvent:
+    """A point in the consumer's work, which is done at once here."""
 
     def __init__(self, stream: LateStream) -> None:
         self._stream = stream
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         self._stream.num_waits += 1
 
 
 class LateStream:
-    """Does what it is given in its order, at some time."""
+    """Does its work in order, at some time."""
 
     def __init__(self, seed: int, laziness: float = 0.8) -> None:
         self._random = random.Random(seed)
         self._laziness = laziness
-        self._pending: deque[LateCrossing] = deque()
+        self._pending: deque[LateCopy] = deque()
         self.num_waits = self.most_pending = 0
 
-    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> Crossing:
-        crossing = LateCrossing(self, copy, prepare)
-        self._pending.append(crossing)
+    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> BatchCopy:
+        late_copy = LateCopy(self, copy, prepare)
+        self._pending.append(late_copy)
         self.most_pending = max(self.most_pending, len(self._pending))
-        self.go_on_by_chance()
-        return crossing
+        self.advance_at_random()
+        return late_copy
 
-    def mark(self) -> Mark:
-        return LateMark(self)
+    def record_event(self) -> StreamEvent:
+        return LateEvent(self)
 
-    def go_on_by_chance(self) -> None:
+    def advance_at_random(self) -> None:
         while self._pending and self._random.random() > self._laziness:
             self._step()
 
-    def go_on_until(self, crossing: LateCrossing, num_steps: int) -> None:
-        while crossing.num_steps < num_steps:
+    def advance_until(self, late_copy: LateCopy, num_steps: int) -> None:
+        while late_copy.num_steps < num_steps:
             self._step()
 
     def _step(self) -> None:
@@ -94,7 +94,7 @@ class LateStream:
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that does not keep it, as a device does not that is still to copy it."""
+    """Return a tensor over the same memory without keeping it alive. A device does not keep its source alive either."""
     if tensor.layout != torch.strided or not tensor.numel():
         return tensor
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -106,8 +106,8 @@ def _not_held(tensor: torch.Tensor) -> torch.Tensor:
 def prefetch_late(
     loader: Iterable[Any], *, seed: int = 0, laziness: float = 0.8, **options: Any
 ) -> tuple[DevicePrefetcher, LateStream]:
-    """Return a prefetcher that works as on CUDA, over a stream that is late, with pinned memory that is none."""
+    """Return a prefetcher that works as on CUDA, with a late stream and ordinary memory in place of pinned memory."""
     prefetcher, stream = DevicePrefetcher(loader, "cpu", **options), LateStream(seed, laziness)
-    prefetcher._side = stream
+    prefetcher._stream = stream
     prefetcher._pool = PinnedPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
     return prefetcher, stream

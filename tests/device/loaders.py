@@ -1,4 +1,4 @@
-"""A small loader with a state, for tests of what wraps loaders."""
+"""A small loader with a state, for tests of wrappers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class CountingLoader:
-    """Yields batches and counts how many it handed out; raises ``error``, if given, after the last."""
+    """Yields batches and counts them. Raises ``error``, if given, after the last one."""
 
     def __init__(self, batches: Sequence[Any], error: Exception | None = None) -> None:
         self.batches, self.error = batches, error

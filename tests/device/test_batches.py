@@ -1,4 +1,4 @@
-"""Nested batches of every kind arrive as what they were, with tensors where numbers are."""
+"""Nested batches keep their types, and their arrays of numbers become tensors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Frozen:
 
 
 class Graph:
-    """A batch of a class of its own."""
+    """A batch of a user-defined class."""
 
     def __init__(self, nodes: torch.Tensor, moves: int = 0) -> None:
         self.nodes, self.moves = nodes, moves
@@ -42,7 +42,7 @@ class Graph:
 
 
 class Closed(MutableMapping[str, Any]):
-    """A mapping of which copy.copy shares the items."""
+    """A mapping whose items copy.copy shares."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         self._items = dict(items)
@@ -68,13 +68,13 @@ def pass_on(batch: Any, *, late: bool) -> Any:
     return passed
 
 
-@pytest.fixture(params=[False, True], ids=["at once", "by a stream"])
+@pytest.fixture(params=[False, True], ids=["synchronous", "on a stream"])
 def late(request: pytest.FixtureRequest) -> bool:
     is_late: bool = request.param
     return is_late
 
 
-def test_dataclasses_stay_what_they_are(late: bool) -> None:
+def test_dataclasses_keep_their_type(late: bool) -> None:
     images = torch.arange(4)
     batch = Frozen(images, Plain(images + 1, ["a"]))
     passed = pass_on(batch, late=late)
@@ -88,14 +88,14 @@ def test_dataclasses_stay_what_they_are(late: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [dict, UserDict, MappingProxyType])
-def test_mappings_stay_what_they_are(kind: Any, late: bool) -> None:
+def test_mappings_keep_their_type(kind: Any, late: bool) -> None:
     passed = pass_on(kind({"b": torch.arange(3), "a": "text"}), late=late)
     assert type(passed) is kind
     assert list(passed) == ["b", "a"]
     assert torch.equal(passed["b"], torch.arange(3))
 
 
-def test_no_mapping_is_added_to_and_none_is_written_to(late: bool) -> None:
+def test_the_mappings_of_the_loader_stay_unchanged(late: bool) -> None:
     counter = Counter({"cat": 2, "dog": 1})
     grouped = defaultdict(list, {"images": [torch.arange(3)]})
     closed = Closed({"a": torch.arange(3)})
@@ -111,7 +111,7 @@ def test_no_mapping_is_added_to_and_none_is_written_to(late: bool) -> None:
     assert closed["a"] is before
 
 
-def test_what_moves_itself_does_so_once(late: bool) -> None:
+def test_an_object_that_moves_itself_moves_once(late: bool) -> None:
     graph, sequence = pass_on(
         (Graph(torch.arange(5)), pack_sequence([torch.arange(3.0), torch.arange(2.0)])), late=late
     )
@@ -142,11 +142,11 @@ def test_arrays_of_numbers_become_tensors(dtype: str, late: bool) -> None:
     ],
     ids=lambda array: str(array.dtype),
 )
-def test_arrays_that_torch_does_not_know_stay_as_they_are(array: Any, late: bool) -> None:
+def test_arrays_that_torch_does_not_support_are_kept(array: Any, late: bool) -> None:
     assert pass_on([array], late=late)[0] is array
 
 
-def test_arrays_that_nobody_may_write_to_become_tensors_that_one_may(late: bool) -> None:
+def test_read_only_arrays_become_writable_tensors(late: bool) -> None:
     array = np.arange(5)
     array.flags.writeable = False
     passed = pass_on(array, late=late)
@@ -175,6 +175,6 @@ def test_tensors_of_any_kind_arrive(tensor: torch.Tensor, late: bool) -> None:
     assert torch.equal(passed.to_dense(), tensor.to_dense())
 
 
-def test_without_a_function_for_it_what_moves_itself_stays() -> None:
+def test_an_object_that_moves_itself_is_kept_without_a_function_for_it() -> None:
     graph = Graph(torch.arange(2))
     assert map_tensors([graph], torch.clone)[0] is graph

@@ -1,4 +1,4 @@
-"""DevicePrefetcher on a real GPU: batches cross on a stream of their own and are never torn."""
+"""DevicePrefetcher on a real GPU: batches are copied on a separate stream and are never torn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUM_BATCHES = 300
 
 
 class _Batches:
-    """Makes each batch anew from its number, so that memory is freed and taken again at once."""
+    """Makes each batch from its number, so that memory is freed and reused at once."""
 
     def __init__(self, num_batches: int = NUM_BATCHES, *, is_pinned: bool = False) -> None:
         self.num_batches, self.is_pinned = num_batches, is_pinned
@@ -45,7 +45,7 @@ class _Batches:
 
 
 def _work_slowly(size: int = 2048) -> torch.Tensor:
-    """Keep the device's current stream busy, so that it reads a batch long after Python let go of it."""
+    """Keep the device's current stream busy, so that it reads a batch long after Python released it."""
     matrix = torch.ones(size, size, device="cuda")
     for _ in range(4):
         matrix = matrix @ matrix / size
@@ -59,8 +59,8 @@ def _normalised(images: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("is_pinned", [False, True])
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_a_slow_consumer_that_frees_batches_at_once_sees_each_batch_whole(depth: int, is_pinned: bool) -> None:
-    """The sums are taken behind slow work in the consumer's stream, after the batch was freed in Python."""
+def test_a_slow_consumer_that_frees_batches_at_once_gets_whole_batches(depth: int, is_pinned: bool) -> None:
+    """The consumer's stream computes the sums after slow work, when Python has already freed the batch."""
     loader, sums = _Batches(is_pinned=is_pinned), []
     for images, labels in DevicePrefetcher(loader, "cuda", depth=depth):
         _work_slowly()
@@ -94,7 +94,7 @@ def test_batches_that_are_kept_stay_as_they_were() -> None:
         assert torch.equal(labels.cpu(), expected[1])
 
 
-def test_a_consumer_on_another_stream_sees_each_batch_whole() -> None:
+def test_a_consumer_on_another_stream_gets_whole_batches() -> None:
     loader, sums, stream = _Batches(), [], torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for images, _ in DevicePrefetcher(loader, "cuda"):
@@ -118,22 +118,22 @@ def test_memory_does_not_grow_from_epoch_to_epoch() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_the_state_is_that_of_the_last_batch_that_was_handed_out(depth: int) -> None:
-    """However many more are under way."""
+def test_the_state_is_that_of_the_last_batch_received(depth: int) -> None:
+    """Batches in flight do not count."""
     prefetcher = DevicePrefetcher(CountingLoader([torch.tensor(i) for i in range(9)]), "cuda", depth=depth)
     for number, batch in enumerate(prefetcher):
         assert int(batch) == number
         assert prefetcher.state_dict()["num_given"] == number + 1
 
 
-def test_the_epoch_that_is_set_after_an_epoch_shows_in_the_state() -> None:
+def test_the_state_has_the_epoch_that_was_set() -> None:
     prefetcher = DevicePrefetcher(CountingLoader([torch.tensor(i) for i in range(5)]), "cuda")
     list(prefetcher)
     prefetcher.set_epoch(7)
     assert prefetcher.state_dict() == {"epoch": 7, "num_given": 0}
 
 
-def test_what_is_no_tensor_stays_and_what_the_loader_raises_arrives() -> None:
+def test_other_values_are_kept_and_the_loaders_error_is_raised() -> None:
     batches: list[Any] = [{"key": ["a", "b"], "image": torch.zeros(2, 3, 4, 4, dtype=torch.uint8)}]
     received = []
     loader = CountingLoader(batches, error=KeyError("lost"))
@@ -149,7 +149,7 @@ def _loader(packed: Path, **options: Any) -> DataLoader:
     return DataLoader(dataset, batch_size=2, **options)
 
 
-def test_slots_are_pinned_once_each_and_nothing_else_is_copied_on_the_way(packed: Path) -> None:
+def test_each_slot_is_pinned_once_and_copied_from_directly(packed: Path) -> None:
     loader = _loader(packed, num_workers=2, persistent_workers=True)
     prefetcher, made = DevicePrefetcher(loader, "cuda"), list[int]()
     loader.watch_memory(lambda memory: made.append(memory.ctypes.data))
@@ -165,12 +165,12 @@ def test_slots_are_pinned_once_each_and_nothing_else_is_copied_on_the_way(packed
         for _ in prefetcher:
             pass
     assert len(made) == len(set(made))
-    assert all(num_bytes < 2 * 3 * 64 * 64 for num_bytes in buffers), "labels at the most"
+    assert all(num_bytes < 2 * 3 * 64 * 64 for num_bytes in buffers), "only labels"
     for images, _ in loader:
         assert images.is_pinned()
 
 
-def test_batches_of_hosts_cross_whole_while_their_slots_are_filled_again(packed: Path) -> None:
+def test_batches_arrive_whole_while_worker_processes_reuse_their_slots(packed: Path) -> None:
     loader, plain = _loader(packed, num_workers=2, persistent_workers=True), _loader(packed)
     prefetcher = DevicePrefetcher(loader, "cuda", depth=3)
     for epoch in range(40):
@@ -186,7 +186,7 @@ def test_batches_of_hosts_cross_whole_while_their_slots_are_filled_again(packed:
 
 
 def test_pin_memory_without_the_prefetcher_is_never_torn(packed: Path) -> None:
-    """A ring of slots sets this trap: a copy that waits in a stream, and a batch that is dropped at once."""
+    """The slot of a dropped batch must not be reused while a copy of it waits in a stream."""
     loader, plain = _loader(packed, num_workers=2, pin_memory=True, persistent_workers=True), _loader(packed)
     stream = torch.cuda.Stream()
     for epoch in range(20):
@@ -203,7 +203,7 @@ def test_pin_memory_without_the_prefetcher_is_never_torn(packed: Path) -> None:
         assert [int(figure) for figure in sums] == [int(images.long().square().sum()) for images, _ in plain]
 
 
-def test_reserved_memory_does_not_grow_however_far_the_program_gets_ahead() -> None:
+def test_reserved_memory_does_not_grow_when_the_program_runs_ahead() -> None:
     prefetcher, reserved = DevicePrefetcher(_Batches(30), "cuda", normalize=NORMALIZE), []
     for _ in range(100):
         for images, _ in prefetcher:

@@ -1,3 +1,5 @@
+"""DevicePrefetcher prepares images, keeps everything else, and passes on order, errors, epoch and state."""
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -42,7 +44,7 @@ def test_every_value_is_normalised_by_the_formula(channels_last: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_normalised_images_have_the_dtype_that_was_asked_for(dtype: torch.dtype) -> None:
+def test_normalised_images_have_the_requested_dtype(dtype: torch.dtype) -> None:
     batch = _images()
     images = _pass(batch, normalize=(MEAN, STD), dtype=dtype)
     assert images.dtype == dtype
@@ -67,7 +69,7 @@ def test_without_normalize_and_dtype_bytes_stay_bytes() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"normalize": (MEAN, STD)}, {"dtype": torch.float16}])
-def test_images_lie_in_the_memory_format_that_was_asked_for(options: dict[str, Any]) -> None:
+def test_images_have_the_requested_memory_format(options: dict[str, Any]) -> None:
     for batch in (_images(), _images().contiguous(memory_format=torch.channels_last)):
         last = _pass(batch, channels_last=True, **options)
         first = _pass(batch, channels_last=False, **options)
@@ -91,7 +93,7 @@ def test_images_lie_in_the_memory_format_that_was_asked_for(options: dict[str, A
     ],
     ids=lambda tensor: f"{tensor.dtype} {list(tensor.shape)}",
 )
-def test_only_batches_of_uint8_images_are_touched(tensor: torch.Tensor) -> None:
+def test_only_batches_of_uint8_images_change(tensor: torch.Tensor) -> None:
     images, passed = _pass((_images(), tensor), normalize=(MEAN, STD), dtype=torch.float16)
     assert images.dtype == torch.float16
     assert passed.dtype == tensor.dtype
@@ -99,7 +101,7 @@ def test_only_batches_of_uint8_images_are_touched(tensor: torch.Tensor) -> None:
     assert torch.equal(passed, tensor)
 
 
-def test_nested_batches_keep_their_types_and_what_is_no_tensor() -> None:
+def test_nested_batches_keep_their_types_and_other_values() -> None:
     marker = object()
     labelled = Labelled(_images(), torch.arange(4), ["a", "b"])
     batch = {
@@ -127,7 +129,7 @@ def test_nested_batches_keep_their_types_and_what_is_no_tensor() -> None:
         assert torch.equal(image, _images().float())
 
 
-def test_the_loaders_own_tensors_are_not_changed() -> None:
+def test_the_loaders_own_tensors_stay_unchanged() -> None:
     batch = _images()
     before = batch.clone()
     _pass(batch, normalize=(MEAN, STD))
@@ -135,7 +137,7 @@ def test_the_loaders_own_tensors_are_not_changed() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5, 50])
-def test_batches_come_once_each_in_their_order_in_every_epoch(depth: int) -> None:
+def test_each_batch_arrives_once_and_in_order_in_every_epoch(depth: int) -> None:
     batches = [torch.full((2, 3, 4, 4), number, dtype=torch.uint8) for number in range(20)]
     prefetcher = DevicePrefetcher(CountingLoader(batches), "cpu", depth=depth)
     for _ in range(3):
@@ -172,13 +174,13 @@ def test_the_epoch_and_the_state_go_to_the_loader_and_come_from_it() -> None:
     assert [int(batch) for batch in other] == [2, 3, 4, 5]
 
 
-def test_a_loader_without_epochs_takes_set_epoch_as_nothing() -> None:
+def test_set_epoch_does_nothing_for_a_loader_without_epochs() -> None:
     prefetcher = DevicePrefetcher([torch.tensor(1)], "cpu")
     prefetcher.set_epoch(3)
     assert [int(batch) for batch in prefetcher] == [1]
 
 
-def test_what_the_loader_raises_arrives_after_the_batches_before_it() -> None:
+def test_an_error_of_the_loader_is_raised_after_the_batches_before_it() -> None:
     loader = CountingLoader([torch.tensor(1), torch.tensor(2)], error=KeyError("lost"))
     received = []
     with pytest.raises(KeyError, match="lost"):  # noqa: PT012  # what was received before counts, too
@@ -188,13 +190,13 @@ def test_what_the_loader_raises_arrives_after_the_batches_before_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
-def test_normalised_images_have_fractions(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match="normalize makes images of numbers with fractions, which dtype="):
+def test_normalised_images_need_a_floating_point_dtype(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="normalize yields fractions, which dtype="):
         DevicePrefetcher([], "cpu", normalize=(MEAN, STD), dtype=dtype)
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_masks_stay_as_they_are(late: bool) -> None:
+def test_masks_stay_unchanged(late: bool) -> None:
     import_library("torchvision")
     tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     batch = (_images(), tv_tensors.Mask(_images(seed=1)), _images(seed=2)[:, :1], tv_tensors.Image(_images()))
@@ -219,13 +221,13 @@ def test_std_must_be_positive(std: tuple[float, ...]) -> None:
         DevicePrefetcher([], "cpu", normalize=(MEAN, std))
 
 
-def test_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cuda_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="device='cuda:0' was asked for, and torch sees no CUDA device: name"):
         DevicePrefetcher([], "cuda:0")
 
 
-def test_the_device_is_the_best_there_is_unless_named() -> None:
+def test_the_default_device_is_the_best_available() -> None:
     assert DevicePrefetcher([], torch.device("cpu")).device == torch.device("cpu")
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert DevicePrefetcher([]).device.type == best

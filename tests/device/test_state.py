@@ -1,6 +1,6 @@
-"""While a prefetcher iterates, the loader's state is what the user received, however many batches are under way.
+"""While a prefetcher iterates, the loader's state counts what the user received, not the batches in flight.
 
-The stream is one without a device, which does what it is given as late as CUDA may.
+The stream has no device and works as late as CUDA may.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def late(loader: Iterable[Any], depth: int) -> DevicePrefetcher:
 
 
 class PassedOn:
-    """A wrapper of the user's own, which knows nothing of prefetchers."""
+    """A user-defined wrapper that does not support prefetchers."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
@@ -51,12 +51,12 @@ class PassedOn:
 
 WRAPS: dict[str, Wrap] = {
     **{f"depth {depth}": lambda loader, depth=depth: late(loader, depth) for depth in (1, 2, 3)},  # type: ignore[misc]
-    "on the processor": lambda loader: DevicePrefetcher(loader, "cpu"),
-    "a guard within": lambda loader: late(check.guard(loader, key=1), 2),
-    "a guard around": lambda loader: check.guard(late(loader, 2), key=1),
-    "one within another": lambda loader: late(late(loader, 2), 3),
-    "the user's own within": lambda loader: late(PassedOn(loader), 2),
-    "the user's own around": lambda loader: PassedOn(late(loader, 2)),
+    "on the CPU": lambda loader: DevicePrefetcher(loader, "cpu"),
+    "around a guard": lambda loader: late(check.guard(loader, key=1), 2),
+    "in a guard": lambda loader: check.guard(late(loader, 2), key=1),
+    "in another prefetcher": lambda loader: late(late(loader, 2), 3),
+    "around a user-defined wrapper": lambda loader: late(PassedOn(loader), 2),
+    "in a user-defined wrapper": lambda loader: PassedOn(late(loader, 2)),
 }
 
 
@@ -66,7 +66,7 @@ def keys_of(batches: Iterable[Any]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("make", "wrap"),
-    [*((make_sharded, wrap) for wrap in WRAPS), (make_sampled, "depth 3"), (make_sampled, "one within another")],
+    [*((make_sharded, wrap) for wrap in WRAPS), (make_sampled, "depth 3"), (make_sampled, "in another prefetcher")],
 )
 def test_resumed_from_the_loaders_state_equals_uninterrupted(make: Any, packed: Path, wrap: str) -> None:
     whole = keys_of(make(packed))
@@ -81,7 +81,7 @@ def test_resumed_from_the_loaders_state_equals_uninterrupted(make: Any, packed: 
         resumed.set_epoch(0)
         assert before + keys_of(WRAPS[wrap](resumed)) == whole
         del batches
-        assert loader.state_dict() == state, "what was under way never arrived"
+        assert loader.state_dict() == state, "batches in flight never arrived"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -101,7 +101,7 @@ def test_several_epochs_left_anywhere(packed: Path, num_workers: int) -> None:
         assert received + keys_of(resumed) == keys_of(twin)
 
 
-def test_after_an_exception_in_the_loop_the_state_has_what_it_received(packed: Path) -> None:
+def test_after_an_exception_in_the_loop_the_state_counts_what_it_received(packed: Path) -> None:
     loader = make_sharded(packed)
     received = list[str]()
     with pytest.raises(KeyError):  # noqa: PT012  # what was received before counts

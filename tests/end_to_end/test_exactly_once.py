@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
 from shardio import DataLoader, ShardDataset
-from shardio.check import Coverage, Expected, make_report, record
+from shardio.check import Coverage, ExpectedSamples, make_report, record
 from tests.sources import write_images
 
 
@@ -51,7 +51,7 @@ def test_random_combinations_cover_the_epoch(case: int, folder: Path, tmp_path: 
             dataset.set_epoch(epoch)
             loader = make_loader(dataset, batch_size=batch_size, num_workers=num_workers)
             record(loader, coverage, rank=rank, key=_valid if remainder == "mask" else None)
-        wanted = Expected.of_keys(
+        wanted = ExpectedSamples.of_keys(
             expected,
             num_repeats=-len(expected) % world_size if remainder == "pad" else 0,
             num_missing=len(expected) % (world_size * batch_size) if remainder == "drop" else 0,

@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 from torch.multiprocessing.spawn import start_processes
 
-from shardio.check import CoverageRecorder, Expected, make_report, merge_recordings
+from shardio.check import CoverageRecorder, ExpectedSamples, make_report, merge_recordings
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +72,7 @@ def check_epochs(
     deliveries = [epoch.num_deliveries for epoch in epochs]
     assert deliveries == [len(keys) + num_repeats] * num_epochs, deliveries
     for epoch in epochs:
-        make_report(epoch, Expected.of_keys(keys, num_repeats=num_repeats)).raise_if_wrong()
+        make_report(epoch, ExpectedSamples.of_keys(keys, num_repeats=num_repeats)).raise_if_wrong()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardio import EpochSampler, ShardDataset, ShardMapDataset, StateError
-from shardio.check import Coverage, Delivery, Expected, make_report
+from shardio.check import Coverage, Delivery, ExpectedSamples, make_report
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
 
@@ -82,7 +82,7 @@ def test_a_resumed_epoch_can_be_stopped_again(make: Any, packed: Path, num_worke
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_two_ranks_share_two_resumed_epochs(make: Any, packed: Path, num_workers: int) -> None:
-    expected = Expected.of_keys(list(ShardDataset(packed, fields="key")), num_repeats=1)
+    expected = ExpectedSamples.of_keys(list(ShardDataset(packed, fields="key")), num_repeats=1)
     options: dict[str, Any] = {"num_workers": num_workers, "told": 4, "world_size": 2, "epochs": 2, "stop": (1, 1)}
     ranks = [run(make, packed, rank=rank, **options) for rank in range(2)]
     for epoch in range(2):

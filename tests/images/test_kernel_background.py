@@ -24,8 +24,9 @@ open(os.environ["XDG_CACHE_HOME"] + "/done").close()  # Until another process op
 
 START = """
 import os, time
-from shardio.images.kernel import background, finding
-background._BUILD = {program!r}
+import shardio.background
+from shardio.images.kernel import finding
+shardio.background._write_program = lambda function: {program!r}
 finding.LOOK_AGAIN_S = 0
 finding.prepare_kernel()
 while not os.path.exists(os.environ["XDG_CACHE_HOME"] + "/started"):

@@ -14,7 +14,7 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder
-from shardio.check.allowance import goes_on
+from shardio.check.allowance import resumes
 from shardio.transforms import RandomResizedCrop
 from tests.faults.damage import told_of_bad
 
@@ -95,8 +95,8 @@ class Reversed(EpochSampler):
 def test_whether_an_epoch_goes_on_is_known_without_a_state(images: Path) -> None:
     folder = ImageFolder(images, transform=RandomResizedCrop(8))
     loader = DataLoader(folder, batch_size=7, sampler=Reversed(folder))
-    assert goes_on(loader, 2) is True
-    assert goes_on(loader, 3) is None
+    assert resumes(loader, 2) is True
+    assert resumes(loader, 3) is None
 
 
 def test_two_labels_of_one_sample_are_not_compared(images: Path, tmp_path: Path) -> None:

@@ -11,16 +11,9 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from shardio.background import start_process
 from shardio.images.kernel.loading import kernel_path, read_kernel, why_untrusted_kernel
 from shardio.images.trust import UntrustedError, make_folder
-
-_BUILD = """
-import sys
-sys.path[:] = eval(sys.argv.pop(1))
-from shardio.images.kernel.background import build_and_remove_log
-build_and_remove_log()
-"""
-"""The program of the background process: it finds modules where this one does."""
 
 _NO_PLACE = (
     "shardio cannot compile its JPEG decoder here, and libjpeg-turbo decodes, more slowly: {}. Make room there, or "
@@ -45,13 +38,11 @@ class BackgroundBuild:
         self._log = log
         try:
             with log.open("wb") as output:
-                self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                    [sys.executable, "-c", _BUILD, repr([str(entry) or str(Path.cwd()) for entry in sys.path])],
-                    stdin=subprocess.DEVNULL,
+                self._process: subprocess.Popen[bytes] | None = start_process(
+                    "shardio.images.kernel.background:build_and_remove_log",
+                    descriptors=[lock],
                     stdout=output,
                     stderr=output,
-                    pass_fds=[lock],
-                    start_new_session=True,  # Ctrl-C in a short run leaves it to be of use for the next one.
                 )
         finally:
             os.close(lock)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from shardio.forks import call_at_fork
 
 if TYPE_CHECKING:
     from shardio.images.kernel.background import BackgroundBuild
@@ -47,11 +48,18 @@ class _Finder:
             self._build = started
 
     def _hold_back_forks(self) -> None:
-        """Make forks wait until no thread loads the kernel: in the child, a lock of that thread would stay locked."""
+        """Delay forks while a thread loads the kernel: in the child, the lock of that thread would stay locked."""
         if not self._is_registered:
             self._is_registered = True
-            lock = self._lock
-            os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+            call_at_fork(
+                self, before=_Finder._acquire, after_in_parent=_Finder._release, after_in_child=_Finder._release
+            )
+
+    def _acquire(self) -> None:
+        self._lock.acquire()
+
+    def _release(self) -> None:
+        self._lock.release()
 
 
 _finder = _Finder()

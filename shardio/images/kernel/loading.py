@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import struct
 import threading
 from collections import deque
@@ -22,6 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 from platformdirs import site_cache_path, user_cache_path
 
+from shardio.forks import call_at_fork
 from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
 from shardio.images.trust import UntrustedError, read_trusted, why_untrusted
 from shardio.processors import count_processors
@@ -121,7 +121,8 @@ class Kernel:
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # It is called without the GIL.
         self._free = deque[NDArray[np.void]]()  # Workspaces.
         self._count_processors()
-        os.register_at_fork(after_in_child=self._count_processors)  # The parent's threads do not end in the child.
+        # In a forked child, the parent's threads never leave the kernel.
+        call_at_fork(self, after_in_child=Kernel._count_processors)
 
     def decode(
         self, contents: Sequence[bytes], plans: NDArray[np.void], order: NDArray[np.int64], rows: NDArray[np.uint8]

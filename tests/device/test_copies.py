@@ -1,7 +1,7 @@
-"""What crosses on a stream of its own is whole and in order, however late the stream is, and is let go of in time.
+"""Batches that are copied on a stream arrive whole and in order, however late the stream is, and are released in time.
 
-The stream is one without a device, which does what it is given as late as CUDA may. The loader's memory is spoilt in
-the moment in which it is freed. ``test_cuda.py`` shows the same on a GPU.
+The stream has no device and works as late as CUDA may. The loader's memory is overwritten as soon as it is freed.
+``test_cuda.py`` tests the same laws on a GPU.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from shardio.transforms import CenterCrop
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader
 
-NUM_BATCHES = 1000
+NUM_BATCHES = 300
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 class SpoilingLoader:
-    """Yields batches over memory that is overwritten as soon as nobody holds them.
+    """Yields batches over memory that is overwritten as soon as they are released.
 
     Attributes:
-        num_alive: How many batches somebody holds.
+        num_alive: How many batches have not been released.
     """
 
     def __init__(self, num_batches: int = NUM_BATCHES) -> None:
         self.num_batches = num_batches
         self.num_alive = 0
-        self.memory = list[NDArray[np.uint8]]()  # That can be read, whatever is in it.
+        self.memory = list[NDArray[np.uint8]]()  # Kept, so that overwritten memory can still be read.
 
     def make(self, number: int) -> NDArray[np.uint8]:
         return np.random.default_rng(number).integers(0, 256, (2, 3, 5, 4), np.uint8)
@@ -59,7 +59,7 @@ class SpoilingLoader:
 
 @pytest.fixture(params=[True, False], ids=["pinned", "not pinned"], autouse=True)
 def is_pinned(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the loader's tensors lie in pinned memory, so that the device copies out of it and nothing else does."""
+    """Whether the loader's tensors are in pinned memory, so that the device copies from them directly."""
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: request.param)
     is_: bool = request.param
     return is_
@@ -78,7 +78,7 @@ def test_batches_are_whole_and_in_order_whenever_they_are_copied(depth: int, laz
     count = 0
     for number, batch in enumerate(prefetcher):
         assert_whole(loader, number, batch)
-        batch[0].zero_()  # The consumer may do that.
+        batch[0].zero_()  # The consumer may write to its batch.
         count += 1
     assert count == NUM_BATCHES
     gc.collect()
@@ -92,22 +92,22 @@ def test_batches_that_are_kept_stay_as_they_were() -> None:
         assert_whole(loader, number, batch)
 
 
-def test_the_loaders_memory_is_held_no_longer_than_it_is_copied() -> None:
+def test_the_loaders_memory_is_released_after_its_copy() -> None:
     loader = SpoilingLoader(50)
     prefetcher, _ = prefetch_late(loader, depth=3, laziness=0)
     for _ in prefetcher:
-        assert loader.num_alive <= 3 + 1, "three are under way, and one may be copied already"
+        assert loader.num_alive <= 3 + 1, "three are in flight, and one more may be copied"
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_so_many_batches_are_under_way_as_was_said_and_the_device_is_as_far_behind(depth: int) -> None:
+def test_depth_limits_the_batches_in_flight_and_the_work_ahead_of_the_device(depth: int) -> None:
     prefetcher, stream = prefetch_late(SpoilingLoader(30), depth=depth, laziness=1)
     for number, _ in enumerate(prefetcher):
         assert stream.num_waits == max(number - depth, 0)
     assert stream.most_pending == depth
 
 
-def test_buffers_are_used_again(is_pinned: bool) -> None:
+def test_buffers_are_reused(is_pinned: bool) -> None:
     prefetcher, _ = prefetch_late(SpoilingLoader(), depth=2, laziness=0.5)
     made = list[int]()
     pin = prefetcher._pool._pin
@@ -125,7 +125,7 @@ def test_buffers_are_used_again(is_pinned: bool) -> None:
 
 
 @pytest.mark.parametrize("end", ["break", "close", "with"])
-def test_who_leaves_early_lets_go_of_everything_after_it_is_copied(end: str) -> None:
+def test_leaving_early_releases_everything_after_its_copy(end: str) -> None:
     loader = SpoilingLoader(20)
     prefetcher, stream = prefetch_late(loader, depth=4, laziness=1)
     batches = iter(prefetcher)
@@ -139,15 +139,13 @@ def test_who_leaves_early_lets_go_of_everything_after_it_is_copied(end: str) -> 
             pass
     gc.collect()
     assert loader.num_alive == 0
-    assert not stream._pending or stream._pending[0].num_steps == 1, (
-        "what reads the loader's memory has been waited for"
-    )
+    assert not stream._pending or stream._pending[0].num_steps == 1, "no copy still reads the loader's memory"
     for number, batch in enumerate(kept):
         assert_whole(loader, number, batch)
     assert [batch[1].item() for batch in prefetcher] == list(range(20))
 
 
-def test_what_the_loader_raises_arrives_after_the_batches_before_it() -> None:
+def test_an_error_of_the_loader_is_raised_after_the_batches_before_it() -> None:
     loader = CountingLoader([torch.tensor(number) for number in range(5)], error=KeyError("lost"))
     received = []
     prefetcher, _ = prefetch_late(loader, depth=3)
@@ -158,7 +156,7 @@ def test_what_the_loader_raises_arrives_after_the_batches_before_it() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_the_state_is_that_of_the_last_batch_that_was_handed_out(depth: int) -> None:
+def test_the_state_is_that_of_the_last_batch_received(depth: int) -> None:
     prefetcher, _ = prefetch_late(CountingLoader([torch.tensor(i) for i in range(9)]), depth=depth)
     for number, batch in enumerate(prefetcher):
         assert int(batch) == number
@@ -167,7 +165,7 @@ def test_the_state_is_that_of_the_last_batch_that_was_handed_out(depth: int) -> 
     assert prefetcher.state_dict() == {"epoch": 7, "num_given": 0}
 
 
-def test_a_loader_of_somebody_elses_data_needs_no_state() -> None:
+def test_a_loader_without_shardios_order_needs_no_state() -> None:
     loader = DataLoader(torch.utils.data.TensorDataset(torch.arange(12)), batch_size=4)
     prefetcher, _ = prefetch_late(loader)
     assert [batch.tolist() for (batch,) in prefetcher] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -181,7 +179,7 @@ def test_a_loader_of_somebody_elses_data_needs_no_state() -> None:
         DevicePrefetcher([], "cpu").load_state_dict({"epoch": 1})
 
 
-def test_an_epoch_that_is_named_in_the_middle_of_another_changes_nothing_there(packed: Path) -> None:
+def test_setting_the_epoch_during_an_epoch_does_not_change_it(packed: Path) -> None:
     loader = DataLoader(ShardDataset(packed, fields="key"), batch_size=4)
     prefetcher, _ = prefetch_late(loader, depth=2)
     plain = DataLoader(ShardDataset(packed, fields="key"), batch_size=4)
@@ -194,9 +192,9 @@ def test_an_epoch_that_is_named_in_the_middle_of_another_changes_nothing_there(p
     assert prefetcher.state_dict() == plain.state_dict()
 
 
-@pytest.mark.parametrize("laziness", [0.3, 0.9, 1])
-def test_slots_are_not_filled_again_before_they_are_copied(packed: Path, laziness: float) -> None:
-    """With real hosts, which fill a slot as soon as it is free."""
+@pytest.mark.parametrize("laziness", [0.3, 1])
+def test_slots_are_not_reused_before_they_are_copied(packed: Path, laziness: float) -> None:
+    """Real worker processes fill a slot as soon as it is free."""
     dataset = ShardDataset(packed, fields=("image", "key"), transform=CenterCrop(48), shuffle=True)
     loader = DataLoader(dataset, batch_size=2, num_workers=2, persistent_workers=True)
     plain = DataLoader(
@@ -214,7 +212,7 @@ def test_slots_are_not_filled_again_before_they_are_copied(packed: Path, lazines
         assert count == len(loader)
 
 
-def test_a_transform_gets_what_is_prepared_and_gives_the_batch() -> None:
+def test_a_transform_takes_the_prepared_batch_and_returns_the_final_one() -> None:
     images = torch.arange(24, dtype=torch.uint8).reshape(1, 2, 3, 4)
 
     def swap(batch: Any) -> Any:
@@ -231,18 +229,18 @@ def test_a_transform_gets_what_is_prepared_and_gives_the_batch() -> None:
         assert torch.equal(image, images.flip(-1).to(torch.float16))
 
 
-def test_a_loader_that_has_memory_to_watch_is_asked_for_it(packed: Path) -> None:
-    told = list[int]()
+def test_memory_watchers_get_each_block_of_memory(packed: Path) -> None:
+    sizes = list[int]()
     loader = DataLoader(ShardDataset(packed, transform=CenterCrop(48)), batch_size=2, num_workers=2)
-    loader.watch_memory(lambda memory: told.append(memory.nbytes))
+    loader.watch_memory(lambda memory: sizes.append(memory.nbytes))
     images, _ = next(iter(loader))
-    assert told
-    assert all(num_bytes >= images.nbytes for num_bytes in told)
+    assert sizes
+    assert all(num_bytes >= images.nbytes for num_bytes in sizes)
 
 
-def test_memory_that_was_made_before_somebody_watched_is_told_of_once(packed: Path) -> None:
-    """Workers that stay keep their slots: a prefetcher that comes later has them pinned, too."""
-    first, second = list[NDArray[np.uint8]](), list[NDArray[np.uint8]]()  # Kept: addresses are not used again.
+def test_later_watchers_get_existing_memory_once(packed: Path) -> None:
+    """Persistent workers keep their slots: a later prefetcher must pin them, too."""
+    first, second = list[NDArray[np.uint8]](), list[NDArray[np.uint8]]()  # Kept, so that addresses are not reused.
     dataset = ShardDataset(packed, transform=CenterCrop(48))
     loader = DataLoader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
     loader.watch_memory(first.append)
@@ -250,7 +248,7 @@ def test_memory_that_was_made_before_somebody_watched_is_told_of_once(packed: Pa
         pass
     loader.watch_memory(second.append)
     used = {batch[0].data_ptr() for _ in range(2) for batch in loader}
-    starts, later_starts = ([memory.ctypes.data for memory in told] for told in (first, second))
+    starts, later_starts = ([memory.ctypes.data for memory in watched] for watched in (first, second))
     assert len(starts) == len(set(starts))
     assert len(later_starts) == len(set(later_starts))
     assert set(later_starts) <= set(starts)
