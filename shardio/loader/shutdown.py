@@ -7,11 +7,12 @@ come. And a daemon thread that Python stops within compiled code crashes the pro
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+
+from shardio.forks import call_at_fork
 
 PATIENCE_S = 5.0
 """How long Python's shutdown waits for batches that other threads have requested."""
@@ -67,4 +68,4 @@ def before_shutdown() -> Iterator[None]:
 def _watch() -> None:
     # With the first batch: exit handlers run in reverse order, and this one must run before those that end the workers.
     atexit.register(_gate.close)
-    os.register_at_fork(after_in_child=_gate.clear)  # The child does not have the threads that were inside.
+    call_at_fork(_gate, after_in_child=_Gate.clear)  # The child does not have the threads that were inside.

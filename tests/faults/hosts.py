@@ -150,7 +150,7 @@ def send_signal(process_id: int, number: signal.Signals) -> None:
 def told_of_deaths() -> Any:
     """Expect the warning of hosts that died and were replaced."""
     return pytest.warns(
-        RuntimeWarning, match="host process .*; it was restarted; its unfinished batches are being redone"
+        RuntimeWarning, match="worker process .*; it was restarted; its unfinished batches are being redone"
     )
 
 

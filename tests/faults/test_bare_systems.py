@@ -55,7 +55,7 @@ def test_without_shared_memory_files_all_but_torchs_workers_work(packed: Path, i
     lines = done.stdout.splitlines()
     assert len(lines) == 3
     for line in lines:
-        assert "torch's worker processes cannot start: the system makes no semaphore (Read-only file system)" in line
+        assert "torch's worker processes cannot start: no semaphore is available (Read-only file system)" in line
         assert "writable /dev/shm" in line
 
 

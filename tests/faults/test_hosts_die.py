@@ -19,6 +19,7 @@ from shardio import WorkerError
 from shardio.loader.processes import pool as pool_module
 from tests.faults.hosts import (
     KINDS,
+    PROGRAM,
     Batches,
     Data,
     Expected,
@@ -245,7 +246,7 @@ def test_other_processes_and_loaders_are_left_alone(data: Data, expected: Expect
     wait_until(find_hosts, "its host is there: a program that has just begun has no command line yet")
     others_hosts = find_hosts()
     # It does nothing for as long as the test may take, which ends it.
-    namesake = [sys.executable, "-c", "import time; time.sleep(600)", pool_module._START]
+    namesake = [sys.executable, "-c", "import time; time.sleep(600)", PROGRAM.decode()]
     with subprocess.Popen(namesake) as process:
         iterator = iter(make_loader(data, "shards", 1))
         batches = [plain(next(iterator))]

@@ -48,14 +48,14 @@ def test_without_the_fast_path_there_are_no_statistics_and_the_true_reason_is_gi
     single = DataLoader(ShardDataset(packed), batch_size=None)
     started = DataLoader(ShardDataset(packed), batch_size=4, num_workers=1, worker_init_fn=identity)
     for loader, why in (
-        (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, and not exactly a"),
-        (DataLoader(range(5), collate_fn=identity), "the dataset is a range, and not"),
-        (users, "the transform .* is not shardio's alone"),
+        (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, not exactly a"),
+        (DataLoader(range(5), collate_fn=identity), "the dataset is a range, not"),
+        (users, "the transform .* is not one of shardio's"),
         (collated, "collate_fn is <function identity"),
         (single, "batch_size is None"),
         (started, "worker_init_fn is <function identity"),
     ):
-        with pytest.raises(TypeError, match=f"where torch's loader makes the batches, and it does because {why}"):
+        with pytest.raises(TypeError, match=f"torch's workers made these batches, because {why}"):
             loader.stats()
 
 

@@ -262,7 +262,7 @@ def test_what_replaces_a_sample_is_never_held_out(tmp_path: Path, has_order: boo
         order: dict[str, Any] = {"sampler": EpochSampler(subset)} if has_order else {}
         loader = DataLoader(subset, batch_size=4, on_error="replace", quarantine=subject.quarantine, **order, **options)
         loader.set_epoch(epoch)
-        with pytest.warns(RuntimeWarning, match="replaced by others"):
+        with pytest.warns(RuntimeWarning, match="unreadable samples replaced"):
             keys = [key for batch in keys_of(loader) for key in batch]
         assert len(keys) == len(KEPT)
         assert set(keys) <= kept - {key_of(number) for number in BAD}

@@ -138,20 +138,20 @@ def test_a_batch_without_any_sample_names_what_it_had(damaged: Path, tmp_path: P
         list(loader)
     (line,) = (tmp_path / "quarantine").read_text().splitlines()[:1]
     key = json.loads(line)["key"]
-    assert f"all samples of a batch were skipped: there is nothing to deliver. They are {key}." in str(error_info.value)
+    assert f"all samples of a batch were skipped, so the batch is empty: {key}." in str(error_info.value)
 
 
 def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) -> None:
     with pytest.raises(ValueError, match="on_error='skip' needs a dataset of shardio's"):
         DataLoader(range(5), on_error="skip")
-    with pytest.raises(ValueError, match="with batch_size=None there are none"):
+    with pytest.raises(ValueError, match="batch_size=None means no batches"):
         DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
     mapped = ShardMapDataset(packed)
     for options, why in (
         ({"collate_fn": list}, "collate_fn is <class 'list'>"),
         ({"batch_size": None}, "batch_size is None"),
     ):
-        with pytest.raises(ValueError, match=rf"because {why}: give sampler=EpochSampler\(dataset\)"):
+        with pytest.raises(ValueError, match=rf"\({why}\): use sampler=EpochSampler\(dataset\)"):
             DataLoader(mapped, on_error="replace", **options)
         DataLoader(mapped, on_error="replace", sampler=EpochSampler(mapped), **options)
     DataLoader(mapped, on_error="skip", batch_sampler=[[1, 2], [3]])

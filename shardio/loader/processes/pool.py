@@ -7,17 +7,16 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
+from shardio.background import start_process
+from shardio.forks import call_at_fork
 from shardio.loader.processes.deaths import Death
 from shardio.loader.processes.messages import Cancel, Chunk, ForgetSlots, NewSlot, Outcome, Ping, Pong, WorkerSetup
 from shardio.loader.processes.wire import make_pair, receive, send
@@ -41,11 +40,6 @@ CLOSE_S = 5.0
 
 EXIT_S = 1.0
 """How long a process that closed its end may take to exit."""
-
-_START = (
-    "import sys; sys.path[:] = eval(sys.argv.pop(1)); from shardio.loader.processes.worker_process import main; main()"
-)
-"""The program of a worker process. It finds modules where this process does, not in the working directory."""
 
 
 class _Process:
@@ -123,7 +117,6 @@ class WorkerPool:
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
-        _watch_forks()
         self.num_threads = setup.num_threads
         self.is_closed = False
         self._setup = setup
@@ -132,7 +125,7 @@ class WorkerPool:
         self._processes: list[_Process] = []
         self._dying: dict[_Process, str] = {}  # Those that cannot be reached, and why they are given up.
         self._finalizer = weakref.finalize(self, _close_all, self._processes, os.getpid())
-        _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))  # Also if it fails to start.
+        call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         for num_threads in divide_threads(setup.num_threads, count_processors()):
             self._processes.append(_Process(replace(setup, num_threads=num_threads)))
 
@@ -270,26 +263,13 @@ def divide_threads(num_threads: int, num_processors: int) -> list[int]:
 
 
 def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
-    path = _absolute_module_path()
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # numpy would start an unused thread for each core.
-    return subprocess.Popen(
-        [sys.executable, "-c", _START, repr(path), str(descriptor), str(os.getpid())],
-        pass_fds=[descriptor],
-        env=environment,
+    return start_process(
+        "shardio.loader.processes.worker_process:main",
+        [descriptor, os.getpid()],
+        environment={"OPENBLAS_NUM_THREADS": "1"},  # numpy would start an unused thread for each core.
+        descriptors=[descriptor],
         cwd="/",  # Readers hold absolute paths, and this process's directory may be gone.
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the training process, which ends its worker processes.
     )
-
-
-def _absolute_module_path() -> list[str]:
-    """Return where this process finds modules, without paths relative to a working directory that is gone."""
-    path = [str(entry) for entry in sys.path] + [str(Path(__file__).parents[3])]
-    try:
-        return list(map(os.path.abspath, path))
-    except FileNotFoundError:
-        return list(filter(os.path.isabs, path))
 
 
 def _close_all(processes: list[_Process], process_id: int) -> None:
@@ -303,17 +283,3 @@ def _close_all(processes: list[_Process], process_id: int) -> None:
     for process in processes:
         process.wait(deadline)
     processes.clear()
-
-
-_pools: dict[int, weakref.ref[WorkerPool]] = {}
-
-
-@cache
-def _watch_forks() -> None:
-    os.register_at_fork(after_in_child=_leave_to_parent)
-
-
-def _leave_to_parent() -> None:
-    for reference in list(_pools.values()):  # A copy: other threads may add pools meanwhile.
-        if (pool := reference()) is not None:
-            pool.leave_to_parent()

@@ -10,7 +10,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache, partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from shardio.forks import call_at_fork
 from shardio.loader.slots.memory import Layout, make_memory
 
 Views = dict[int, NDArray[Any]]
@@ -100,8 +100,9 @@ class SlotPool:
         self._taken: dict[int, Slot] = {}
         self._held: dict[int, Slot] = {}
         self._num_made = 0
-        _watch_forks()
-        _pools[id(self)] = weakref.ref(self, partial(_pools.pop, id(self)))
+        # A forked child shares the pages of the batches that the user holds, so those must not change. Both before and
+        # after: another thread may receive a batch in between, which the child holds too.
+        call_at_fork(self, before=SlotPool.retire_held, after_in_parent=SlotPool.retire_held)
 
     def lay_out(self, layout: Layout, num_spare: int) -> None:
         """Use slots of this layout from now on.
@@ -189,19 +190,3 @@ def _map(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it takes storages, too
     return memory.numpy()
-
-
-_pools: dict[int, weakref.ref[SlotPool]] = {}
-
-
-@cache
-def _watch_forks() -> None:
-    # A forked child shares the pages of the batches that the user holds, so those must not change. Before and after:
-    # another thread may receive a batch in between, which the child holds too.
-    os.register_at_fork(before=_retire_held, after_in_parent=_retire_held)
-
-
-def _retire_held() -> None:
-    for reference in list(_pools.values()):  # A copy: other threads may add pools meanwhile.
-        if (pool := reference()) is not None:
-            pool.retire_held()
