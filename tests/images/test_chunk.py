@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, decode_all, decode_chunk, open_image
+from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, open_image, render_chunk
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import CenterCrop, Compose, Resize
@@ -72,7 +72,7 @@ def test_random_plans_give_the_pixels_of_whole_arrays_cropped_resized_and_croppe
     files = {"png": save(noise(*SIZE), "PNG"), "jpeg": jpeg, "tiled": tile_jpeg(jpeg)}
     decoded = {"png": noise(*SIZE), "jpeg": read_by_pillow(jpeg), "tiled": read_by_pillow(jpeg)}
     for kind, content in files.items():
-        results = decode_all([open_image(content)] * len(drawn), plans)
+        results = render_chunk([open_image(content)] * len(drawn), plans).images
         for (box, size, window, flip), result in zip(drawn, results, strict=True):
             is_scaled = box.height >= 2 * size[0] and box.width >= 2 * size[1]
             if kind == "png" or antialias or not is_scaled or min(box.height, box.width) < 8:
@@ -147,7 +147,9 @@ def test_a_box_at_least_twice_its_target_is_resized_from_the_largest_scale_that_
     drawn = [plan for plan in drawn if _scale_of(*plan[:2]) > 1 and min(plan[0].height, plan[0].width) >= 8]
     assert {_scale_of(*plan[:2]) for plan in drawn} == {2, 4, 8}
     boxes, sizes, windows, flips = (list(column) for column in zip(*drawn, strict=True))
-    results = decode_all([open_image(content)] * len(drawn), _plans(boxes, sizes, windows=windows, flips=flips))
+    results = render_chunk(
+        [open_image(content)] * len(drawn), _plans(boxes, sizes, windows=windows, flips=flips)
+    ).images
     for (box, size, window, flip), result in zip(drawn, results, strict=True):
         scale = _scale_of(box, size)
         sampled = naive.crop(_sample(scaled[scale], box, size, scale), window)[:, :: -1 if flip else 1]
@@ -170,7 +172,7 @@ def test_a_box_at_least_twice_its_target_is_resized_from_the_largest_scale_that_
 def test_the_scale_is_the_largest_that_fits_both_ways(box: Box, size: tuple[int, int], scale: int) -> None:
     content = by_pillow(noise(*SIZE), subsampling=0)
     for picture in (_SpyPicture(content), _SpyPicture(tile_jpeg(content))):
-        (result,) = decode_all([picture], _plans([box], [size]))
+        (result,) = render_chunk([picture], _plans([box], [size])).images
         assert [scale for _, scale in picture.parts] == [scale]
         if scale == 1:
             whole = part(full_decode(content, SIZE), box).copy()
@@ -186,14 +188,14 @@ def test_boxes_of_eight_pixels_at_the_corner_are_the_same_tiled_and_untouched() 
         boxes = [Box(size[0] - tall, size[1] - wide, tall, wide) for tall in (8, 9) for wide in (8, 9)]
         plans = _plans(boxes, [(1, 1)] * len(boxes))
         plain, tiled = ([open_image(content)] * len(boxes) for content in (original, tile_jpeg(original)))
-        np.testing.assert_array_equal(decode_all(tiled, plans), decode_all(plain, plans))
+        np.testing.assert_array_equal(render_chunk(tiled, plans).images, render_chunk(plain, plans).images)
 
 
 @pytest.mark.parametrize("side", [80, 40, 130])
 def test_only_what_a_window_needs_is_read(side: int) -> None:
     for content in (save(noise(*SIZE), "PNG"), by_pillow(noise(*SIZE))):
         picture = _SpyPicture(content)
-        decode_all([picture], _plans([Box(5, 5, 80, 80)], [(side, side)], windows=[Box(10, 20, 3, 4)]))
+        render_chunk([picture], _plans([Box(5, 5, 80, 80)], [(side, side)], windows=[Box(10, 20, 3, 4)]))
         ((read, scale),) = picture.parts
         assert read.height <= 3 * 80 / scale / side + 5
         assert read.width <= 4 * 80 / scale / side + 5
@@ -202,7 +204,7 @@ def test_only_what_a_window_needs_is_read(side: int) -> None:
 def test_pngs_and_arrays_are_not_scaled() -> None:
     for picture in (open_image(save(noise(*SIZE), "PNG")), DecodedPicture(noise(*SIZE))):
         assert not picture.can_scale
-        (result,) = decode_all([picture], _plans([Box(0, 0, 96, 96)], [(12, 12)]))
+        (result,) = render_chunk([picture], _plans([Box(0, 0, 96, 96)], [(12, 12)])).images
         expected = naive.resize(noise(*SIZE)[:96, :96].copy(), 12, 12, antialias=False)
         np.testing.assert_array_equal(result, expected)
 
@@ -210,12 +212,12 @@ def test_pngs_and_arrays_are_not_scaled() -> None:
 def test_every_window_of_a_resized_picture_is_that_of_all_of_it() -> None:
     content = save(noise(30, 40), "PNG")
     for size, antialias in [((9, 13), True), ((9, 13), False), ((35, 44), False), ((7, 60), True), ((29, 40), False)]:
-        whole = decode_all([open_image(content)], _plans([Box(0, 0, 30, 40)], [size], antialias=antialias))[0]
+        whole = render_chunk([open_image(content)], _plans([Box(0, 0, 30, 40)], [size], antialias=antialias)).images[0]
         windows = all_boxes(*size)
         windows = windows[:: 1 + len(windows) // 150]
         number = len(windows)
         plans = _plans([Box(0, 0, 30, 40)] * number, [size] * number, windows=windows, antialias=antialias)
-        for window, result in zip(windows, decode_all([open_image(content)] * number, plans), strict=True):
+        for window, result in zip(windows, render_chunk([open_image(content)] * number, plans).images, strict=True):
             np.testing.assert_array_equal(result, part(whole, window), err_msg=str(window))
 
 
@@ -225,7 +227,7 @@ def test_the_error_of_a_damaged_image_names_its_place_in_the_chunk() -> None:
         contents = [good] * 4
         contents[number] = good[: len(good) * 2 // 3] + b"\xff\xd9"
         with pytest.raises(DecodeError, match=r".+") as error_info:
-            decode_all([open_image(content) for content in contents], CropPlan.whole(np.array([[40, 40]] * 4)))
+            render_chunk([open_image(content) for content in contents], CropPlan.whole(np.array([[40, 40]] * 4)))
         assert error_info.value.row == number
         assert isinstance(error_info.value, ValueError)
 
@@ -246,8 +248,8 @@ def test_the_rows_of_a_batch_are_written_and_nothing_else(window: Box, flip: boo
     ]
     boxes = [Box(1, 2, 25, 36)] * 2
     plans = _plans(boxes, [(22, 33)] * 2, windows=[window] * 2, flips=[flip, not flip])
-    decode_chunk(pictures, plans, [batch[4], batch[1]])
-    expected = decode_all(pictures, plans)
+    render_chunk(pictures, plans, [batch[4], batch[1]])
+    expected = render_chunk(pictures, plans).images
     np.testing.assert_array_equal(batch[[4, 1]], expected)
     assert (batch[[0, 2, 3, 5]] == 77).all()
 
@@ -256,17 +258,17 @@ def test_rows_that_are_views_of_larger_arrays_are_written_where_they_lie() -> No
     canvas = np.full((50, 70, 3), 9, np.uint8)
     plans = _plans([Box(0, 0, 60, 60)], [(20, 30)], flips=[True])
     pictures = [open_image(by_pillow(noise(*SIZE)))]
-    decode_chunk(pictures, plans, [canvas[5:25, 10:40]])
-    np.testing.assert_array_equal(canvas[5:25, 10:40], decode_all(pictures, plans)[0])
+    render_chunk(pictures, plans, [canvas[5:25, 10:40]])
+    np.testing.assert_array_equal(canvas[5:25, 10:40], render_chunk(pictures, plans).images[0])
     canvas[5:25, 10:40] = 9
     assert (canvas == 9).all()
 
 
 def test_rows_of_one_size_share_one_array_and_others_have_their_own() -> None:
     pictures = [open_image(by_pillow(noise(*SIZE)))] * 2
-    same = decode_all(pictures, _plans([Box(0, 0, 9, 9)] * 2, [(5, 5)] * 2))
+    same = render_chunk(pictures, _plans([Box(0, 0, 9, 9)] * 2, [(5, 5)] * 2)).images
     assert same[0].base is same[1].base is not None
-    other = decode_all(pictures, _plans([Box(0, 0, 9, 9)] * 2, [(5, 5), (6, 5)]))
+    other = render_chunk(pictures, _plans([Box(0, 0, 9, 9)] * 2, [(5, 5), (6, 5)])).images
     assert [pixels.shape for pixels in other] == [(5, 5, 3), (6, 5, 3)]
 
 
@@ -284,7 +286,7 @@ def test_threads_that_decode_side_by_side_give_the_pixels_of_one() -> None:
         chunks.append((chosen, _plans(boxes, sizes, windows=windows, flips=flips, antialias=bool(random.integers(2)))))
 
     def decode(chunk: tuple[list[bytes], CropPlan]) -> list[Pixels]:
-        return decode_all([open_image(content) for content in chunk[0]], chunk[1])
+        return render_chunk([open_image(content) for content in chunk[0]], chunk[1]).images
 
     expected = [decode(chunk) for chunk in chunks]
     with ThreadPoolExecutor(8) as pool:

@@ -11,10 +11,10 @@ from PIL import Image, features
 from shardio.images import (
     CropPlan,
     Orientation,
-    decode_all,
     decode_image,
     decode_pil,
     open_image,
+    render_chunk,
     why_not_by_kernel,
 )
 from tests.images.arithmetic import PROGRESSIVE, SEQUENTIAL
@@ -71,7 +71,7 @@ def test_arithmetic_coding_needs_no_pillow(content: bytes, monkeypatch: pytest.M
     assert picture.decoder_name == "libjpeg"
     np.testing.assert_array_equal(decode_image(content), expected)
     box = CropPlan.whole(np.array([picture.size])).crop(np.array([[3, 5, 16, 8]]))
-    np.testing.assert_array_equal(decode_all([picture], box)[0], expected[3:19, 5:13])
+    np.testing.assert_array_equal(render_chunk([picture], box).images[0], expected[3:19, 5:13])
     assert str(why_not_by_kernel(content)).startswith("coded by process SOF")
 
 

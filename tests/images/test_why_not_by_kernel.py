@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardio.images import CropPlan, open_image, why_no_kernel, why_not_by_kernel
-from shardio.images.by_kernel import draw_by_kernel
+from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel, finding
 from shardio.images.kernel.records import MAX_SIDE, WORKSPACE
@@ -30,7 +30,7 @@ def is_drawn(content: bytes) -> bool | None:
     height, width = (min(side, ENOUGH) for side in picture.size)
     plans = _crop(picture.size, Box(0, 0, height, width))
     rows = np.zeros((1, height, width, 3), np.uint8)
-    return bool(draw_by_kernel([picture], plans, rows)[0])
+    return bool(render_by_kernel([picture], plans, rows)[0])
 
 
 def _crop(size: tuple[int, int], box: Box) -> CropPlan:
@@ -74,7 +74,7 @@ REASONS = {
     "unusual sampling factors": own("", _PICTURE, factors=ODD_FACTORS["4:1:0"]).content,
     "unusual head": _BASELINE[:20] + b"\0" + _BASELINE[20:],
     "no EOI at the end": _BASELINE + b"\n",
-    "no JPEG": save(_PICTURE, "PNG"),
+    "not a JPEG": save(_PICTURE, "PNG"),
 }
 
 
@@ -94,7 +94,7 @@ def test_files_that_do_not_fit_the_kernels_memory_are_for_others_unless_they_are
     assert len(tiled) > WORKSPACE["bits"].itemsize
     assert why_not_by_kernel(tiled) is None
     plans = _crop((side, side), Box(300, 300, 200, 200))
-    assert draw_by_kernel([open_image(tiled)], plans, np.zeros((1, 200, 200, 3), np.uint8)).all()
+    assert render_by_kernel([open_image(tiled)], plans, np.zeros((1, 200, 200, 3), np.uint8)).all()
 
 
 def test_why_there_is_no_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

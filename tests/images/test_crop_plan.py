@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, DecodedPicture, DecodeError, decode_all, open_image
+from shardio.images import CropPlan, DecodedPicture, DecodeError, open_image, render_chunk
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import (
@@ -107,12 +107,12 @@ def test_plans_of_whole_images_leave_them_as_they_are() -> None:
     images = [make_picture(*size) for size in sizes.tolist()]
     plans = CropPlan.whole(sizes)
     np.testing.assert_array_equal(plans.output_size, sizes)
-    _assert_equal(decode_all([DecodedPicture(image) for image in images], plans), images, plans)
+    _assert_equal(render_chunk([DecodedPicture(image) for image in images], plans).images, images, plans)
 
 
 def test_a_plan_for_no_images_gives_none() -> None:
     plans = CropPlan.whole(np.zeros((0, 2), np.int64))
-    assert decode_all([], plans) == []
+    assert render_chunk([], plans).images == []
     assert plans.crop(np.zeros((0, 4), np.int64)).mirror(np.zeros(0, np.bool_)).output_size.shape == (0, 2)
 
 
