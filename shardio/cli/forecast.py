@@ -24,9 +24,9 @@ NOBODY, NO_KERNEL = "nobody", "no kernel"
 
 def _decoders() -> dict[str, str]:
     """Return each decoder's name for people."""
-    from shardio.images import DECODERS
+    from shardio.images import DECODER_DESCRIPTIONS
 
-    names = dict[str, str](DECODERS.items())
+    names = dict[str, str](DECODER_DESCRIPTIONS.items())
     names["kernel"] += ", unless a crop is at least halved"
     return {**names, NOBODY: "nobody: they cannot be read"}
 

@@ -10,7 +10,7 @@ from shardio.images.kernel import prepare_kernel, why_no_kernel
 from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
-    DECODERS,
+    DECODER_DESCRIPTIONS,
     DEFAULT_MAX_PIXELS,
     DecodedPicture,
     DecoderName,
@@ -21,7 +21,7 @@ from shardio.images.pixels import Pixels
 from shardio.images.resizing import resize, use_one_thread
 
 __all__ = [
-    "DECODERS",
+    "DECODER_DESCRIPTIONS",
     "DEFAULT_MAX_PIXELS",
     "IMAGE_FIELDS",
     "IMAGE_FORMATS",

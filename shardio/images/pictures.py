@@ -13,9 +13,9 @@ DEFAULT_MAX_PIXELS = 178_956_970
 """The most pixels of an image; Pillow, too, takes a larger file for a decompression bomb."""
 
 DecoderName = Literal["kernel", "libjpeg", "pillow"]
-"""What decodes an image. :data:`DECODERS` says what each name means."""
+"""What decodes an image. :data:`DECODER_DESCRIPTIONS` says what each name means."""
 
-DECODERS: dict[DecoderName, str] = {"kernel": "the kernel", "libjpeg": "libjpeg-turbo", "pillow": "Pillow"}
+DECODER_DESCRIPTIONS: dict[DecoderName, str] = {"kernel": "the kernel", "libjpeg": "libjpeg-turbo", "pillow": "Pillow"}
 """Each decoder's name for people. `by_kernel.py`, `by_libjpeg.py` and `by_pillow.py` hold the decoders."""
 
 Part = Callable[[], Pixels]
