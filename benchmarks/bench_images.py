@@ -1,8 +1,8 @@
-"""What does it cost to make crops of JPEGs, and where does the time go?
+"""What do crops of JPEGs cost, and where does the time go?
 
 ``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
-in a batch's row, by shardio and by others, for random crops (RandomResizedCrop's defaults, the same boxes for
-everybody) and for the evaluation crop (shorter side to 256, the centre of that). All outputs are compared first.
+in a batch's row, by shardio and by its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for
+all) and the evaluation crop (shorter side to 256, then the centre). All outputs are compared first.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ CASES: dict[str, Callable[..., list[Geometry]]] = {"Random crops": random_crops,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """Somebody who makes crops, and the chunks to make them of."""
+    """A way to make crops, and the chunks to make them of."""
 
     load: Load
     chunks: list[Chunk]
 
-    def run(self, rows: Pixels, number: int) -> None:
-        chunk = self.chunks[number]
+    def run(self, rows: Pixels, index: int) -> None:
+        chunk = self.chunks[index]
         self.load(chunk, rows[: len(chunk.contents)])
 
 
 def make_candidates(photographs: list[bytes], transforms: Callable[..., list[Geometry]]) -> dict[str, Candidate]:
-    """Return all who can be run here, by name."""
+    """Return all candidates that can run here, by name."""
     tiled = [tile_jpeg(content) for content in photographs]
     smaller = [
         reencode_jpeg(content, max_side=400, quality=90, max_pixels=DEFAULT_MAX_PIXELS) for content in photographs
@@ -80,37 +80,37 @@ def make_candidates(photographs: list[bytes], transforms: Callable[..., list[Geo
 
 
 def make_all(candidate: Candidate) -> NDArray[np.uint8]:
-    """Return what a candidate makes of all images, uint8 [images, 224, 224, 3]."""
+    """Return all crops that a candidate makes, uint8 [images, 224, 224, 3]."""
     batches = []
-    for number, chunk in enumerate(candidate.chunks):
+    for index, chunk in enumerate(candidate.chunks):
         rows = make_rows(len(chunk.contents))
-        candidate.run(rows, number)
+        candidate.run(rows, index)
         batches.append(rows)
     return np.concatenate(batches)
 
 
 def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
-    """Say how far each candidate's pixels are from OpenCV's, and stop if shardio's are not what they must be."""
+    """Return how far each candidate's pixels are from OpenCV's. Exit if shardio's are wrong."""
     is_scaled = np.array([task.scale > 1 for chunk in candidates[REFERENCE].chunks for task in chunk.tasks])
     made = {name: make_all(candidate) for name, candidate in candidates.items()}
     if not np.array_equal(made[TILED], made[UNTOUCHED]):
-        raise SystemExit("tiled images give other pixels than untouched ones")
+        raise SystemExit("the pixels of tiled images differ from those of untouched ones")
     if not np.array_equal(made[TILED][~is_scaled], made[REFERENCE][~is_scaled]):
-        raise SystemExit("shardio gives other pixels than OpenCV")
+        raise SystemExit("shardio's pixels differ from OpenCV's")
     if not np.array_equal(made[ANTIALIASED][~is_scaled], made[PILLOW][~is_scaled]):
-        raise SystemExit("shardio gives other pixels than Pillow")
-    said = {}
+        raise SystemExit("shardio's pixels differ from Pillow's")
+    found = {}
     for name, pixels in made.items():
         distance = np.abs(pixels.astype(np.int16) - made[REFERENCE]).mean(axis=(1, 2, 3))
         num_equal = int((distance == 0).sum())
         others = f"; off by {distance[distance > 0].mean():.2f} in the rest" if num_equal < len(distance) else ""
-        said[name] = f"equal in {num_equal} of {len(distance)}{others}"
-    return said
+        found[name] = f"equal in {num_equal} of {len(distance)}{others}"
+    return found
 
 
-def tell_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, Any]:
-    """Print the table of a case; return its figures."""
-    print("| | µs an image | of OpenCV's | images/s | pixels against OpenCV's |\n|---|---|---|---|---|")
+def print_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, Any]:
+    """Print the table of a case, and return its figures."""
+    print("| | µs per image | of OpenCV's | images/s | pixels against OpenCV's |\n|---|---|---|---|---|")
     figures = {}
     for name, rounds in times.items():
         shares = ratios(rounds, times[REFERENCE])
@@ -125,28 +125,26 @@ def tell_speed(times: dict[str, Rounds], pixels: dict[str, str]) -> dict[str, An
     return figures
 
 
-def tell_stages(candidates: dict[str, Candidate], rounds: int) -> dict[str, Any]:
-    """Print where the time of shardio and OpenCV goes; return the figures."""
+def print_stages(candidates: dict[str, Candidate], rounds: int) -> dict[str, Any]:
+    """Print where the time of shardio and OpenCV goes, and return the figures."""
     names = (TILED_BY_LIBJPEG, UNTOUCHED_BY_LIBJPEG, REFERENCE)
     profiles = profile({name: (candidates[name].load, candidates[name].chunks) for name in names}, rounds)
-    print(f"\n| µs an image | {' | '.join(names)} |\n|---|---|---|---|")
+    print(f"\n| µs per image | {' | '.join(names)} |\n|---|---|---|---|")
     for stage in next(iter(profiles.values())):
         cells = (summarise(profiles[name][stage], 1) if any(profiles[name][stage]) else "" for name in names)
         print(f"| {stage} | {' | '.join(cells)} |")
     shares = {name: decoded_share(candidates[name].load, candidates[name].chunks) for name in names[:2]}
-    for label, which in (("bytes given to libjpeg, of the files'", 0), ("pixels decoded, of the pictures'", 1)):
+    for label, which in (("bytes that libjpeg reads, of the files'", 0), ("pixels decoded, of the images'", 1)):
         print(f"| {label} | {' | '.join(f'{shares[name][which]:.0%}' for name in shares)} | 100% |")
-    print(
-        f"| pixels in the boxes, of the pictures' | {' | '.join([f'{box_share(candidates[TILED].chunks):.0%}'] * 3)} |"
-    )
+    print(f"| pixels in the boxes, of the images' | {' | '.join([f'{box_share(candidates[TILED].chunks):.0%}'] * 3)} |")
     return {"us_per_image": profiles, "decoded_share": shares}
 
 
 def main(
     photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
-    images: Annotated[int | None, typer.Option(min=1, help="How many; default all.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="How many of them to use; default all.")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write all figures.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write all figures as JSON.")] = None,
 ) -> None:
     """Print the tables."""
     use_one_thread()
@@ -154,7 +152,7 @@ def main(
     photographs = read_photographs(photos, images)
     num_bytes = sum(map(len, photographs)) / len(photographs)
     print(f"{len(photographs)} photographs of {num_bytes / 1000:.1f} kB, chunks of {CHUNK_SIZE}, {rounds} rounds:")
-    print("median of the rounds (minimum to maximum), shares taken round by round")
+    print("median of the rounds (minimum to maximum); shares are computed per round")
     print("".join(f"{name}: not installed\n" for name in find_peers()[1]), end="")
     figures: dict[str, Any] = {}
     for case, transforms in CASES.items():
@@ -165,7 +163,7 @@ def main(
         runs = {name: partial(candidate.run, make_rows()) for name, candidate in candidates.items()}
         lengths = [len(chunk.contents) for chunk in candidates[REFERENCE].chunks]
         times = alternate(runs, chunks=lengths, rounds=rounds)
-        figures[case] = {"speed": tell_speed(times, pixels), "stages": tell_stages(candidates, rounds)}
+        figures[case] = {"speed": print_speed(times, pixels), "stages": print_stages(candidates, rounds)}
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=1))
 

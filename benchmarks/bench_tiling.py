@@ -117,7 +117,7 @@ def _run(load: Load, chunks: list[Chunk], rows: Pixels, number: int) -> None:
 
 def tell_rates(photographs: list[bytes], rounds: int) -> None:
     """Print how many photographs are rewritten in a second, on one thread."""
-    decoder_names: dict[str, Callable[[bytes], bytes]] = {
+    rewrites: dict[str, Callable[[bytes], bytes]] = {
         "tile_jpeg": tile_jpeg,
         "untile_jpeg": untile_jpeg,
         "reencode_jpeg, 400 px at quality 90": partial(
@@ -125,7 +125,7 @@ def tell_rates(photographs: list[bytes], rounds: int) -> None:
         ),
     }
     candidates = {
-        name: (lambda number, rewrite=rewrite: rewrite(photographs[number])) for name, rewrite in decoder_names.items()
+        name: (lambda index, rewrite=rewrite: rewrite(photographs[index])) for name, rewrite in rewrites.items()
     }
     times = alternate(candidates, chunks=[1] * len(photographs), rounds=rounds)
     print("| | µs an image | images/s |\n|---|---|---|")

@@ -1,4 +1,4 @@
-"""How other libraries make the same crops, in the ways that their users take."""
+"""Other libraries that make the same crops, each as its users would."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from shardio.images import Pixels
 
 
 def load_with_opencv(chunk: Chunk, rows: Pixels) -> None:
-    """Decode all of an image, and resize a part of it."""
+    """Decode whole images with OpenCV, and resize a part of each."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
         _resize_with_opencv(pixels, task, row)  # type: ignore[arg-type]  # uint8, as the flag says
 
 
 def load_with_simplejpeg(chunk: Chunk, rows: Pixels) -> None:
-    """Decode all of an image with simplejpeg, and resize a part of it with OpenCV."""
+    """Decode whole images with simplejpeg, and resize a part of each with OpenCV."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         _resize_with_opencv(simplejpeg.decode_jpeg(content), task, row)
 
 
 def load_with_pillow(chunk: Chunk, rows: Pixels) -> None:
-    """Do what torchvision does with Pillow images, antialiased; and let libjpeg scale where ``draft`` allows it."""
+    """Do what torchvision does with Pillow images, antialiased. libjpeg scales them where ``draft`` allows it."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         (top, left, height, width), (new_height, new_width), window = task
         with PIL.Image.open(io.BytesIO(content)) as file:
@@ -56,7 +56,7 @@ def _resize_with_opencv(pixels: Pixels, task: Task, row: Pixels) -> None:
 
 
 def make_torchvision() -> Load:
-    """Return torchvision's own decoder and its resize of tensors, which antialiases by default."""
+    """Return torchvision's decoder with its resize of tensors, which antialiases by default."""
     import torch
 
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def make_torchvision() -> Load:
 
 
 def make_dali() -> Load:
-    """Return DALI's decoder of regions on one thread of the CPU, with linear interpolation and no antialiasing."""
+    """Return DALI's decoder of regions on one CPU thread, with linear interpolation and no antialiasing."""
     dali: Any = importlib.import_module("nvidia.dali")
     pipelines: dict[int, Any] = {}
 
@@ -102,18 +102,18 @@ def make_dali() -> Load:
         pipeline.feed_input("size", list(np.array([task.size for task in chunk.tasks], np.float32)))
         pipeline.feed_input("window", list(np.array([task.window[:2] for task in chunk.tasks], np.int32)))
         (images,) = pipeline.run()
-        for number, row in enumerate(rows):
-            row[...] = images.at(number)
+        for index, row in enumerate(rows):
+            row[...] = images.at(index)
 
     return load
 
 
 OPTIONAL = {"torchvision": ("torchvision", make_torchvision), "DALI, CPU": ("nvidia.dali", make_dali)}
-"""Peers that may be missing: by name, the module they need, and what makes them."""
+"""Peers that may not be installed: by name, the module they need, and the function that makes them."""
 
 
 def find_peers() -> tuple[dict[str, Load], list[str]]:
-    """Return the peers that can be run, and the names of those that are not installed."""
+    """Return the peers that can run, and the names of those that are not installed."""
     peers: dict[str, Load] = {
         "OpenCV": load_with_opencv,
         "Pillow, antialiased": load_with_pillow,

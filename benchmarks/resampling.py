@@ -1,8 +1,8 @@
-"""How far are resized pixels from those of a filter that weighs all pixels?
+"""How far are resized pixels from those of a filter that averages over all pixels?
 
 ``python -m benchmarks.resampling PHOTOS``: shardio's resize, without antialiasing (its default) and with it, and
 OpenCV's INTER_LINEAR after a full decode, against Pillow's bilinear filter, which antialiases as torchvision does.
-The worst crop of synthetic pictures is drawn: ours, Pillow's, and the difference.
+It also writes the worst crop of synthetic images as a picture: ours, Pillow's, and the difference.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from numpy.typing import NDArray
 
 from benchmarks.photographs import (
     Task,
-    draw_plans,
+    draw_plan,
     evaluation_crop,
-    make_keys,
+    make_rng_keys,
     make_tasks,
     random_crops,
     read_photographs,
 )
-from shardio.images import Pixels, decode_all, decode_image, open_image
+from shardio.images import Pixels, decode_image, open_image, render_chunk
 from shardio.transforms import Geometry
 from tools.make_images import Job, make_image, make_textures
 
 FAR = 8
-"""Levels of 255: what is off by more counts as far off."""
+"""Levels of 255; values that differ by more count as far off."""
 
 AMPLIFIED = 4
-"""How many times the difference is drawn."""
+"""The factor by which the picture amplifies the difference."""
 
 OURS, ANTIALIASED, OPENCV = "shardio", "shardio, antialias=True", "OpenCV, full decode"
 
 Transforms = Callable[[bool], list[Geometry]]
-"""From whether to antialias."""
-
+"""Returns the transforms, given whether to antialias."""
 
 Choose = Callable[[Task], bool]
-"""Whether a crop is looked at."""
+"""Returns whether to measure a crop."""
 
 
 def _crops(size: int) -> Transforms:
@@ -59,20 +58,20 @@ CASES: dict[str, tuple[Transforms, Choose]] = {
     "random crops to 112, decoded at half the size or less": (_crops(112), lambda task: task.scale > 1),
     "random crops to 96, decoded at half the size or less": (_crops(96), lambda task: task.scale > 1),
 }
-"""By name, the transforms, and which of the crops to look at."""
+"""By name, the transforms, and which of the crops to measure."""
 
 
 def make_crops(contents: Sequence[bytes], transforms: Transforms, choose: Choose) -> dict[str, list[Pixels]]:
-    """Return those crops of images that are chosen, by several ways, the last one Pillow's."""
+    """Return the chosen crops, by each method; the last one is Pillow's."""
     pictures = [open_image(content) for content in contents]
     sizes = np.array([picture.size for picture in pictures], dtype=np.int64)
-    keys = make_keys(len(contents))
-    plans = draw_plans(transforms(False), sizes, keys)
-    tasks = make_tasks(plans)
+    rng_keys = make_rng_keys(len(contents))
+    plan = draw_plan(transforms(False), sizes, rng_keys)
+    tasks = make_tasks(plan)
     chosen = [i for i, task in enumerate(tasks) if choose(task)]
     whole = {i: decode_image(contents[i]) for i in chosen}
-    ours = decode_all(pictures, plans)
-    antialiased = decode_all(pictures, draw_plans(transforms(True), sizes, keys))
+    ours = render_chunk(pictures, plan).images
+    antialiased = render_chunk(pictures, draw_plan(transforms(True), sizes, rng_keys)).images
     return {
         OURS: [ours[i] for i in chosen],
         ANTIALIASED: [antialiased[i] for i in chosen],
@@ -93,7 +92,7 @@ def _resize(pixels: Pixels, task: Task, *, antialias: bool) -> Pixels:
 
 
 def measure(crops: list[Pixels], reference: list[Pixels]) -> str:
-    """Return the mean absolute difference, the PSNR over all pixels in dB, and the share of values far off."""
+    """Return the mean absolute difference, the PSNR over all pixels in dB, and the share of values that are far off."""
     difference = np.stack(crops).astype(np.int16) - np.stack(reference)
     if not difference.any():
         return "0 | equal | 0"
@@ -103,7 +102,7 @@ def measure(crops: list[Pixels], reference: list[Pixels]) -> str:
 
 
 def make_zone_plate(height: int, width: int) -> Pixels:
-    """Return rings whose frequency grows from the centre to the picture's corners, where it is half a cycle a pixel."""
+    """Return rings whose frequency grows from the centre to half a cycle per pixel at the corners."""
     row, column = np.mgrid[:height, :width].astype(np.float64)
     row, column = row - height / 2, column - width / 2
     radius = np.hypot(row, column)
@@ -113,30 +112,32 @@ def make_zone_plate(height: int, width: int) -> Pixels:
     return np.repeat(gray[..., None], 3, axis=2)
 
 
-def make_synthetic(number: int) -> list[bytes]:
-    """Return JPEGs of synthetic photographs and of zone plates, ``number`` of each."""
-    job = Job(folder=Path(), class_id=3, num_classes=10, num_images=number, width=500, height=375, quality=95, seed=0)
+def make_synthetic(num_images: int) -> list[bytes]:
+    """Return JPEGs of synthetic photographs and of zone plates, ``num_images`` of each."""
+    job = Job(
+        folder=Path(), class_id=3, num_classes=10, num_images=num_images, width=500, height=375, quality=95, seed=0
+    )
     random = np.random.default_rng(0)
-    photographs = [make_image(job, make_textures(job.seed), random) for _ in range(number)]
-    return [simplejpeg.encode_jpeg(image, 95) for image in [*photographs, *[make_zone_plate(375, 500)] * number]]
+    photographs = [make_image(job, make_textures(job.seed), random) for _ in range(num_images)]
+    return [simplejpeg.encode_jpeg(image, 95) for image in [*photographs, *[make_zone_plate(375, 500)] * num_images]]
 
 
-def draw_worst(path: Path, number: int = 100) -> None:
-    """Write a picture of the random crop to 224 that is the farthest from Pillow's, and say how far it is."""
-    crops = make_crops(make_synthetic(number), _crops(224), lambda task: True)
+def write_worst(path: Path, num_images: int = 100) -> None:
+    """Write a picture of the random crop to 224 that is farthest from Pillow's, and print how far it is."""
+    crops = make_crops(make_synthetic(num_images), _crops(224), lambda task: True)
     pairs = list(zip(crops[OURS], crops["Pillow"], strict=True))
     distances = [float(_distance(*pair).mean()) for pair in pairs]
     worst = int(np.argmax(distances))
-    kind = "zone plate" if worst >= number else "synthetic photograph"
+    kind = "zone plate" if worst >= num_images else "synthetic photograph"
     ours, pillow = pairs[worst]
     difference = np.minimum(AMPLIFIED * _distance(ours, pillow), 255).astype(np.uint8)
     gap = np.full((ours.shape[0], 8, 3), 255, np.uint8)
     picture = np.concatenate([ours, gap, pillow, gap, difference], axis=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     PIL.Image.fromarray(picture if np.ptp(picture, axis=2).any() else picture[..., 0]).save(path, optimize=True)
-    print(f"\nThe worst of {2 * number} crops of synthetic pictures is one of a {kind}: {path}\n")
+    print(f"\nThe worst of {2 * num_images} crops of synthetic images is a {kind}: {path}\n")
     print("| | mean difference | PSNR, dB | off by more than 8 |\n|---|---|---|---|")
-    for label, part in (("synthetic photographs", slice(number)), ("zone plates", slice(number, None))):
+    for label, part in (("synthetic photographs", slice(num_images)), ("zone plates", slice(num_images, None))):
         print(f"| {label}, shardio | {measure(crops[OURS][part], crops['Pillow'][part])} |")
     print(f"| the worst, shardio | {measure([ours], [pillow])} |")
 
@@ -148,24 +149,24 @@ def _distance(crop: Pixels, other: Pixels) -> NDArray[np.int16]:
 
 def main(
     photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
-    images: Annotated[int | None, typer.Option(min=1, help="How many; default all.")] = None,
-    picture: Annotated[Path, typer.Option(help="Where to draw the worst crop.")] = Path(
+    images: Annotated[int | None, typer.Option(min=1, help="How many of them to use; default all.")] = None,
+    picture: Annotated[Path, typer.Option(help="Where to write the picture of the worst crop.")] = Path(
         "docs/images/resampling-worst-case.png"
     ),
 ) -> None:
     """Print the tables."""
     photographs = read_photographs(photos, images)
-    print("| | crops | way | mean difference | PSNR, dB | off by more than 8 | equal to OpenCV's |")
+    print("| | crops | method | mean difference | PSNR, dB | off by more than 8 | equal to OpenCV's |")
     print("|---|---|---|---|---|---|---|")
     for case, (transforms, choose) in CASES.items():
         crops = make_crops(photographs, transforms, choose)
         reference = crops.pop("Pillow")
-        for decoder_name, made in crops.items():
+        for method, made in crops.items():
             if not made:
                 continue
             num_equal = sum(np.array_equal(a, b) for a, b in zip(made, crops[OPENCV], strict=True))
-            print(f"| {case} | {len(made)} | {decoder_name} | {measure(made, reference)} | {num_equal} |", flush=True)
-    draw_worst(picture)
+            print(f"| {case} | {len(made)} | {method} | {measure(made, reference)} | {num_equal} |", flush=True)
+    write_worst(picture)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the time of a candidate goes: CPU time of the functions that it calls, by stages."""
+"""Where a candidate's time goes: the CPU time of the functions that it calls, by stage."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import cv2
 import simplejpeg
 
 import benchmarks.photographs
+import shardio.images.by_libjpeg
 import shardio.images.jpeg.codec
-import shardio.images.pictures
 from benchmarks.photographs import Chunk, Load, make_rows
 from benchmarks.timing import Rounds
 from shardio.images import Pixels, open_image
 
 STAGES: dict[str, Sequence[tuple[Any, str]]] = {
-    "drawing crops": [(benchmarks.photographs, "draw_plans")],
-    "read_head": [(shardio.images.pictures, "read_head")],
+    "drawing crops": [(benchmarks.photographs, "draw_plan")],
+    "read_head": [(shardio.images.by_libjpeg, "read_head")],
     "read_tiles": [(shardio.images.jpeg.codec, "read_tiles")],
     "cut_tiles, cut_rows": [(shardio.images.jpeg.codec, "cut_tiles"), (shardio.images.jpeg.codec, "cut_rows")],
     "libjpeg-turbo": [(simplejpeg, "decode_jpeg"), (cv2, "imdecode")],
     "cv2.resize": [(cv2, "resize")],
 }
-"""By name, the functions that a stage is made of."""
+"""By stage, the functions that belong to it."""
 
 REST = "the rest"
 
 Profile = dict[str, Rounds]
-"""µs an image in each stage, a figure for each round."""
+"""By stage, µs per image in each round."""
 
 
 class _Stopwatch:
@@ -61,9 +61,9 @@ class _Stopwatch:
 
 
 def profile(candidates: dict[str, tuple[Load, Sequence[Chunk]]], rounds: int) -> dict[str, Profile]:
-    """Return where each candidate's time goes, all of them taking turns; one round before the first is not counted.
+    """Return where each candidate's time goes. The candidates take turns, after one round of warm-up.
 
-    The watch itself costs less than 1 µs a stage.
+    The stopwatch itself costs less than 1 µs per stage.
     """
     profiles: dict[str, Profile] = {name: {stage: [] for stage in (*STAGES, REST)} for name in candidates}
     num_chunks = len(next(iter(candidates.values()))[1])
@@ -71,9 +71,9 @@ def profile(candidates: dict[str, tuple[Load, Sequence[Chunk]]], rounds: int) ->
     for round_number in range(rounds + 1):
         watches = {name: _Stopwatch() for name in candidates}
         totals = dict.fromkeys(candidates, 0.0)
-        for number in range(num_chunks):
+        for index in range(num_chunks):
             for name, (load, chunks) in candidates.items():
-                chunk = chunks[number]
+                chunk = chunks[index]
                 with watches[name].installed():
                     start = time.thread_time()
                     load(chunk, rows[: len(chunk.contents)])
@@ -89,7 +89,7 @@ def profile(candidates: dict[str, tuple[Load, Sequence[Chunk]]], rounds: int) ->
 
 
 def decoded_share(load: Load, chunks: Sequence[Chunk]) -> tuple[float, float]:
-    """Return how many bytes simplejpeg gets, of those of the files, and how many pixels it gives, of the pictures'."""
+    """Return the shares of the files' bytes that simplejpeg reads, and of the images' pixels that it decodes."""
     num_bytes = num_pixels = 0
     decode = simplejpeg.decode_jpeg
 
@@ -107,7 +107,7 @@ def decoded_share(load: Load, chunks: Sequence[Chunk]) -> tuple[float, float]:
 
 
 def box_share(chunks: Sequence[Chunk]) -> float:
-    """Return how much of the pictures is needed: the part of each box that its window shows."""
+    """Return the share of the images' pixels that is needed: the part of each box that its window shows."""
     needed = 0.0
     for task in (task for chunk in chunks for task in chunk.tasks):
         needed += task.box[2] * task.box[3] * (task.window[2] * task.window[3]) / (task.size[0] * task.size[1])

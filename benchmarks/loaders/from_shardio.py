@@ -49,7 +49,7 @@ def make_bare(job: Job) -> Epochs:
     It does what a loader needs to do and no more: batches come in order, two are under way beside the one that
     the caller has.
     """
-    from benchmarks.photographs import CHUNK_SIZE, Chunk, load_with_shardio, make_keys
+    from benchmarks.photographs import CHUNK_SIZE, Chunk, load_with_shardio, make_rng_keys
     from shardio.images import use_one_thread
 
     use_one_thread()
@@ -64,7 +64,7 @@ def make_bare(job: Job) -> Epochs:
         futures = []
         for first in range(start, stop, CHUNK_SIZE):
             part = slice(first, min(first + CHUNK_SIZE, stop))
-            keys = make_keys(part.stop)[first:]
+            keys = make_rng_keys(part.stop)[first:]
             rows = buffer[first - start : part.stop - start]
             futures.append(pool.submit(load, Chunk(contents=contents[part], rng_keys=keys, tasks=[]), rows))
         return futures

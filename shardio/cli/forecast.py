@@ -21,13 +21,14 @@ SAMPLES_AT_ONCE = 16
 
 NOBODY, NO_KERNEL = "nobody", "no kernel"
 
-WAYS = {
-    "kernel": "the kernel, unless a crop is at least halved",
-    "libjpeg": "libjpeg-turbo",
-    "pillow": "Pillow",
-    NOBODY: "nobody: they cannot be read",
-}
-"""Who decodes, for people."""
+
+def _decoders() -> dict[str, str]:
+    """Return each decoder's name for people."""
+    from shardio.images import DECODER_DESCRIPTIONS
+
+    names = dict[str, str](DECODER_DESCRIPTIONS.items())
+    names["kernel"] += ", unless a crop is at least halved"
+    return {**names, NOBODY: "nobody: they cannot be read"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,23 +45,25 @@ class Forecast:
     num_samples: int
     is_sample: bool
     no_kernel: str | None
-    reasons: dict[str, Counter[str]] = field(default_factory=lambda: {decoder_name: Counter() for decoder_name in WAYS})
+    reasons: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _decoders()})
 
     def dump(self) -> dict[str, Any]:
         """Return it for JSON."""
         num_images_by_decoder = {decoder_name: reasons.total() for decoder_name, reasons in self.reasons.items()}
         reasons = {
-            decoder_name: dict(self.reasons[decoder_name].most_common()) for decoder_name in ("libjpeg", "pillow")
+            decoder_name: dict(reasons.most_common())
+            for decoder_name, reasons in self.reasons.items()
+            if decoder_name not in ("kernel", NOBODY)
         }
         return {"samples": self.num_samples, **num_images_by_decoder, "reasons": reasons, "no_kernel": self.no_kernel}
 
     def describe(self) -> str:
         """Return it for people."""
-        parts = []
+        parts, decoders = [], _decoders()
         for decoder_name, reasons in self.reasons.items():
             why = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common() if reason)
             if reasons:
-                parts.append(f"{reasons.total()} by {WAYS[decoder_name]}{f' ({why})' if why else ''}")
+                parts.append(f"{reasons.total()} by {decoders[decoder_name]}{f' ({why})' if why else ''}")
         if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
             parts.append(f"{NO_KERNEL}: {self.no_kernel}")
         where = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_sample else ""
@@ -74,9 +77,8 @@ def foresee(table: ShardTable) -> Forecast:
         ShardioError: If they cannot be read.
         OSError: If there are no such files.
     """
-    from shardio.images import why_no_kernel
+    from shardio.images import IMAGE_FIELDS, why_no_kernel
     from shardio.reading import SampleReader
-    from shardio.shards import IMAGE_FIELDS
 
     total = table.manifest.num_samples
     numbers = np.arange(min(total, MAX_LOOKED_AT))
@@ -104,11 +106,13 @@ def _find_way(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
     from shardio.images import find_format, open_image, why_not_by_kernel
 
     name = find_format(content)
-    if name != "JPEG":  # Some of the others would be decoded by opening them.
-        return (NOBODY, "") if name is None else ("pillow", name)
+    if name == "TIFF":  # Opening one decodes it.
+        return "pillow", name
     try:
         decoder_name = open_image(content).decoder_name
     except ValueError:
         return NOBODY, ""
+    if name is not None and name != "JPEG":
+        return decoder_name, name
     why = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
     return ("kernel", "") if why is None else (decoder_name, why)

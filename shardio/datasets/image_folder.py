@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from shardio.classes import Classes, check_classes, number_classes
 from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
-from shardio.images import DEFAULT_MAX_PIXELS, Orientation
+from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
 from shardio.reading import FileReader, LabelledFile
-from shardio.shards import IMAGE_FIELDS, describe_other_images
 from shardio.storage import absolute_path, make_path, read_as_utf8, walk_files
 
 
@@ -64,7 +63,7 @@ class ImageFolder(MapDataset):
             max_pixels=max_pixels,
         )
         self.root = absolute_path(make_path(root))
-        super().__init__(decoder, FileReader(str(self.root)))
+        super().__init__(decoder, FileReader(str(self.root), IMAGE_FIELDS[0]))
         folders = _find_classes(self.root)
         self.classes = list(folders if classes is None else check_classes(classes))
         self.samples, others = _find_samples(folders, number_classes(list(folders), self.classes, str(root)))

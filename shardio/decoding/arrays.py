@@ -10,15 +10,17 @@ import numpy as np
 
 
 def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
-    """Return the array that an npy file holds.
+    """Return the array in an npy file.
+
+    Unlike ``np.load``, refuse zips of arrays and bare pickles, and check that all declared values are there before
+    allocating the array.
 
     Args:
-        content: The file. ``np.load`` would also take a zip of several arrays, or a pickle, under this name.
+        content: The file.
         trusted: Whether objects may be unpickled.
 
     Raises:
-        ValueError: If it is damaged, holds objects and is not trusted, or declares more than it has: ``np.load`` makes
-            an array as large as the header says before it reads the first value.
+        ValueError: If the file is damaged, or holds objects and is not trusted.
     """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
@@ -27,11 +29,11 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         if not trusted:
-            raise ValueError("it holds Python objects, which unpickling may run as code: trusted=True allows that")
+            raise ValueError("it holds Python objects, which may run code when unpickled: trusted=True allows that")
     elif min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > len(content) - file.tell():
         raise ValueError(
-            f"it declares an array of shape {shape!s:.200} and dtype {dtype!s:.200}, and {len(content) - file.tell()} "
-            "bytes follow: it is damaged or truncated"
+            f"it declares an array of shape {shape!s:.200} and dtype {dtype!s:.200}, but only "
+            f"{len(content) - file.tell()} bytes follow: the file is damaged or truncated"
         )
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=trusted)

@@ -1,4 +1,4 @@
-"""Integers of more than 64 bits, which no tensor holds."""
+"""Integers of more than 64 bits, which tensors cannot hold."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 
 _LONG = re.compile(rb"[0-9]{19}")
-"""Without so many digits in a row, no integer of a text is too wide."""
+"""A text without so many digits in a row has no wide integer."""
 
 
 def find_wide(value: Any) -> int | None:
-    """Return an integer of more than 64 bits that a value, as of JSON, holds; None if there is none."""
+    """Return an integer of more than 64 bits in a value parsed from JSON, or None if there is none."""
     if isinstance(value, int):
         return None if -(2**63) <= value < 2**63 else value
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -27,7 +27,7 @@ def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> No
         if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:
             key, where = samples.describe(row, (field,))
             message = (
-                f"field {field!r} of sample {key} in {where} has the integer {wide}, of more than 64 bits, which no "
-                "tensor holds: write it as a string, or give a collate_fn that makes no tensor of it"
+                f"field {field!r} of sample {key} in {where} holds the integer {wide}, which has more than 64 bits and "
+                "does not fit into a tensor: store it as a string, or pass a collate_fn that does not convert it"
             )
             raise SampleError(message, row=row, key=key, where=where)

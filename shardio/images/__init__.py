@@ -1,26 +1,30 @@
-"""From an image's bytes to pixels: only of what a crop needs, and exactly those of a full decode."""
+"""From an image's bytes to pixels: decode only what a crop needs, with exactly the pixels of a full decode."""
 
 from shardio.images.by_kernel import why_not_by_kernel
-from shardio.images.chunk import DecodeError, decode_all, decode_chunk, make_rows
+from shardio.images.by_libjpeg import JpegPicture
+from shardio.images.chunk import DecodeError, RenderedImages, render_chunk
+from shardio.images.crop_plan import Boxes, CropPlan, Sizes
 from shardio.images.decode import decode_image, decode_pil
-from shardio.images.formats import find_format, read_format
+from shardio.images.formats import IMAGE_FIELDS, IMAGE_FORMATS, describe_other_images, find_format, read_format
 from shardio.images.kernel import prepare_kernel, why_no_kernel
+from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
+    DECODER_DESCRIPTIONS,
     DEFAULT_MAX_PIXELS,
     DecodedPicture,
     DecoderName,
-    JpegPicture,
     Picture,
     TooManyPixels,
-    open_image,
 )
 from shardio.images.pixels import Pixels
-from shardio.images.plans import Boxes, CropPlan, Sizes
 from shardio.images.resizing import resize, use_one_thread
 
 __all__ = [
+    "DECODER_DESCRIPTIONS",
     "DEFAULT_MAX_PIXELS",
+    "IMAGE_FIELDS",
+    "IMAGE_FORMATS",
     "Boxes",
     "CropPlan",
     "DecodeError",
@@ -30,17 +34,17 @@ __all__ = [
     "Orientation",
     "Picture",
     "Pixels",
+    "RenderedImages",
     "Sizes",
     "TooManyPixels",
-    "decode_all",
-    "decode_chunk",
     "decode_image",
     "decode_pil",
+    "describe_other_images",
     "find_format",
-    "make_rows",
     "open_image",
     "prepare_kernel",
     "read_format",
+    "render_chunk",
     "resize",
     "use_one_thread",
     "why_no_kernel",

@@ -1,4 +1,4 @@
-"""Which images of a chunk the kernel draws, and what it is told of them; which it leaves to others, and why."""
+"""JPEGs, decoded by the kernel: which images it renders, in what form it gets them, and why it leaves others."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.drawing import MAX_RESIZED_PIXELS, SCALES
+from shardio.images.by_libjpeg import JpegPicture
+from shardio.images.crop_plan import CropPlan
+from shardio.images.formats import JPEG_START
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.markers import EOI, read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.records import LUMA_FACTORS, MAX_BYTES, PLAN
-from shardio.images.pictures import JPEG_START, JpegPicture, Picture
+from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
-from shardio.images.plans import CropPlan
+from shardio.images.rendering import MAX_RESIZED_PIXELS, SCALES
 
 _FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
 
 def why_not_by_kernel(content: bytes) -> str | None:
-    """Return why the kernel draws no part of an image, or None if it is made for it.
+    """Return why the kernel cannot render an image, or None if it can.
 
-    Only the file's head and its end are looked at. Of what is damaged the kernel draws nothing either, nor of heads so
-    rare that they are not asked for here, as JFIF 2. That a crop is for others whatever its file is is not known here:
-    see :func:`_is_for_opencv`; ``antialias``, an EXIF orientation that is applied, regions above a million pixels. The
-    answers are few and short, so that they can be counted.
+    Only the file's head and its end are read. The kernel also leaves damaged files and very rare heads, such as JFIF 2,
+    which are not recognised here. It leaves some crops, too, whatever the file is: antialiased ones, images that an
+    EXIF orientation turns, regions above a million pixels, and those of :func:`_is_for_opencv`. The answers are few
+    and short, so that they can be counted.
 
     Args:
         content: The image's file.
     """
     if not content.startswith(JPEG_START):
-        return "no JPEG"
+        return "not a JPEG"
     try:
         head = read_head(content)
     except ValueError:
@@ -48,47 +50,46 @@ def why_not_by_kernel(content: bytes) -> str | None:
     return None
 
 
-def draw_by_kernel(images: Sequence[Picture], plans: CropPlan, rows: Pixels | Sequence[Pixels]) -> NDArray[np.bool_]:
-    """Draw those of some images that the kernel is made for, if there is one.
+def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels | Sequence[Pixels]) -> NDArray[np.bool_]:
+    """Render those images that the kernel can render, if there is a kernel.
 
     Args:
-        images: n pictures.
-        plans: What to make of each.
-        rows: What to write to.
+        pictures: n pictures.
+        plan: What to make of each.
+        rows: Where to write.
 
     Returns:
-        bool [n], whether each was drawn.
+        bool [n], whether each is rendered.
     """
-    is_drawn = np.zeros(len(images), np.bool_)
-    kernel = None if plans.antialias else find_kernel()
+    is_rendered = np.zeros(len(pictures), np.bool_)
+    kernel = None if plan.antialias else find_kernel()
     if kernel is None:
-        return is_drawn
-    is_left = _is_for_opencv(plans)
+        return is_rendered
     contents = [
-        b"" if is_other or not isinstance(image, JpegPicture) or not image.is_upright else image.content
-        for image, is_other in zip(images, is_left.tolist(), strict=True)
+        picture.content if isinstance(picture, JpegPicture) and picture.is_upright and not is_for_opencv else b""
+        for picture, is_for_opencv in zip(pictures, _is_for_opencv(plan).tolist(), strict=True)
     ]
     if not any(contents):
-        return is_drawn
-    records = as_records(plans)
+        return is_rendered
+    records = as_records(plan)
     if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
-        # How much of an untouched file must be read: those that take equally long are decoded side by side.
-        bottom = (plans.box[:, 0] + plans.box[:, 2]) / [image.size[0] for image in images]
+        # Sorted by how much of an untouched file must be read: images that take equally long are decoded side by side.
+        bottom = (plan.box[:, 0] + plan.box[:, 2]) / [picture.size[0] for picture in pictures]
         order = np.argsort(bottom * [len(content) for content in contents])
         return kernel.decode(contents, records, order, rows)
-    for number, (content, row) in enumerate(zip(contents, rows, strict=True)):
-        if content and row.flags.c_contiguous:
-            is_drawn[number] = kernel.decode([content], records[[number]], np.zeros(1, np.int64), row[np.newaxis])[0]
-    return is_drawn
+    for row, (content, pixels) in enumerate(zip(contents, rows, strict=True)):
+        if content and pixels.flags.c_contiguous:
+            is_rendered[row] = kernel.decode([content], records[[row]], np.zeros(1, np.int64), pixels[np.newaxis])[0]
+    return is_rendered
 
 
-def _is_for_opencv(plans: CropPlan) -> NDArray[np.bool_]:
-    """Return which images the kernel must not draw, whatever their files are, bool [n].
+def _is_for_opencv(plan: CropPlan) -> NDArray[np.bool_]:
+    """Return which images the kernel must leave to OpenCV, whatever their files are, bool [n].
 
-    Those are drawn from a smaller inverse DCT, or refused (:func:`shardio.images.drawing.prepare`); or half as high and
-    half as wide, exactly, for which OpenCV's INTER_LINEAR has a rule of its own (resize.cpp: it is INTER_AREA then).
+    :func:`shardio.images.rendering.prepare_render` renders some from a smaller inverse DCT, and refuses others. For
+    images that become exactly half as high and half as wide, OpenCV's INTER_LINEAR becomes INTER_AREA (resize.cpp).
     """
-    box, size = plans.box[:, 2:], plans.size
+    box, size = plan.box[:, 2:], plan.size
     is_scaled = (box.min(axis=1) >= MIN_SCALED_SIDE) & (box >= min(SCALES) * size).all(axis=1)
     is_for_opencv: NDArray[np.bool_] = (
         is_scaled | (box == 2 * size).all(axis=1) | (size.prod(axis=1) > MAX_RESIZED_PIXELS)
@@ -96,11 +97,11 @@ def _is_for_opencv(plans: CropPlan) -> NDArray[np.bool_]:
     return is_for_opencv
 
 
-def as_records(plans: CropPlan) -> NDArray[np.void]:
-    """Return plans as the kernel reads them, PLAN [n]."""
-    records = np.empty(len(plans.box), PLAN)
-    records["top"], records["left"], records["height"], records["width"] = plans.box.T
-    records["new_height"], records["new_width"] = plans.size.T
-    records["window_top"], records["window_left"] = plans.window[:, :2].T
-    records["is_flipped"] = plans.flip
+def as_records(plan: CropPlan) -> NDArray[np.void]:
+    """Return a plan in the kernel's form, PLAN [n]."""
+    records = np.empty(len(plan.box), PLAN)
+    records["top"], records["left"], records["height"], records["width"] = plan.box.T
+    records["new_height"], records["new_width"] = plan.size.T
+    records["window_top"], records["window_left"] = plan.window[:, :2].T
+    records["is_flipped"] = plan.flip
     return records

@@ -1,17 +1,18 @@
-"""The way from encoded images to pixels in the rows of a batch, a chunk of images at a time."""
+"""From the pictures of a chunk and their crop plan to pixels in the rows of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardio.images.by_kernel import draw_by_kernel
-from shardio.images.drawing import Draw, prepare
+from shardio.images.by_kernel import render_by_kernel
+from shardio.images.crop_plan import CropPlan
 from shardio.images.jpeg.regions import Box
 from shardio.images.pictures import DecoderName, Picture
 from shardio.images.pixels import Pixels
-from shardio.images.plans import CropPlan
+from shardio.images.rendering import Render, prepare_render
 from shardio.images.resizing import flip
 from shardio.images.scratch import scratch_pixels
 from shardio.interruptions import let_through
@@ -21,7 +22,7 @@ class DecodeError(ValueError):
     """An image of a chunk cannot be decoded.
 
     Attributes:
-        row: Its place in the chunk.
+        row: The image's row in the chunk.
     """
 
     def __init__(self, row: int, message: str) -> None:
@@ -32,63 +33,75 @@ class DecodeError(ValueError):
         return type(self), (self.row, str(self))
 
 
-def decode_chunk(images: Sequence[Picture], plans: CropPlan, rows: Pixels | Sequence[Pixels]) -> list[DecoderName]:
-    """Decode, crop, resize and mirror some images into the rows of a batch.
+class RenderedImages(NamedTuple):
+    """The images of a chunk.
+
+    Attributes:
+        images: n images: uint8 [height, width, 3], or what other libraries' transforms returned.
+        decoder_names: What decoded each image; empty where that is not known.
+    """
+
+    images: list[Any]
+    decoder_names: list[DecoderName]
+
+
+def render_chunk(
+    pictures: Sequence[Picture], plan: CropPlan, rows: Pixels | Sequence[Pixels] | None = None
+) -> RenderedImages:
+    """Decode, crop, resize and mirror some images.
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
-    that is cropped and then resized; but where a JPEG's box is at least twice, four or eight times as large as what
-    it is resized to, and there is no antialiasing, of a full decode at 1/2, 1/4 or 1/8 of the size, sampled at the
-    same places.
+    that is then cropped and resized. There is one exception: without antialiasing, a JPEG whose box is at least 2, 4
+    or 8 times as large as its new size is decoded at 1/2, 1/4 or 1/8 of its size, then sampled at the same points.
 
     Args:
-        images: n pictures.
-        plans: What to make of each.
-        rows: What to write to: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3] of the plans' output
-        sizes.
+        pictures: n pictures.
+        plan: What to make of each.
+        rows: Where to write: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3] of the plan's output
+            sizes. By default, new arrays.
 
     Returns:
-        Who decoded each of them.
+        The rows, and what decoded each image.
 
     Raises:
-        DecodeError: If an image is truncated or damaged, or too large to be resized so.
-        MemoryError: If memory runs out, which says nothing of the image.
+        DecodeError: If an image is truncated or damaged, or would be too large when resized.
+        MemoryError: If memory runs out; the images need not be at fault.
     """
-    is_drawn = draw_by_kernel(images, plans, rows)
-    boxes, sizes, windows = plans.box.tolist(), plans.size.tolist(), plans.window.tolist()
-    flips = plans.flip.tolist()
-    draws: list[tuple[int, Draw]] = []
-    # All Python first, then all decoding: each finds its memory in the processor's caches.
-    for row in np.flatnonzero(~is_drawn).tolist():
+    if rows is None:
+        rows = _make_rows(plan)
+    is_rendered = render_by_kernel(pictures, plan, rows)
+    boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
+    flips = plan.flip.tolist()
+    renders: list[tuple[int, Render]] = []
+    # First all Python, then all decoding: each finds its memory in the processor's caches.
+    for row in np.flatnonzero(~is_rendered).tolist():
         height, width = sizes[row]
         try:
-            draw = prepare(images[row], Box(*boxes[row]), height, width, Box(*windows[row]), plans.antialias)
+            render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.antialias)
         except ValueError as error:
             let_through(error)
             raise DecodeError(row, str(error)) from error
-        draws.append((row, draw))
-    for row, draw in draws:
+        renders.append((row, render))
+    for row, render in renders:
         destination = rows[row]
         unflipped = scratch_pixels("unflipped", *destination.shape[:2]) if flips[row] else destination
         try:
-            draw(unflipped)
+            render(unflipped)
         except ValueError as error:
             let_through(error)
             raise DecodeError(row, str(error)) from error
         if flips[row]:
             flip(unflipped, out=destination)
-    return ["kernel" if drawn else image.decoder_name for image, drawn in zip(images, is_drawn.tolist(), strict=True)]
+    decoder_names: list[DecoderName] = [
+        "kernel" if by_kernel else picture.decoder_name
+        for picture, by_kernel in zip(pictures, is_rendered.tolist(), strict=True)
+    ]
+    return RenderedImages(list(rows), decoder_names)
 
 
-def decode_all(images: Sequence[Picture], plans: CropPlan) -> list[Pixels]:
-    """Do what :func:`decode_chunk` does, into new arrays."""
-    rows = make_rows(plans)
-    decode_chunk(images, plans, rows)
-    return list(rows)
-
-
-def make_rows(plans: CropPlan) -> Pixels | list[Pixels]:
-    """Return new arrays for what comes out of some plans: rows of one batch if they are of one size."""
-    sizes = plans.output_size.tolist()
+def _make_rows(plan: CropPlan) -> Pixels | list[Pixels]:
+    """Return new arrays for a plan's results: the rows of one array if all have one size."""
+    sizes = plan.output_size.tolist()
     if sizes and all(size == sizes[0] for size in sizes):
         return np.empty((len(sizes), *sizes[0], 3), np.uint8)
     return [np.empty((height, width, 3), np.uint8) for height, width in sizes]

@@ -1,4 +1,4 @@
-"""Whole images, as they are."""
+"""Decode whole images."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import numpy as np
 import PIL.Image
 
 from shardio.images.jpeg.regions import Box
+from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
-from shardio.images.pictures import DEFAULT_MAX_PIXELS, open_image
+from shardio.images.pictures import DEFAULT_MAX_PIXELS
 from shardio.images.pixels import Pixels
 
 
 def decode_image(
     content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Pixels:
-    """Decode an image of any common format to RGB, whole; the arguments and errors are :func:`open_image`'s.
+    """Decode a whole image of any common format to RGB. Arguments and errors are those of :func:`open_image`.
 
     Returns:
         uint8 [height, width, 3], contiguous and writable.
     """
     picture = open_image(content, orientation=orientation, max_pixels=max_pixels)
-    return np.array(picture.part(Box(0, 0, *picture.size))())
+    return np.array(picture.read(Box(0, 0, *picture.size)))
 
 
 def decode_pil(

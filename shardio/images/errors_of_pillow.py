@@ -1,4 +1,4 @@
-"""What Pillow's many readers raise for a damaged file, as one kind of error."""
+"""Turn what Pillow's many readers raise for a damaged file into one kind of error."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PILLOW_ERRORS = (
     SyntaxError,
     TypeError,
     ValueError,
-    Warning,  # Where the user has warnings raised.
+    Warning,  # The user may turn warnings into errors.
     struct.error,
     zlib.error,
     PIL.Image.DecompressionBombError,
 )
-"""Not MemoryError, which says nothing of the file, and no classes of the user's own, which a signal handler raises."""
+"""Not MemoryError, which says nothing about the file, nor the user's own classes, which a signal handler may raise."""
 
 
 @contextmanager
@@ -39,6 +39,6 @@ def errors_of_pillow() -> Iterator[None]:
         let_through(error)
         if isinstance(error, ValueError):
             raise
-        if isinstance(error, PIL.UnidentifiedImageError):  # Its own words name an address in memory.
-            raise ValueError("it is no image of a format that is known here") from error
+        if isinstance(error, PIL.UnidentifiedImageError):  # Pillow's message names a memory address.
+            raise ValueError("it is not an image of a known format") from error
         raise ValueError(str(error) or repr(error)) from error

@@ -1,52 +1,92 @@
-"""Which format an image file has: by its first bytes, never by its name."""
+"""Image formats: their names, their suffixes, and the first bytes of their files."""
 
 from __future__ import annotations
 
 import io
+import re
 import warnings
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import PIL.Image
 
 from shardio.images.errors_of_pillow import PILLOW_ERRORS
 from shardio.interruptions import let_through
 
-_SIGNATURES = {
-    b"\xff\xd8\xff": "JPEG",
-    b"\x89PNG\r\n\x1a\n": "PNG",
-    b"II*\x00": "TIFF",
-    b"MM\x00*": "TIFF",
-}
+
+class _Format(NamedTuple):
+    name: str
+    suffixes: tuple[str, ...]
+    signature: re.Pattern[bytes] | None
+
+
+JPEG_START = b"\xff\xd8\xff"
+"""The first bytes of every JPEG: SOI, and the first byte of the next marker."""
+
+_FORMATS = (
+    _Format("JPEG", ("jpg", "jpeg"), re.compile(re.escape(JPEG_START))),
+    _Format("PNG", ("png",), re.compile(rb"\x89PNG\r\n\x1a\n")),
+    _Format("WEBP", ("webp",), re.compile(rb"RIFF.{4}WEBP", re.DOTALL)),
+    _Format("BMP", ("bmp",), None),
+    _Format("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
+)
+"""The formats that are packed and read: Pillow's name of the format, its suffixes, and how its files begin.
+
+Add a line here to add a format that Pillow reads. Without a signature, Pillow identifies the format, more slowly.
+"""
+
+IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suffix in image_format.suffixes}
+"""By suffix, which is also the name of the sample's field: the format that the suffix promises."""
+
+IMAGE_FIELDS = tuple(IMAGE_FORMATS)
+"""The fields that hold an image."""
+
+_CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
+_JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
+_FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")
+
+_OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES))
+"""Suffixes of image formats that are neither packed nor read."""
 
 
 def read_format(path: Path) -> str | None:
-    """Return an image file's format (``"JPEG"``, ``"PNG"``, as Pillow names them), or None if it is no image.
+    """Return an image file's format (``"JPEG"``, ``"PNG"``, as Pillow names them), or None if it is not an image.
 
-    Only the header is looked at.
+    Only the header is read; the file's name does not matter.
     """
     with path.open("rb") as file:
         return _find_format(file)
 
 
 def find_format(content: bytes) -> str | None:
-    """Return the format of an image file's bytes, as :func:`read_format`."""
+    """Return the format of an image file's bytes, as :func:`read_format` does."""
     return _find_format(io.BytesIO(content))
+
+
+def describe_other_images(paths: Iterable[Path]) -> str:
+    """Count, by suffix, the images of unsupported formats among files that were left out; "" if there are none."""
+    counts = Counter(path.suffix.lower() for path in paths if path.suffix[1:].lower() in _OTHER_IMAGES)
+    if not counts:
+        return ""
+    return (
+        f"left out {', '.join(f'{count} {suffix}' for suffix, count in sorted(counts.items()))}; images are files "
+        f"named .{', .'.join(IMAGE_FIELDS)}: rename or convert the others"
+    )
 
 
 def _find_format(file: BinaryIO) -> str | None:
     start = file.read(16)
     file.seek(0)
-    for signature, name in _SIGNATURES.items():
-        if start.startswith(signature):
-            return name
-    if start[:4] == b"RIFF" and start[8:12] == b"WEBP":
-        return "WEBP"
+    for image_format in _FORMATS:
+        if image_format.signature is not None and image_format.signature.match(start):
+            return image_format.name
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # What a header makes Pillow warn of comes up again at decoding.
+            warnings.simplefilter("ignore")  # Decoding gives the same warnings again.
             with PIL.Image.open(file) as image:
                 return image.format
-    except PILLOW_ERRORS as error:  # Whatever one of Pillow's many readers says, they are not its image's bytes.
+    except PILLOW_ERRORS as error:  # Pillow's readers raise all of these for bytes that are not an image.
         let_through(error)
         return None

@@ -1,4 +1,4 @@
-"""EXIF orientation: how a stored picture is to be turned."""
+"""EXIF orientation: how to turn a stored picture upright."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TAG = 0x0112  # Exif 2.32, table 4
 
 
 class Turn(NamedTuple):
-    """How a stored picture becomes upright: mirrored along an axis or two, then transposed."""
+    """How to turn a stored picture upright: mirror it along one or both axes, then transpose it."""
 
     upside_down: bool = False
     mirrored: bool = False
@@ -28,13 +28,18 @@ class Turn(NamedTuple):
         """Return the height and width of the upright picture."""
         return (width, height) if self.transposed else (height, width)
 
-    def corner(self, below: float, behind: float) -> tuple[float, float]:
-        """Return what lies above and before the upright picture, given what lies below and behind the stored one."""
-        above, before = below * self.upside_down, behind * self.mirrored
-        return (before, above) if self.transposed else (above, before)
+    def corner(self, below: float, right: float) -> tuple[float, float]:
+        """Return what lies above and to the left of the upright picture.
+
+        Args:
+            below: What lies below the stored picture.
+            right: What lies to the right of the stored picture.
+        """
+        above, left = below * self.upside_down, right * self.mirrored
+        return (left, above) if self.transposed else (above, left)
 
     def stored_box(self, box: Box, height: int, width: int) -> Box:
-        """Return where a part of the upright picture lies in the stored one, which has ``height`` and ``width``."""
+        """Return where a part of the upright picture lies in the stored one, whose size is ``height`` × ``width``."""
         if self.transposed:
             box = Box(box.left, box.top, box.width, box.height)
         top = height - box.top - box.height if self.upside_down else box.top
@@ -42,7 +47,7 @@ class Turn(NamedTuple):
         return Box(top, left, box.height, box.width)
 
     def apply(self, pixels: Pixels) -> Pixels:
-        """Turn a part of the stored picture upright; a contiguous copy, unless there is nothing to turn."""
+        """Turn a part of the stored picture upright. Return a contiguous copy, or the part itself if it is upright."""
         if self == UPRIGHT:
             return pixels
         pixels = pixels[:: -1 if self.upside_down else 1, :: -1 if self.mirrored else 1]
@@ -60,15 +65,15 @@ _TURNS = {
     7: Turn(upside_down=True, mirrored=True, transposed=True),
     8: Turn(mirrored=True, transposed=True),
 }
-"""By the value of the tag; 1 is upright, and so is whatever Exif does not define."""
+"""By the value of the tag. 1, and any value that Exif does not define, means upright."""
 
 
 def read_turn(image: PIL.Image.Image) -> Turn:
-    """Return how an image that Pillow opened is to be turned."""
+    """Return how to turn an image that Pillow opened."""
     return _TURNS.get(image.getexif().get(_TAG, 1), UPRIGHT)
 
 
 def read_jpeg_turn(content: bytes) -> Turn:
-    """Return how the image in a JPEG is to be turned."""
+    """Return how to turn the image in a JPEG."""
     with PIL.Image.open(io.BytesIO(content)) as image:
         return read_turn(image)

@@ -1,4 +1,4 @@
-"""What a decoded image is."""
+"""The type of a decoded image."""
 
 from __future__ import annotations
 

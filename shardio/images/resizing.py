@@ -1,4 +1,4 @@
-"""Resizing: the one place that decides which pixels a resize gives."""
+"""Resizing: this module alone decides the pixels of a resized image."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardio.images.pixels import Pixels
 
 
 def use_one_thread() -> None:
-    """Limit OpenCV to one thread in this process: where images are decoded side by side, more would take turns."""
+    """Limit OpenCV to one thread in this process: decode threads already keep all processors busy."""
     cv2.setNumThreads(0)
 
 
@@ -21,12 +21,12 @@ def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, o
         image: uint8 [rows, columns, 3].
         height: The new number of rows.
         width: The new number of columns.
-        antialias: Whether, where the image gets smaller, all of its pixels have weight (Pillow's BILINEAR, which
-            is torchvision's default) or only the nearest four of each new one (OpenCV's INTER_LINEAR).
-        out: uint8 [height, width, 3] to write to.
+        antialias: Whether an image that gets smaller is averaged over all of its pixels (Pillow's BILINEAR, which is
+            torchvision's default), or each new pixel is computed from the nearest four (OpenCV's INTER_LINEAR).
+        out: uint8 [height, width, 3] to write to, or None to return a new array.
 
     Returns:
-        uint8 [height, width, 3]: ``out``, if it was given.
+        uint8 [height, width, 3]: ``out``, if it is given.
     """
     if image.shape[:2] == (height, width):
         resized = image
@@ -42,13 +42,13 @@ def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, o
 
 
 def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], out: Pixels) -> None:
-    """Sample an image bilinearly on a grid that need not begin at a pixel, or end at one.
+    """Sample an image bilinearly on a grid whose ends may lie between pixels.
 
     Args:
-        image: uint8 [rows, columns, 3]; what lies beyond its border is like the border.
+        image: uint8 [rows, columns, 3]. Beyond its border, the border's pixels are repeated.
         corner: Where the first sample lies, down and across, in pixels from the centre of the first pixel.
-        step: From one sample to the next, likewise.
-        out: uint8 [height, width, 3], for the samples.
+        step: The distance between samples, down and across, in pixels.
+        out: uint8 [height, width, 3] to write to.
     """
     to_source = np.array([[step[1], 0, corner[1]], [0, step[0], corner[0]]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP

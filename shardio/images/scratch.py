@@ -1,4 +1,4 @@
-"""Memory that a thread uses again for every image: fresh pages cost more than filling them."""
+"""Memory that a thread reuses for every image: fresh pages cost more than filling them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_KEPT = 64 * 2**20
-"""Bytes; what is larger is given back at once."""
+"""Bytes; larger arrays are not kept."""
 
 
 class _Arrays(threading.local):
@@ -20,7 +20,7 @@ _arrays = _Arrays()
 
 
 def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
-    """Return uint8 [num_bytes] of any content, which is this thread's until it asks again for the same purpose."""
+    """Return uint8 [num_bytes] with arbitrary content; this thread owns it until it asks again for the same purpose."""
     array = _arrays.by_purpose.get(purpose)
     if array is None or array.size < num_bytes:
         array = np.empty(num_bytes, np.uint8)
@@ -30,5 +30,5 @@ def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
 
 
 def scratch_pixels(purpose: str, height: int, width: int) -> NDArray[np.uint8]:
-    """Return the same as uint8 [height, width, 3]."""
+    """Return scratch memory as uint8 [height, width, 3]."""
     return scratch(purpose, height * width * 3).reshape(height, width, 3)

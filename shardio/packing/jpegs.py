@@ -11,14 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 from shardio.errors import FormatError, PackError
-from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
+from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, TooManyPixels
 from shardio.images.jpeg import has_tiles
 from shardio.json_text import parse_json
 from shardio.packing.plan import PackSettings
 from shardio.packing.scan import SourceSample
 from shardio.packing.sources import Problem
 from shardio.sample import Sample
-from shardio.shards import IMAGE_FIELDS
 
 TILED = "tiled"
 """What is counted for a JPEG that is stored tiled; of others it is counted why they are stored as they are."""

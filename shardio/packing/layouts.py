@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from shardio.errors import PackError
+from shardio.images import IMAGE_FORMATS
 from shardio.packing.sources import SHOWN
-from shardio.shards import IMAGE_FORMATS
 from shardio.storage import find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
+from shardio.images import describe_other_images
 from shardio.packing import destination
 from shardio.packing.finished import Written
 from shardio.packing.jpegs import JpegTally, choose_rewrite, describe, sum_tallies
@@ -18,7 +19,7 @@ from shardio.packing.plan import JpegMode, PackSettings, make_plan
 from shardio.packing.scan import Scan, scan_directory
 from shardio.packing.shard_writer import OnChanged, PackProgress, ShardWriter
 from shardio.packing.sources import FileChangedError, Problem, explain_changes
-from shardio.shards import Manifest, describe_other_images
+from shardio.shards import Manifest
 from shardio.storage import make_path
 from shardio.values import check_choice, check_optional_integer
 

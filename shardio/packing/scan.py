@@ -10,7 +10,7 @@ from unicodedata import category
 
 from shardio.classes import number_classes
 from shardio.errors import PackError
-from shardio.images import read_format
+from shardio.images import IMAGE_FIELDS, IMAGE_FORMATS, read_format
 from shardio.packing.layouts import (
     Layout,
     check_pairs,
@@ -20,7 +20,7 @@ from shardio.packing.layouts import (
     refuse_lookalikes,
 )
 from shardio.packing.sources import SHOWN, Problem, SourceFile, see_file
-from shardio.shards import IMAGE_FIELDS, IMAGE_FORMATS, LABEL_FIELD, MAX_MEMBER, TOO_LARGE, join_name, split_name
+from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE, join_name, split_name
 from shardio.storage import read_as_utf8, walk_files
 
 

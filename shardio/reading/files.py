@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from shardio.errors import SampleError
 from shardio.interruptions import let_through
 from shardio.reading.stored import StoredSamples
-from shardio.shards import IMAGE_FIELDS, LABEL_FIELD
+from shardio.shards import LABEL_FIELD
 
 LabelledFile = tuple[str, int]
 """An image's path and its label."""
@@ -19,10 +19,11 @@ class FileReader:
 
     Args:
         root: The directory below which they lie, for messages.
+        image_field: The field that the images become.
     """
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, root: str, image_field: str) -> None:
+        self._root, self._image_field = root, image_field
 
     def read(self, samples: Sequence[LabelledFile], fields: Sequence[str]) -> StoredSamples:
         """Read some files.
@@ -38,7 +39,7 @@ class FileReader:
         images = [self._read_whole(row, path) for row, (path, _) in enumerate(samples)]
         labels = [_write_label(path, label) for path, label in samples]
         return StoredSamples(
-            {IMAGE_FIELDS[0]: images, LABEL_FIELD: labels},
+            {self._image_field: images, LABEL_FIELD: labels},
             len(samples),
             describe=lambda row, some: self.describe(samples[row], some),
             list_keys=lambda: [path for path, _ in samples],

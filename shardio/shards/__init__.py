@@ -2,14 +2,7 @@
 
 from shardio.shards.index import index_path
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest
-from shardio.shards.names import (
-    IMAGE_FIELDS,
-    IMAGE_FORMATS,
-    LABEL_FIELD,
-    describe_other_images,
-    join_name,
-    split_name,
-)
+from shardio.shards.names import LABEL_FIELD, join_name, split_name
 from shardio.shards.open_index import ShardIndex
 from shardio.shards.parts import PartCache
 from shardio.shards.shard import Shard
@@ -19,8 +12,6 @@ from shardio.shards.writer import write_shard
 
 __all__ = [
     "END",
-    "IMAGE_FIELDS",
-    "IMAGE_FORMATS",
     "LABEL_FIELD",
     "MANIFEST_NAME",
     "MAX_MEMBER",
@@ -33,7 +24,6 @@ __all__ = [
     "ShardIndex",
     "ShardTable",
     "Source",
-    "describe_other_images",
     "index_path",
     "join_name",
     "open_table",

@@ -7,30 +7,6 @@ Members of one sample are adjacent.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable
-from pathlib import Path
-
-IMAGE_FORMATS = {
-    "jpg": "JPEG",
-    "jpeg": "JPEG",
-    "png": "PNG",
-    "webp": "WEBP",
-    "bmp": "BMP",
-    "tif": "TIFF",
-    "tiff": "TIFF",
-}
-"""The fields that hold an image, and the format that each name promises, as Pillow calls it."""
-
-IMAGE_FIELDS = tuple(IMAGE_FORMATS)
-"""The fields that hold an image."""
-
-_CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
-_JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
-_FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")
-
-OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES))
-"""Suffixes of picture formats that are neither packed nor read."""
 
 LABEL_FIELD = "cls"
 """The field that holds a sample's label, in ASCII digits."""
@@ -57,17 +33,6 @@ def split_name(name: str) -> tuple[str, str] | None:
 def join_name(key: str, field: str) -> str:
     """Return the name of the member that holds ``field`` of the sample ``key``."""
     return f"{key}.{field}"
-
-
-def describe_other_images(paths: Iterable[Path]) -> str:
-    """Return how many pictures there are among files that are left out, by their names; "" if there are none."""
-    counts = Counter(path.suffix.lower() for path in paths if path.suffix[1:].lower() in OTHER_IMAGES)
-    if not counts:
-        return ""
-    return (
-        f"left out {', '.join(f'{number} {suffix}' for suffix, number in sorted(counts.items()))}; images are files "
-        f"named .{', .'.join(IMAGE_FIELDS)}: rename or convert the others"
-    )
 
 
 def is_added_by_macos(name: str) -> bool:

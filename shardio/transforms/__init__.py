@@ -1,19 +1,11 @@
-"""Transforms of images, with torchvision's names and defaults, on uint8 [height, width, 3] arrays.
+"""Image transforms with torchvision's names and defaults, for uint8 [height, width, 3] arrays.
 
-What each image gets is a pure function of (seed, epoch, sample), so it does not depend on who decodes it.
+What each image gets is a pure function of (seed, epoch, sample), so it does not depend on the process that decodes it.
 """
 
-from shardio.transforms.base import (
-    Compose,
-    Geometry,
-    Transform,
-    apply_transform,
-    plan_images,
-    refuse_pillow,
-    render_images,
-    rng_keys_from_torch,
-)
+from shardio.transforms.compose import Compose, apply_transform, plan_transform, refuse_pillow
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
     "CenterCrop",
@@ -24,8 +16,7 @@ __all__ = [
     "Resize",
     "Transform",
     "apply_transform",
-    "plan_images",
+    "plan_transform",
     "refuse_pillow",
-    "render_images",
     "rng_keys_from_torch",
 ]

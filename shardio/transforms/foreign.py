@@ -1,7 +1,7 @@
-"""Transforms of other libraries, each called with what it acts on.
+"""Other libraries' transforms, each called with an image in the form that it acts on.
 
-Torchvision's v2 transforms return a numpy array as it is, without a word; Albumentations' take arrays alone, by name.
-Whose a transform is, is seen from its classes, so that none of these libraries is imported.
+torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' take only arrays, by name. The
+module names of a transform's classes tell which library it comes from, so none of these libraries is imported.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SEQUENCES = frozenset(
         "torch.nn.modules.container.Sequential",
     }
 )
-"""Classes that do nothing but call others one after another."""
+"""Classes that only call others one after another."""
 
 
 def steps_of(transform: Any) -> Sequence[Any] | None:
-    """Return the transforms that another library's sequence calls; None for anything else."""
+    """Return the transforms in another library's sequence, or None if it is not a sequence."""
     kind = type(transform)
     if f"{kind.__module__}.{kind.__qualname__}" not in _SEQUENCES:
         return None
@@ -37,15 +37,20 @@ def steps_of(transform: Any) -> Sequence[Any] | None:
 
 
 def is_known(kind: type) -> bool:
-    """Say whether a class is another library's, of transforms or modules: called, it makes one."""
+    """Return whether a class is another library's transform or module: a call would instantiate it."""
     return _family_of_class(kind) != "other"
 
 
 def call(transform: Callable[..., Any], image: Any) -> Any:
-    """Call a transform with an image: an array, a tensor [C, H, W] or a Pillow image, made into what it acts on.
+    """Call a transform with an image, converted to a form that the transform acts on.
+
+    Args:
+        transform: Another library's transform, or any callable.
+        image: An array, a tensor [C, H, W] or a Pillow image.
 
     Raises:
-        TypeError: If it acts on none of them, or calls one of torchvision's with an array, which that ignores.
+        TypeError: If the transform acts on none of these forms, or passes an array to a torchvision transform, which
+            ignores it.
     """
     family = _family(transform)
     if family == "albumentations":
@@ -59,7 +64,7 @@ def call(transform: Callable[..., Any], image: Any) -> Any:
 
 
 def as_array(image: Any) -> Any:
-    """Return a tensor [C, H, W] or a Pillow image as an array [H, W, C]; anything else as it is."""
+    """Return a tensor [C, H, W] or a Pillow image as an array [H, W, C], and anything else unchanged."""
     if isinstance(image, Image.Image):
         return np.array(image)
     torch = sys.modules.get("torch")
@@ -69,20 +74,20 @@ def as_array(image: Any) -> Any:
 
 
 def _choose_form(transform: Any, image: Any) -> Any:
-    """Return an image as what one of torchvision's transforms acts on, and all those that it calls if it calls others.
+    """Return an image in a form that a torchvision transform, and all transforms that it calls, act on.
 
-    Where these take different kinds of images, what the first of them acts on: it may turn it into another kind.
+    If they act on different forms, return one that the first of them acts on: it may convert the image.
     """
     leaves = list(_leaves(transform))
     for called in (leaves, leaves[:1]):
         for form in _forms(image):
             if all(_acts_on(leaf, form) for leaf in called):
                 return form
-    raise TypeError(f"{transform!r} does nothing to an image that comes as {type(image).__name__}: leave it out")
+    raise TypeError(f"{transform!r} ignores images that are {type(image).__name__}: remove it")
 
 
 def _forms(image: Any) -> Iterator[Any]:
-    """Yield an image as what transforms may take, beginning with what is likely: no array where a tensor will do."""
+    """Yield an image in the forms that transforms may take, likely ones first: a tensor before an array."""
     import torch
 
     if not isinstance(image, np.ndarray):
@@ -90,7 +95,7 @@ def _forms(image: Any) -> Iterator[Any]:
     array = as_array(image)
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3):
         return
-    array = np.require(array, requirements=("C", "W"))  # Torch takes no mirrored arrays.
+    array = np.require(array, requirements=("C", "W"))  # torch does not take mirrored arrays.
     tensor = torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
     yield tensor
     yield array
@@ -118,13 +123,13 @@ def _family_of_class(kind: Any) -> Family:
 
 
 def _inner(transform: Any) -> Iterable[Any] | None:
-    """Return what a container of torchvision's, such as RandomApply, calls; None for what acts by itself."""
+    """Return the transforms in a torchvision container such as RandomApply, or None if there are none."""
     inner = getattr(transform, "transforms", None)
     return inner if isinstance(inner, Iterable) and not isinstance(inner, str) else None
 
 
 def _leaves(transform: Any) -> Iterator[Any]:
-    """Yield the transforms that act by themselves: those in a container, or the transform itself."""
+    """Yield the transforms in nested containers, or the transform itself."""
     if (inner := _inner(transform)) is None:
         yield transform
     else:
@@ -136,7 +141,7 @@ def _acts_on(transform: Any, image: Any) -> bool:
     names = {base.__name__ for base in type(transform).__mro__}
     match _family(transform):
         case "v2":
-            from torch.utils._pytree import tree_flatten  # As torchvision does: the image may be a tuple of crops.
+            from torch.utils._pytree import tree_flatten  # As in torchvision: the image may be a tuple of crops.
 
             types = transform.types if "Lambda" in names else transform._transformed_types
             return "Identity" in names or any(
@@ -151,30 +156,30 @@ def _acts_on(transform: Any, image: Any) -> bool:
                 return isinstance(image, np.ndarray | Image.Image)
             return not isinstance(image, np.ndarray)
         case "albumentations":
-            return False  # Only its name for the argument makes it work.
+            return False  # They take the image by name only.
         case _:
             return True
 
 
 def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
-    """Raise TypeError in the block if a v2 transform is called with an object of a kind that it returns as it is.
+    """Raise TypeError inside the block if a v2 transform is called with an object of a kind that it ignores.
 
-    What a function calls, if anything, is only seen when it does: what it returns does not tell, since a transform that
-    is applied now and then returns what it got as well.
+    Only the call itself shows which transforms a function uses. Its result does not: a transform that is applied with
+    some probability also returns the image unchanged.
     """
     if "torchvision.transforms.v2" not in sys.modules:
         return nullcontext()
     from torch.nn.modules.module import register_module_forward_pre_hook
 
-    thread = threading.get_ident()  # The hook is called in all threads, and others may do what they like.
+    thread = threading.get_ident()  # torch calls the hook in all threads.
 
     def check(module: Any, args: tuple[Any, ...]) -> None:
         if not args or not isinstance(args[0], kind) or _family(module) != "v2" or threading.get_ident() != thread:
             return
         if _inner(module) is None and not _acts_on(module, args):
             raise TypeError(
-                f"torchvision's {type(module).__name__}, called by {transform!r}, ignores an image that comes as "
-                f"{type(args[0]).__name__}. Give torchvision's transforms themselves to the dataset's "
+                f"torchvision's {type(module).__name__}, called by {transform!r}, ignores images that are "
+                f"{type(args[0]).__name__}. Pass torchvision's transforms themselves to the dataset as "
                 "transform=Compose([...]), or call them with torch.from_numpy(image).permute(2, 0, 1)"
             )
 

@@ -1,8 +1,8 @@
 """Crops, resizes and flips, with torchvision's names and defaults.
 
-Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly, by
-default without antialiasing, as OpenCV does; ``antialias=True`` gives Pillow's and torchvision's pixels, and
-takes its time: see :mod:`shardio.images.resizing`.
+Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly. By default
+that is done without antialiasing, as in OpenCV. ``antialias=True`` is slower and gives the pixels of Pillow and
+torchvision: see :mod:`shardio.images.resizing`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio.images import Boxes, CropPlan, Sizes
 from shardio.order import Words, random_words, to_unit
-from shardio.transforms.base import Geometry
+from shardio.transforms.transform import Geometry
 
 NUM_TRIES = 10
 """How many random boxes RandomResizedCrop tries before it falls back to a central one, as in torchvision."""
@@ -26,10 +26,10 @@ class RandomResizedCrop(Geometry):
     """Crop a random part of the image, then resize it.
 
     Args:
-        size: Of the result in pixels: one number for a square, or (height, width).
+        size: The result's size in pixels: one number for a square, or (height, width).
         scale: Bounds of the crop's share of the image's area.
-        ratio: Bounds of the crop's width / height before it is resized; drawn evenly on a logarithmic scale.
-        antialias: Whether all pixels of a crop have weight where it gets smaller.
+        ratio: Bounds of the crop's width / height before it is resized, drawn uniformly on a logarithmic scale.
+        antialias: Whether a crop that gets smaller is averaged over all of its pixels.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class RandomResizedCrop(Geometry):
         antialias: bool = False,
     ) -> None:
         if not (_are_in_order(scale) and scale[1] <= 1):
-            raise ValueError(f"scale must be two shares of the area in order, 0 < a <= b <= 1, got {scale!r}")
+            raise ValueError(f"scale must be two shares of the area, 0 < low <= high <= 1, got {scale!r}")
         if not _are_in_order(ratio):
-            raise ValueError(f"ratio must be two positive ratios in order, got {ratio!r}")
+            raise ValueError(f"ratio must be two ratios, 0 < low <= high, got {ratio!r}")
         self.size, self.scale, self.ratio, self.antialias = _pair(size), scale, ratio, antialias
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
@@ -63,15 +63,15 @@ class RandomResizedCrop(Geometry):
         central = self._central_crop(sizes)
         return np.where(fits.any(axis=1)[:, None], np.concatenate([corner, crop], axis=1), central)
 
-    def needs_pixels(self, plans: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
-        return plans.is_final
+    def needs_pixels(self, plan: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
+        return plan.is_final
 
-    def extend(self, plans: CropPlan, parameters: Boxes) -> CropPlan:
+    def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
         sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
-        return plans.crop(parameters).resize(sizes, antialias=self.antialias)
+        return plan.crop(parameters).resize(sizes, antialias=self.antialias)
 
     def _central_crop(self, sizes: Sizes) -> Boxes:
-        """Return the largest central crops within the bounds of the ratio, int64 [n, 4]."""
+        """Return the largest central crops whose ratio is within bounds, int64 [n, 4]."""
         height, width = sizes[:, 0], sizes[:, 1]
         crop_width = np.minimum(width, np.rint(height * self.ratio[1]).astype(np.int64))
         crop_height = np.minimum(height, np.rint(width / self.ratio[0]).astype(np.int64))
@@ -88,9 +88,9 @@ class Resize(Geometry):
     """Resize the image.
 
     Args:
-        size: Of the result in pixels: (height, width), or one number for the shorter side; the longer one
-            follows in proportion, rounded down.
-        antialias: Whether all pixels have weight where the image gets smaller.
+        size: The result's size in pixels: (height, width), or one number for the shorter side. The longer side then
+            keeps the proportions, rounded down.
+        antialias: Whether an image that gets smaller is averaged over all of its pixels.
     """
 
     def __init__(self, size: int | Sequence[int], *, antialias: bool = False) -> None:
@@ -104,11 +104,11 @@ class Resize(Geometry):
         shorter = sizes.min(axis=1, keepdims=True)
         return np.where(sizes == shorter, self.size, self.size * sizes // shorter)
 
-    def needs_pixels(self, plans: CropPlan, parameters: Sizes) -> NDArray[np.bool_]:
-        return plans.is_final
+    def needs_pixels(self, plan: CropPlan, parameters: Sizes) -> NDArray[np.bool_]:
+        return plan.is_final
 
-    def extend(self, plans: CropPlan, parameters: Sizes) -> CropPlan:
-        return plans.resize(parameters, antialias=self.antialias)
+    def extend(self, plan: CropPlan, parameters: Sizes) -> CropPlan:
+        return plan.resize(parameters, antialias=self.antialias)
 
     def __repr__(self) -> str:
         return f"Resize(size={self.size}, antialias={self.antialias})"
@@ -118,7 +118,7 @@ class CenterCrop(Geometry):
     """Crop the image's centre.
 
     Args:
-        size: Of the result in pixels: one number for a square, or (height, width). A smaller image is
+        size: The result's size in pixels: one number for a square, or (height, width). A smaller image is
             padded with black on all sides.
     """
 
@@ -126,17 +126,17 @@ class CenterCrop(Geometry):
         self.size = _pair(size)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return the crops as int64 [n, 4]: top, left, height, width; negative corners where the image is smaller."""
+        """Return the crops as int64 [n, 4]: top, left, height, width. Smaller images have negative corners."""
         size = np.array(self.size, dtype=np.int64)
         missing = np.maximum(size - sizes, 0)
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
         return np.concatenate([corner, np.broadcast_to(size, sizes.shape)], axis=1)
 
-    def needs_pixels(self, plans: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
-        return plans.pads(parameters)
+    def needs_pixels(self, plan: CropPlan, parameters: Boxes) -> NDArray[np.bool_]:
+        return plan.pads(parameters)
 
-    def extend(self, plans: CropPlan, parameters: Boxes) -> CropPlan:
-        return plans.crop(parameters)
+    def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
+        return plan.crop(parameters)
 
     def __repr__(self) -> str:
         return f"CenterCrop(size={self.size})"
@@ -147,7 +147,7 @@ class RandomHorizontalFlip(Geometry):
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0 <= p <= 1:
-            raise ValueError(f"p must be a probability, got {p}")
+            raise ValueError(f"p must be a probability from 0 to 1, got {p}")
         self.p = p
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[np.bool_]:
@@ -155,11 +155,11 @@ class RandomHorizontalFlip(Geometry):
         flips: NDArray[np.bool_] = to_unit(random_words(rng_keys, np.zeros(1, dtype=np.uint64))) < self.p
         return flips
 
-    def needs_pixels(self, plans: CropPlan, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def needs_pixels(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.zeros_like(parameters)
 
-    def extend(self, plans: CropPlan, parameters: NDArray[np.bool_]) -> CropPlan:
-        return plans.mirror(parameters)
+    def extend(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> CropPlan:
+        return plan.mirror(parameters)
 
     def __repr__(self) -> str:
         return f"RandomHorizontalFlip(p={self.p})"
@@ -172,12 +172,12 @@ def _pair(size: object) -> tuple[int, int]:
             return int(size), int(size)
         case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
             return int(height), int(width)
-    got = reprlib.repr(size)  # Short: a transform that was not made yet may have been called with an image.
+    got = reprlib.repr(size)  # Shortened: calling the class with an image ends here.
     raise ValueError(f"size must be one number of pixels or (height, width), at least 1, got {got}")
 
 
 def _are_in_order(bounds: object) -> bool:
-    """Say whether these are two positive numbers, the lower one first."""
+    """Return whether these are two positive numbers, the lower one first."""
     match bounds:
         case (Real() as low, Real() as high):
             return 0 < float(low) <= float(high)

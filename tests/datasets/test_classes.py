@@ -114,7 +114,7 @@ def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None
 def test_a_stored_label_outside_of_the_classes_is_an_error_that_names_the_sample(sources: dict[str, Path]) -> None:
     dataset = ShardMapDataset(sources["map"], classes=CLASSES)
     for content in (b"2", b"-1"):
-        with pytest.raises(ValueError, match="outside of the dataset's 2 classes"):
+        with pytest.raises(ValueError, match="outside the dataset's 2 classes"):
             dataset.decoder._decode_renumbered(content)
 
 

@@ -133,7 +133,7 @@ def test_transforms_that_override_how_they_draw_and_apply(packed: Path, num_work
 
 
 def test_transforms_cannot_override_what_nothing_calls() -> None:
-    message = r"overrides __call__, and datasets and loaders do not call it.*Override apply\(image, parameters\)"
+    message = r"overrides __call__, but datasets and loaders do not call it.*Override apply\(image, parameters\)"
     with pytest.raises(TypeError, match=f"Called {message}"):
 
         class Called(RandomHorizontalFlip):
@@ -143,7 +143,7 @@ def test_transforms_cannot_override_what_nothing_calls() -> None:
     with pytest.raises(TypeError, match=f"Mixed {message}"):
         type("Mixed", (torch.nn.Module, RandomHorizontalFlip), {})
 
-    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Put what it does into the list"):
+    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Put its code into the list"):
 
         class Composed(Compose):
             def __call__(self, image: Any) -> Any:

@@ -1,4 +1,4 @@
-"""npy files whose headers lie: refused before an array of that size is made."""
+"""npy files whose headers declare too much are refused before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def save_zip() -> bytes:
 
 HOSTILE = {
     "elements": write("(1000000000000,)"),
-    "elements-that-could-be": write("(20000000,)"),
+    "elements-that-would-fit-in-memory": write("(20000000,)"),
     "item": write("(1,)", "'|V1000000000'"),
     "items-of-nothing": write("(10000000000,)", "'|V0'"),
     "negative": write("(-1,)", body=bytes(8)),
@@ -46,7 +46,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_an_array_that_is_not_there_is_refused_before_memory_is_taken_for_it(content: bytes) -> None:
+def test_a_damaged_or_hostile_file_is_refused_before_memory_is_allocated(content: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises((ValueError, OverflowError)):
@@ -69,13 +69,13 @@ def test_an_array_that_is_not_there_is_refused_before_memory_is_taken_for_it(con
     ids=["big-endian", "fortran", "scalar", "empty", "structured", "text"],
 )
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0:UserWarning")
-def test_what_was_saved_is_read(array: Any) -> None:
+def test_a_saved_array_is_read_back(array: Any) -> None:
     found = decode_npy(save(array))
     np.testing.assert_array_equal(found, array)
     assert found.dtype == np.asarray(array).dtype
 
 
-def test_objects_are_read_where_the_caller_trusts_them() -> None:
+def test_objects_are_read_only_if_the_caller_trusts_them() -> None:
     content = save(np.array([{"a": 1}], dtype=object), allow_pickle=True)
     assert decode_npy(content, trusted=True).tolist() == [{"a": 1}]
     with pytest.raises(ValueError, match="trusted=True"):

@@ -1,4 +1,4 @@
-"""JPEGs with arithmetic coding, 24 pixels high and 40 wide, which few encoders write: made by libjpeg-turbo's cjpeg."""
+"""JPEGs with arithmetic coding, 24 pixels high and 40 wide, made by libjpeg-turbo's cjpeg: few encoders write them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEQUENTIAL = base64.b64decode(
     "WZvENW5ipvZvVK6fij4j5WtKQsse9gZa2Tihk0+I9Q07CNXu5bqDq9lLI9qShy1Vs6GCIOrW+96iLoupiZe6+800JLm+RUs63x4oLabDbqc6Jj"
     "gpRBBiRT3L9eOkS9Bm480JHCvgkg1f/Z"
 )
-"""Of process SOF9."""
+"""Process SOF9."""
 
 PROGRESSIVE = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAA0JCgsKCA0LCgsODg0PEyAVExISEyccHhcgLikxMC4pLSwzOko+MzZGNywtQFdBRkxOUlNSMj5aYV"
@@ -25,4 +25,4 @@ PROGRESSIVE = base64.b64decode(
     "njK5Ee7g7//MAAQRBf/aAAgBAgEBPxDdK4mHgKIVcIaaoJzpq1gX4FOmPhicovQMBYBuYMD/zAAEEAX/2gAIAQEAAT8QJ1qdcSp115XhKCqT66"
     "5olztd/Mli0aOnmScPr7MSWpRaC/8AG6BfF8fKoLc0birja8QFRIFM0K8IQDlQwJZxfe5ZTjGawb18i6GdHwCoZOVgpCXD1NaA/9k="
 )
-"""Of process SOF10."""
+"""Process SOF10."""

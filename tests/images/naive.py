@@ -1,4 +1,4 @@
-"""What transforms do, written out plainly: each at once, on whole arrays, by numpy, OpenCV and Pillow."""
+"""What transforms do, in plain code: one after another, on whole arrays, with numpy, OpenCV and Pillow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.images.pictures import Array
 
 
 def crop(image: NDArray[Any], box: Box) -> NDArray[Any]:
-    """Return a part of an array, black where it reaches beyond."""
+    """Return a part of an array, black where it reaches beyond the array."""
     height, width = image.shape[:2]
     above, left = max(-box.top, 0), max(-box.left, 0)
     below, right = max(box.top + box.height - height, 0), max(box.left + box.width - width, 0)
@@ -34,7 +34,7 @@ def resize(image: Array, height: int, width: int, *, antialias: bool) -> Array:
 
 
 def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
-    """Do to an array what a transform says."""
+    """Apply a transform to an array."""
     if isinstance(step, RandomResizedCrop):
         return resize(crop(image, Box(*parameters.tolist())), *step.size, antialias=step.antialias)
     if isinstance(step, Resize):
@@ -46,17 +46,17 @@ def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
 
 
 def transform_all(steps: Sequence[Geometry], images: Sequence[Array], rng_keys: NDArray[np.uint64]) -> list[Array]:
-    """Do to arrays what the transforms of a Compose say, one transform and one image after another."""
-    done = list(images)
-    for place, step in enumerate(steps):
-        sizes = np.array([image.shape[:2] for image in done], dtype=np.int64).reshape(-1, 2)
-        parameters = step.draw(sizes, derive_rng_key(rng_keys, np.array([place], dtype=np.uint64)))
-        done = [transform_one(step, image, row) for image, row in zip(done, parameters, strict=True)]
-    return done
+    """Apply the transforms of a Compose to arrays, one after another."""
+    transformed = list(images)
+    for index, step in enumerate(steps):
+        sizes = np.array([image.shape[:2] for image in transformed], dtype=np.int64).reshape(-1, 2)
+        parameters = step.draw(sizes, derive_rng_key(rng_keys, np.array([index], dtype=np.uint64)))
+        transformed = [transform_one(step, image, row) for image, row in zip(transformed, parameters, strict=True)]
+    return transformed
 
 
 def draw_steps(random: np.random.Generator, smallest: int, largest: int) -> list[Geometry]:
-    """Return one to five transforms, in any order, that make pictures of these sides."""
+    """Draw one to five transforms, in any order, whose results have sides within these bounds."""
 
     def side() -> int:
         return int(random.integers(smallest, largest + 1))

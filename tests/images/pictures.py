@@ -1,4 +1,4 @@
-"""Pictures with detail and their files, written by Pillow."""
+"""Pictures with detail, and their files, written by Pillow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image
 Array = NDArray[np.uint8]
 
 SIZES = [(1, 1), (2, 2), (3, 5), (1, 17), (17, 1), (32, 48), (101, 67), (375, 500)]
-"""Heights and widths: less than a block, odd ones, lone rows and columns, and a photograph's."""
+"""Heights and widths: less than a block, odd ones, single rows and columns, and a photograph's."""
 
 TURNS: dict[int, Any] = {
     1: lambda image: image,
@@ -24,11 +24,11 @@ TURNS: dict[int, Any] = {
     7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
     8: lambda image: np.rot90(image),
 }
-"""How an image is to be turned for each EXIF orientation (EXIF 2.3, tag 274)."""
+"""How to turn an image of each EXIF orientation upright (EXIF 2.3, tag 274)."""
 
 
 def make_picture(height: int, width: int, seed: int = 0) -> Array:
-    """Return smooth colours with noise over them, uint8 [height, width, 3]."""
+    """Return smooth colours with added noise, uint8 [height, width, 3]."""
     random = np.random.default_rng([seed, height, width])
     coarse = Image.fromarray(random.integers(0, 256, (5, 7, 3), dtype=np.uint8))
     smooth = np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), dtype=np.int64)
@@ -44,7 +44,7 @@ def save(image: Image.Image | Array, file_format: str, **options: Any) -> bytes:
 
 
 def read_by_pillow(content: bytes) -> Array:
-    """Return what Pillow makes of a file, uint8 [height, width, 3]."""
+    """Return the pixels that Pillow decodes, uint8 [height, width, 3]."""
     with Image.open(io.BytesIO(content)) as image:
         return np.asarray(image.convert("RGB"))
 

@@ -1,4 +1,4 @@
-"""Chunks: pictures and plans in, pixels in the rows of a batch."""
+"""Chunks: pictures and a crop plan become pixels in the rows of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, decode_all, decode_chunk, open_image
+from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, open_image, render_chunk
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import CenterCrop, Compose, Resize
@@ -23,7 +23,7 @@ from tests.images.pictures import Array, make_picture, read_by_pillow, save
 SIZE = (99, 132)
 
 
-def _plans(
+def _plan(
     boxes: list[Box],
     sizes: list[tuple[int, int]],
     *,
@@ -47,7 +47,7 @@ def _reference(pixels: Array, box: Box, size: tuple[int, int], window: Box, flip
 
 
 def _draw(random: np.random.Generator, largest: int) -> tuple[Box, tuple[int, int], Box, bool]:
-    """Return a box, what it is resized to, a window that reaches into it or is all of it, and whether to mirror."""
+    """Return a box, its new size, a window that overlaps it, and whether to mirror."""
     (box,) = random_boxes(*SIZE, 1, random)
     size = (int(random.integers(1, largest + 1)), int(random.integers(1, largest + 1)))
     kind = random.random()
@@ -63,16 +63,16 @@ def _draw(random: np.random.Generator, largest: int) -> tuple[Box, tuple[int, in
 
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_random_plans_give_the_pixels_of_whole_arrays_cropped_resized_and_cropped(seed: int, antialias: bool) -> None:
+def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(seed: int, antialias: bool) -> None:
     random = np.random.default_rng([seed, antialias])
     drawn = [_draw(random, 150) for _ in range(60)]
     boxes, sizes, windows, flips = (list(column) for column in zip(*drawn, strict=True))
-    plans = _plans(boxes, sizes, windows=windows, flips=flips, antialias=antialias)
+    plan = _plan(boxes, sizes, windows=windows, flips=flips, antialias=antialias)
     jpeg = by_pillow(noise(*SIZE))
     files = {"png": save(noise(*SIZE), "PNG"), "jpeg": jpeg, "tiled": tile_jpeg(jpeg)}
     decoded = {"png": noise(*SIZE), "jpeg": read_by_pillow(jpeg), "tiled": read_by_pillow(jpeg)}
     for kind, content in files.items():
-        results = decode_all([open_image(content)] * len(drawn), plans)
+        results = render_chunk([open_image(content)] * len(drawn), plan).images
         for (box, size, window, flip), result in zip(drawn, results, strict=True):
             is_scaled = box.height >= 2 * size[0] and box.width >= 2 * size[1]
             if kind == "png" or antialias or not is_scaled or min(box.height, box.width) < 8:
@@ -81,7 +81,7 @@ def test_random_plans_give_the_pixels_of_whole_arrays_cropped_resized_and_croppe
 
 
 def _scale_of(box: Box, size: tuple[int, int]) -> int:
-    """Return the largest of 1, 2, 4 and 8 by which a box can be made smaller and still is as large as its target."""
+    """Return the largest of 1, 2, 4 and 8 by which a box can shrink and stay at least as large as its new size."""
     fits = [scale for scale in (1, 2, 4, 8) if scale * size[0] <= box.height and scale * size[1] <= box.width]
     return max(fits, default=1)
 
@@ -89,14 +89,14 @@ def _scale_of(box: Box, size: tuple[int, int]) -> int:
 def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDArray[np.float64]:
     """Return a box resized from a picture at 1/scale, by bilinear interpolation between the centres of its pixels.
 
-    The box lies there where it lies in the picture, in fractions of pixels; none is looked at that it does not touch.
+    The box has the same borders as in the full picture, in fractions of pixels. Only pixels that it touches count.
     """
 
-    def neighbours(start: int, length: int, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
-        place = (start + (np.arange(number) + 0.5) * length / number) / scale - 0.5
+    def neighbours(start: int, length: int, num_after: int) -> tuple[NDArray[np.int64], NDArray[np.int64], Any]:
+        point = (start + (np.arange(num_after) + 0.5) * length / num_after) / scale - 0.5
         first, last = start // scale, -(-(start + length) // scale) - 1
-        before = np.floor(place).astype(np.int64)
-        return before.clip(first, last), (before + 1).clip(first, last), place - before
+        before = np.floor(point).astype(np.int64)
+        return before.clip(first, last), (before + 1).clip(first, last), point - before
 
     above, below, down = neighbours(box.top, box.height, size[0])
     left, right, across = neighbours(box.left, box.width, size[1])
@@ -106,7 +106,7 @@ def _sample(smaller: Array, box: Box, size: tuple[int, int], scale: int) -> NDAr
 
 
 MAX_ERROR = 10
-"""Of sampling noise by OpenCV, which rounds places to 1/32 of a pixel. Noise at another scale differs far more."""
+"""OpenCV's error when it samples noise: it rounds points to 1/32 of a pixel. A wrong scale differs far more."""
 
 
 def _assert_near(result: Array, expected: NDArray[np.float64], name: str) -> None:
@@ -115,7 +115,7 @@ def _assert_near(result: Array, expected: NDArray[np.float64], name: str) -> Non
 
 
 class _SpyPicture(Picture):
-    """A picture that notes what is read of it."""
+    """A picture that records which parts are read."""
 
     def __init__(self, content: bytes) -> None:
         self._picture = open_image(content)
@@ -136,7 +136,7 @@ class _SpyPicture(Picture):
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["untouched", "tiled"])
-def test_a_box_at_least_twice_its_target_is_resized_from_the_largest_scale_that_fits(
+def test_a_box_at_least_twice_its_new_size_is_resized_from_the_largest_scale_that_fits(
     kind: str, subsampling: int
 ) -> None:
     original = by_pillow(noise(*SIZE), subsampling=subsampling)
@@ -144,10 +144,10 @@ def test_a_box_at_least_twice_its_target_is_resized_from_the_largest_scale_that_
     scaled = {scale: full_decode(original, SIZE, scale) for scale in (1, 2, 4, 8)}
     random = np.random.default_rng(subsampling)
     drawn = [_draw(random, 24) for _ in range(400)]
-    drawn = [plan for plan in drawn if _scale_of(*plan[:2]) > 1 and min(plan[0].height, plan[0].width) >= 8]
-    assert {_scale_of(*plan[:2]) for plan in drawn} == {2, 4, 8}
+    drawn = [each for each in drawn if _scale_of(*each[:2]) > 1 and min(each[0].height, each[0].width) >= 8]
+    assert {_scale_of(*each[:2]) for each in drawn} == {2, 4, 8}
     boxes, sizes, windows, flips = (list(column) for column in zip(*drawn, strict=True))
-    results = decode_all([open_image(content)] * len(drawn), _plans(boxes, sizes, windows=windows, flips=flips))
+    results = render_chunk([open_image(content)] * len(drawn), _plan(boxes, sizes, windows=windows, flips=flips)).images
     for (box, size, window, flip), result in zip(drawn, results, strict=True):
         scale = _scale_of(box, size)
         sampled = naive.crop(_sample(scaled[scale], box, size, scale), window)[:, :: -1 if flip else 1]
@@ -167,10 +167,10 @@ def test_a_box_at_least_twice_its_target_is_resized_from_the_largest_scale_that_
         (Box(91, 124, 8, 8), (1, 1), 8),
     ],
 )
-def test_the_scale_is_the_largest_that_fits_both_ways(box: Box, size: tuple[int, int], scale: int) -> None:
+def test_the_scale_is_the_largest_that_fits_in_both_directions(box: Box, size: tuple[int, int], scale: int) -> None:
     content = by_pillow(noise(*SIZE), subsampling=0)
     for picture in (_SpyPicture(content), _SpyPicture(tile_jpeg(content))):
-        (result,) = decode_all([picture], _plans([box], [size]))
+        (result,) = render_chunk([picture], _plan([box], [size])).images
         assert [scale for _, scale in picture.parts] == [scale]
         if scale == 1:
             whole = part(full_decode(content, SIZE), box).copy()
@@ -179,21 +179,21 @@ def test_the_scale_is_the_largest_that_fits_both_ways(box: Box, size: tuple[int,
             _assert_near(result, _sample(full_decode(content, SIZE, scale), box, size, scale), str(box))
 
 
-def test_boxes_of_eight_pixels_at_the_corner_are_the_same_tiled_and_untouched() -> None:
-    """libjpeg knows a scale by the size that it leads to, and a corner of 4 pixels becomes 1 at 1/4 and at 1/8."""
+def test_boxes_of_eight_pixels_at_the_corner_are_equal_in_tiled_and_untouched_files() -> None:
+    """libjpeg derives the scale from the target size, but 4 pixels become 1 at 1/4 as well as at 1/8."""
     for size in [(20, 84), (84, 20), (21, 85), (23, 81), (12, 12), (9, 9)]:
         original = by_pillow(noise(*size), subsampling=0)
         boxes = [Box(size[0] - tall, size[1] - wide, tall, wide) for tall in (8, 9) for wide in (8, 9)]
-        plans = _plans(boxes, [(1, 1)] * len(boxes))
+        plan = _plan(boxes, [(1, 1)] * len(boxes))
         plain, tiled = ([open_image(content)] * len(boxes) for content in (original, tile_jpeg(original)))
-        np.testing.assert_array_equal(decode_all(tiled, plans), decode_all(plain, plans))
+        np.testing.assert_array_equal(render_chunk(tiled, plan).images, render_chunk(plain, plan).images)
 
 
 @pytest.mark.parametrize("side", [80, 40, 130])
 def test_only_what_a_window_needs_is_read(side: int) -> None:
     for content in (save(noise(*SIZE), "PNG"), by_pillow(noise(*SIZE))):
         picture = _SpyPicture(content)
-        decode_all([picture], _plans([Box(5, 5, 80, 80)], [(side, side)], windows=[Box(10, 20, 3, 4)]))
+        render_chunk([picture], _plan([Box(5, 5, 80, 80)], [(side, side)], windows=[Box(10, 20, 3, 4)]))
         ((read, scale),) = picture.parts
         assert read.height <= 3 * 80 / scale / side + 5
         assert read.width <= 4 * 80 / scale / side + 5
@@ -202,75 +202,66 @@ def test_only_what_a_window_needs_is_read(side: int) -> None:
 def test_pngs_and_arrays_are_not_scaled() -> None:
     for picture in (open_image(save(noise(*SIZE), "PNG")), DecodedPicture(noise(*SIZE))):
         assert not picture.can_scale
-        (result,) = decode_all([picture], _plans([Box(0, 0, 96, 96)], [(12, 12)]))
+        (result,) = render_chunk([picture], _plan([Box(0, 0, 96, 96)], [(12, 12)])).images
         expected = naive.resize(noise(*SIZE)[:96, :96].copy(), 12, 12, antialias=False)
         np.testing.assert_array_equal(result, expected)
 
 
-def test_every_window_of_a_resized_picture_is_that_of_all_of_it() -> None:
+def test_every_window_of_a_resized_picture_is_that_part_of_the_whole() -> None:
     content = save(noise(30, 40), "PNG")
     for size, antialias in [((9, 13), True), ((9, 13), False), ((35, 44), False), ((7, 60), True), ((29, 40), False)]:
-        whole = decode_all([open_image(content)], _plans([Box(0, 0, 30, 40)], [size], antialias=antialias))[0]
+        whole = render_chunk([open_image(content)], _plan([Box(0, 0, 30, 40)], [size], antialias=antialias)).images[0]
         windows = all_boxes(*size)
         windows = windows[:: 1 + len(windows) // 150]
-        number = len(windows)
-        plans = _plans([Box(0, 0, 30, 40)] * number, [size] * number, windows=windows, antialias=antialias)
-        for window, result in zip(windows, decode_all([open_image(content)] * number, plans), strict=True):
+        count = len(windows)
+        plan = _plan([Box(0, 0, 30, 40)] * count, [size] * count, windows=windows, antialias=antialias)
+        for window, result in zip(windows, render_chunk([open_image(content)] * count, plan).images, strict=True):
             np.testing.assert_array_equal(result, part(whole, window), err_msg=str(window))
 
 
-def test_the_error_of_a_damaged_image_names_its_place_in_the_chunk() -> None:
+def test_the_error_of_a_damaged_image_names_its_row_in_the_chunk() -> None:
     good = by_pillow(make_picture(40, 40))
-    for number in range(4):
+    for row in range(4):
         contents = [good] * 4
-        contents[number] = good[: len(good) * 2 // 3] + b"\xff\xd9"
+        contents[row] = good[: len(good) * 2 // 3] + b"\xff\xd9"
         with pytest.raises(DecodeError, match=r".+") as error_info:
-            decode_all([open_image(content) for content in contents], CropPlan.whole(np.array([[40, 40]] * 4)))
-        assert error_info.value.row == number
+            render_chunk([open_image(content) for content in contents], CropPlan.whole(np.array([[40, 40]] * 4)))
+        assert error_info.value.row == row
         assert isinstance(error_info.value, ValueError)
 
 
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("window", [Box(0, 0, 20, 30), Box(-5, -6, 20, 30), Box(3, 4, 20, 30), Box(30, 40, 20, 30)])
-def test_the_rows_of_a_batch_are_written_and_nothing_else(window: Box, flip: bool) -> None:
+def test_only_the_given_rows_of_a_batch_are_written(window: Box, flip: bool) -> None:
     batch = np.full((6, 20, 30, 3), 77, np.uint8)
-    pictures: list[Picture] = [
-        open_image(
-            by_pillow(
-                noise(
-                    *SIZE,
-                )
-            )
-        )
-        for _ in range(2)
-    ]
+    pictures: list[Picture] = [open_image(by_pillow(noise(*SIZE))) for _ in range(2)]
     boxes = [Box(1, 2, 25, 36)] * 2
-    plans = _plans(boxes, [(22, 33)] * 2, windows=[window] * 2, flips=[flip, not flip])
-    decode_chunk(pictures, plans, [batch[4], batch[1]])
-    expected = decode_all(pictures, plans)
+    plan = _plan(boxes, [(22, 33)] * 2, windows=[window] * 2, flips=[flip, not flip])
+    render_chunk(pictures, plan, [batch[4], batch[1]])
+    expected = render_chunk(pictures, plan).images
     np.testing.assert_array_equal(batch[[4, 1]], expected)
     assert (batch[[0, 2, 3, 5]] == 77).all()
 
 
-def test_rows_that_are_views_of_larger_arrays_are_written_where_they_lie() -> None:
+def test_rows_that_are_views_of_larger_arrays_are_written_in_place() -> None:
     canvas = np.full((50, 70, 3), 9, np.uint8)
-    plans = _plans([Box(0, 0, 60, 60)], [(20, 30)], flips=[True])
+    plan = _plan([Box(0, 0, 60, 60)], [(20, 30)], flips=[True])
     pictures = [open_image(by_pillow(noise(*SIZE)))]
-    decode_chunk(pictures, plans, [canvas[5:25, 10:40]])
-    np.testing.assert_array_equal(canvas[5:25, 10:40], decode_all(pictures, plans)[0])
+    render_chunk(pictures, plan, [canvas[5:25, 10:40]])
+    np.testing.assert_array_equal(canvas[5:25, 10:40], render_chunk(pictures, plan).images[0])
     canvas[5:25, 10:40] = 9
     assert (canvas == 9).all()
 
 
-def test_rows_of_one_size_share_one_array_and_others_have_their_own() -> None:
+def test_new_rows_of_one_size_share_an_array_and_others_do_not() -> None:
     pictures = [open_image(by_pillow(noise(*SIZE)))] * 2
-    same = decode_all(pictures, _plans([Box(0, 0, 9, 9)] * 2, [(5, 5)] * 2))
+    same = render_chunk(pictures, _plan([Box(0, 0, 9, 9)] * 2, [(5, 5)] * 2)).images
     assert same[0].base is same[1].base is not None
-    other = decode_all(pictures, _plans([Box(0, 0, 9, 9)] * 2, [(5, 5), (6, 5)]))
+    other = render_chunk(pictures, _plan([Box(0, 0, 9, 9)] * 2, [(5, 5), (6, 5)])).images
     assert [pixels.shape for pixels in other] == [(5, 5, 3), (6, 5, 3)]
 
 
-def test_threads_that_decode_side_by_side_give_the_pixels_of_one() -> None:
+def test_concurrent_threads_give_the_pixels_of_a_single_one() -> None:
     random = np.random.default_rng(0)
     files = [by_pillow(make_picture(200, 260, seed), subsampling=seed % 3) for seed in range(4)]
     contents = [content for file in files for content in (file, tile_jpeg(file))]
@@ -281,10 +272,10 @@ def test_threads_that_decode_side_by_side_give_the_pixels_of_one() -> None:
         flips = [bool(flip) for flip in random.random(12) < 0.5]
         windows = [Box(-2, 1, height + 1, width) for height, width in sizes]
         chosen = [contents[i] for i in random.integers(0, len(contents), 12)]
-        chunks.append((chosen, _plans(boxes, sizes, windows=windows, flips=flips, antialias=bool(random.integers(2)))))
+        chunks.append((chosen, _plan(boxes, sizes, windows=windows, flips=flips, antialias=bool(random.integers(2)))))
 
     def decode(chunk: tuple[list[bytes], CropPlan]) -> list[Pixels]:
-        return decode_all([open_image(content) for content in chunk[0]], chunk[1])
+        return render_chunk([open_image(content) for content in chunk[0]], chunk[1]).images
 
     expected = [decode(chunk) for chunk in chunks]
     with ThreadPoolExecutor(8) as pool:
@@ -294,14 +285,14 @@ def test_threads_that_decode_side_by_side_give_the_pixels_of_one() -> None:
                     np.testing.assert_array_equal(result, pixels)
 
 
-def test_an_error_of_a_chunk_is_the_same_from_another_process() -> None:
+def test_the_error_of_a_chunk_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(DecodeError(3, "the data ends early")))
     assert isinstance(error, DecodeError)
     assert (error.row, str(error)) == (3, "the data ends early")
 
 
-def test_what_would_become_huge_is_refused() -> None:
-    """A line of 20,000 pixels whose shorter side is to be 256 would have 5,120,000 columns."""
+def test_a_resize_to_a_huge_image_is_refused() -> None:
+    """A line of 20,000 pixels whose shorter side becomes 256 would have 5,120,000 columns."""
     line = np.zeros((1, 20_000, 3), np.uint8)
     with pytest.raises(DecodeError, match="20000×1 pixels cannot be resized to 5120000×256"):
         Compose([Resize(256), CenterCrop(224)])(line)

@@ -1,6 +1,8 @@
+"""Whole images have the pixels of other decoders; damaged ones are errors."""
+
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import cv2
 import numpy as np
@@ -9,12 +11,14 @@ import simplejpeg
 from PIL import Image, features
 
 from shardio.images import (
+    DECODER_DESCRIPTIONS,
     CropPlan,
+    DecoderName,
     Orientation,
-    decode_all,
     decode_image,
     decode_pil,
     open_image,
+    render_chunk,
     why_not_by_kernel,
 )
 from tests.images.arithmetic import PROGRESSIVE, SEQUENTIAL
@@ -64,15 +68,19 @@ def test_jpegs_of_rare_subsamplings_decode_to_the_pixels_of_pillow(sampling: int
 
 @pytest.mark.parametrize("content", [SEQUENTIAL, PROGRESSIVE], ids=["sequential", "progressive"])
 def test_arithmetic_coding_needs_no_pillow(content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow may be built without it, and the kernel decodes none of it."""
+    """Pillow may be built without it, and the kernel does not support it."""
     expected = simplejpeg.decode_jpeg(content)
     monkeypatch.setattr(Image, "open", None)
     picture = open_image(content)
     assert picture.decoder_name == "libjpeg"
     np.testing.assert_array_equal(decode_image(content), expected)
-    box = CropPlan.whole(np.array([picture.size])).crop(np.array([[3, 5, 16, 8]]))
-    np.testing.assert_array_equal(decode_all([picture], box)[0], expected[3:19, 5:13])
+    plan = CropPlan.whole(np.array([picture.size])).crop(np.array([[3, 5, 16, 8]]))
+    np.testing.assert_array_equal(render_chunk([picture], plan).images[0], expected[3:19, 5:13])
     assert str(why_not_by_kernel(content)).startswith("coded by process SOF")
+
+
+def test_every_decoder_has_a_description() -> None:
+    assert set(DECODER_DESCRIPTIONS) == set(get_args(DecoderName))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -92,7 +100,7 @@ def test_jpegs_that_store_rgb_are_not_converted(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("file_format", ["PNG", "BMP", "TIFF", "PPM"])
 @pytest.mark.parametrize("size", SIZES)
-def test_lossless_formats_give_back_what_was_saved(file_format: str, size: tuple[int, int]) -> None:
+def test_lossless_formats_return_the_saved_pixels(file_format: str, size: tuple[int, int]) -> None:
     picture = make_picture(*size)
     np.testing.assert_array_equal(decode_image(save(picture, file_format)), picture)
 
@@ -124,7 +132,7 @@ def test_other_formats_decode_as_pillow_converts_them_to_rgb(content: bytes) -> 
 @pytest.mark.parametrize("orientation", ["ignore", "apply"])
 @pytest.mark.parametrize(("mode", "file_format"), [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG")])
 def test_pixels_are_a_writable_contiguous_array_of_bytes(mode: str, file_format: str, orientation: Orientation) -> None:
-    """``torch.from_numpy`` warns of arrays that are not writable."""
+    """``torch.from_numpy`` warns about arrays that are not writable."""
     content = save(Image.fromarray(make_picture(33, 47)).convert(mode), file_format)
     decoded = decode_image(content, orientation=orientation)
     assert decoded.shape == (33, 47, 3)
@@ -172,7 +180,7 @@ def test_a_damaged_avif_is_a_value_error() -> None:
     "content",
     [b"", b"\xff", b"\xff\xd8\xff", b"\xff\xd8\xff\xe0" + bytes(100), b"\x89PNG\r\n\x1a\n", b"no image" * 50],
 )
-def test_what_is_no_image_is_a_value_error(content: bytes, orientation: Orientation) -> None:
+def test_content_that_is_not_an_image_is_a_value_error(content: bytes, orientation: Orientation) -> None:
     with pytest.raises(ValueError, match=r".+"):
         decode_image(content, orientation=orientation)
     with pytest.raises(ValueError, match=r".+"):

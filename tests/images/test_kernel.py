@@ -15,8 +15,8 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, chunk, decode_all, decode_chunk, open_image
-from shardio.images.by_kernel import draw_by_kernel
+from shardio.images import CropPlan, chunk, open_image, render_chunk
+from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.colour import convert_ycc
@@ -95,7 +95,7 @@ def test_what_it_draws_is_the_full_decode_cropped_resized_and_mirrored(seed: int
     pictures = [open_image(content) for content in contents]
     plans = _draw_plans([picture.size for picture in pictures], random)
     rows = np.zeros((len(contents), *plans.output_size[0], 3), np.uint8)
-    is_drawn = draw_by_kernel(pictures, plans, rows)
+    is_drawn = render_by_kernel(pictures, plans, rows)
     box = plans.box[:, 2:]
     is_scaled = (box >= 2 * plans.size).all(axis=1) & (box.min(axis=1) >= 8) | (box == 2 * plans.size).all(axis=1)
     corner, size = plans.window[:, :2], plans.window[:, 2:]
@@ -115,9 +115,9 @@ def test_pixels_do_not_depend_on_whether_there_is_a_kernel(
 ) -> None:
     pictures = [open_image(content) for content in [*contents, by_pillow(make_picture(50, 60), progressive=True)]]
     plans = _draw_plans([picture.size for picture in pictures], np.random.default_rng(3))
-    with_it = decode_all(pictures, plans)
-    monkeypatch.setattr(chunk, "draw_by_kernel", _no_kernel)
-    for one, other in zip(with_it, decode_all(pictures, plans), strict=True):
+    with_it = render_chunk(pictures, plans).images
+    monkeypatch.setattr(chunk, "render_by_kernel", _no_kernel)
+    for one, other in zip(with_it, render_chunk(pictures, plans).images, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -126,11 +126,11 @@ def test_images_do_not_depend_on_what_is_decoded_beside_them(contents: list[byte
     random = np.random.default_rng(1)
     pictures = [open_image(content) for content in contents]
     plans = _draw_plans([picture.size for picture in pictures], random)
-    expected = decode_all(pictures, plans)
+    expected = render_chunk(pictures, plans).images
 
     def draw_some(seed: int) -> None:
         some = np.random.default_rng(seed).permutation(len(pictures))[: 1 + seed % len(pictures)]
-        drawn = decode_all([pictures[number] for number in some], plans.take(some))
+        drawn = render_chunk([pictures[number] for number in some], plans.take(some)).images
         for number, pixels in zip(some.tolist(), drawn, strict=True):
             np.testing.assert_array_equal(pixels, expected[number])
 
@@ -142,7 +142,7 @@ def test_rows_of_different_sizes_are_drawn_one_by_one(contents: list[bytes], mon
     pictures = [open_image(content) for content in contents]
     plans = CropPlan.whole(np.array([picture.size for picture in pictures]))
     rows = [np.zeros((*picture.size, 3), np.uint8) for picture in pictures]
-    assert draw_by_kernel(pictures, plans, rows).all()
+    assert render_by_kernel(pictures, plans, rows).all()
     for content, row in zip(contents, rows, strict=True):
         np.testing.assert_array_equal(row, simplejpeg.decode_jpeg(content))
 
@@ -211,7 +211,7 @@ def test_images_that_do_not_fit_beside_each_other_are_drawn_one_after_the_other(
     rows = np.zeros((7, 700, 700, 3), np.uint8)
     small = by_pillow(make_picture(700, 700), quality=50)
     contents = [content, content, small, content, content, content, small]
-    assert draw_by_kernel([open_image(content) for content in contents], plans, rows).all()
+    assert render_by_kernel([open_image(content) for content in contents], plans, rows).all()
     for number in (0, 1, 3, 4, 5):
         np.testing.assert_array_equal(rows[number], expected)
 
@@ -241,7 +241,7 @@ def test_resizing_is_opencvs() -> None:
         after = random.integers(1, 200, 2)
         resized = plans.resize(after[np.newaxis], antialias=False)
         rows = np.zeros((1, *after.tolist(), 3), np.uint8)
-        if draw_by_kernel([open_image(content)], resized, rows)[0]:
+        if render_by_kernel([open_image(content)], resized, rows)[0]:
             whole = np.asarray(simplejpeg.decode_jpeg(content))
             expected = cv2.resize(whole, after[::-1].tolist(), interpolation=cv2.INTER_LINEAR)
             np.testing.assert_array_equal(rows[0], expected, err_msg=f"{height}×{width} to {after}")
@@ -251,4 +251,4 @@ def test_damaged_images_are_errors_as_without_the_kernel() -> None:
     content = by_pillow(make_picture(64, 64), quality=60)[:-100] + b"\xff\xd9"
     rows = np.zeros((1, 64, 64, 3), np.uint8)
     with pytest.raises(ValueError, match="Corrupt JPEG data"):
-        decode_chunk([open_image(content)], CropPlan.whole(np.array([[64, 64]])), rows)
+        render_chunk([open_image(content)], CropPlan.whole(np.array([[64, 64]])), rows)

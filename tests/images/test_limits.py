@@ -1,4 +1,4 @@
-"""Files that claim to be huge are refused before there is memory for them."""
+"""Files that claim to be huge are refused before memory is allocated for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.images.pictures import exif_of, make_picture, save
 
 SIZE = (20, 30)
 TOO_LARGE = "max_pixels|decompression bomb"
-"""What is said of such a file, by Pillow where it is far too large."""
+"""The error for such a file; Pillow raises it for the largest ones."""
 FORMATS = ["JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM"]
 
 
@@ -81,7 +81,7 @@ def test_a_small_file_that_claims_to_be_huge_is_refused(content: bytes, orientat
 
 
 @pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in _bombs(4000, 4000).items()])
-def test_a_limit_of_ones_own_is_kept_by_every_format(content: bytes) -> None:
+def test_a_custom_limit_holds_for_every_format(content: bytes) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match="4000×4000 pixels, more than max_pixels=1000000"):
@@ -92,7 +92,7 @@ def test_a_limit_of_ones_own_is_kept_by_every_format(content: bytes) -> None:
 
 
 def _refuse_all(contents: list[bytes]) -> None:
-    """Check that files are refused for their size where there is little memory, of which Pillow's is a part."""
+    """Check that files are refused for their size in a process with little memory."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + 100 * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -101,13 +101,13 @@ def _refuse_all(contents: list[bytes]) -> None:
             open_image(content)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits the address space by what /proc says")
-def test_no_memory_is_taken_for_what_a_file_claims() -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the address space from /proc")
+def test_no_memory_is_allocated_for_the_claimed_size() -> None:
     code = "from tests.images import test_limits as t; t._refuse_all(list(t._bombs(65500, 65500).values()))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=Path(__file__).parents[2])
 
 
 def test_the_default_limit_is_pillows() -> None:
-    warned_of = PIL.Image.MAX_IMAGE_PIXELS
-    assert warned_of is not None
-    assert 2 * warned_of == DEFAULT_MAX_PIXELS
+    warning_limit = PIL.Image.MAX_IMAGE_PIXELS
+    assert warning_limit is not None
+    assert 2 * warning_limit == DEFAULT_MAX_PIXELS

@@ -1,3 +1,5 @@
+"""EXIF orientation turns images as Pillow and Exif define it."""
+
 from __future__ import annotations
 
 import io
@@ -14,9 +16,9 @@ FORMATS = ["JPEG", "PNG", "WEBP"]
 
 
 @pytest.mark.parametrize("file_format", [*FORMATS, "TIFF"])
-@pytest.mark.parametrize("number", TURNS)
-def test_apply_turns_the_image_as_pillow_does(file_format: str, number: int) -> None:
-    content = save(make_picture(33, 47), file_format, exif=exif_of(number))
+@pytest.mark.parametrize("orientation", TURNS)
+def test_apply_turns_the_image_as_pillow_does(file_format: str, orientation: int) -> None:
+    content = save(make_picture(33, 47), file_format, exif=exif_of(orientation))
     with Image.open(io.BytesIO(content)) as image:
         expected = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
     np.testing.assert_array_equal(decode_image(content, orientation="apply"), expected)
@@ -24,27 +26,27 @@ def test_apply_turns_the_image_as_pillow_does(file_format: str, number: int) -> 
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-@pytest.mark.parametrize("number", TURNS)
-def test_apply_turns_the_pixels_as_exif_defines_it(file_format: str, number: int) -> None:
-    content = save(make_picture(33, 47), file_format, exif=exif_of(number))
-    np.testing.assert_array_equal(decode_image(content, orientation="apply"), TURNS[number](decode_image(content)))
+@pytest.mark.parametrize("orientation", TURNS)
+def test_apply_turns_the_pixels_as_exif_defines_it(file_format: str, orientation: int) -> None:
+    content = save(make_picture(33, 47), file_format, exif=exif_of(orientation))
+    np.testing.assert_array_equal(decode_image(content, orientation="apply"), TURNS[orientation](decode_image(content)))
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-@pytest.mark.parametrize("number", TURNS)
-def test_ignore_leaves_the_pixels_as_they_are_stored(file_format: str, number: int) -> None:
+@pytest.mark.parametrize("orientation", TURNS)
+def test_ignore_leaves_the_pixels_as_they_are_stored(file_format: str, orientation: int) -> None:
     picture = make_picture(33, 47)
-    content = save(picture, file_format, exif=exif_of(number))
+    content = save(picture, file_format, exif=exif_of(orientation))
     stored = read_by_pillow(save(picture, file_format))
     np.testing.assert_array_equal(decode_image(content), stored)
     np.testing.assert_array_equal(decode_image(content, orientation="ignore"), stored)
 
 
-@pytest.mark.parametrize("number", TURNS)
-def test_a_tiff_is_turned_once_whatever_the_choice(number: int) -> None:
-    """Pillow turns TIFFs by itself as it loads them, so here "ignore" means what Pillow gives."""
-    content = save(make_picture(33, 47), "TIFF", exif=exif_of(number))
-    turned = TURNS[number](make_picture(33, 47))
+@pytest.mark.parametrize("orientation", TURNS)
+def test_a_tiff_is_turned_once_whatever_the_choice(orientation: int) -> None:
+    """Pillow turns TIFFs when it loads them, so "ignore" gives Pillow's pixels."""
+    content = save(make_picture(33, 47), "TIFF", exif=exif_of(orientation))
+    turned = TURNS[orientation](make_picture(33, 47))
     np.testing.assert_array_equal(decode_image(content, orientation="ignore"), turned)
     np.testing.assert_array_equal(decode_image(content, orientation="apply"), turned)
 
@@ -55,17 +57,17 @@ def test_apply_without_exif_changes_nothing(file_format: str) -> None:
     np.testing.assert_array_equal(decode_image(content, orientation="apply"), decode_image(content))
 
 
-@pytest.mark.parametrize("number", [0, 9, 65535])
-def test_an_orientation_that_exif_does_not_define_is_none(number: int) -> None:
-    content = save(make_picture(33, 47), "JPEG", exif=exif_of(number))
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+def test_an_orientation_that_exif_does_not_define_is_ignored(orientation: int) -> None:
+    content = save(make_picture(33, 47), "JPEG", exif=exif_of(orientation))
     np.testing.assert_array_equal(decode_image(content, orientation="apply"), decode_image(content))
 
 
 @pytest.mark.parametrize(
     ("tag", "field_type"), [(296, 2), (270, 11), (282, 2)], ids=["text as unit", "float as text", "text as resolution"]
 )
-def test_an_ill_typed_tag_beside_it_does_not_hide_the_orientation(tag: int, field_type: int) -> None:
-    """Cameras and editors write such tags; only the orientation is asked for."""
+def test_another_tag_of_a_wrong_type_does_not_hide_the_orientation(tag: int, field_type: int) -> None:
+    """Cameras and editors write such tags; only the orientation matters."""
     entries = [(274, 3, 1, struct.pack("<HH", 6, 0)), (tag, field_type, 1, struct.pack("<f", 1))]
     exif = b"Exif\0\0II*\0" + struct.pack("<IH", 8, len(entries))
     exif += b"".join(struct.pack("<HHI4s", *entry) for entry in entries) + struct.pack("<I", 0)

@@ -1,3 +1,5 @@
+"""Resizing has OpenCV's pixels."""
+
 from __future__ import annotations
 
 import cv2
@@ -26,7 +28,7 @@ def test_the_same_size_gives_the_same_pixels(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("after", SIZES)
-def test_a_view_is_resized_as_its_copy_and_left_alone(after: tuple[int, int]) -> None:
+def test_a_view_is_resized_like_its_copy_and_not_changed(after: tuple[int, int]) -> None:
     whole = make_picture(120, 150)
     before = whole.copy()
     view = whole[11:90, 21:140]
@@ -35,7 +37,7 @@ def test_a_view_is_resized_as_its_copy_and_left_alone(after: tuple[int, int]) ->
 
 
 def test_bilinear_interpolation_weighs_by_distance_between_pixel_centres() -> None:
-    """Twice as wide: centres lie a quarter and three quarters of the way between their neighbours."""
+    """At twice the width, new centres lie a quarter and three quarters of the way between old ones."""
     image = np.array([[[0] * 3, [100] * 3, [200] * 3]], dtype=np.uint8)
     assert resize(image, 1, 6)[0, :, 0].tolist() == [0, 25, 75, 125, 175, 200]
 

@@ -7,11 +7,10 @@ import re
 import numpy as np
 import pytest
 
-from shardio.images import decode_image
+from shardio.images import decode_image, open_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.regions import Box
 from shardio.images.jpeg.tile_table import dump_tile_table
-from shardio.images.pictures import open_image
 from shardio.images.tiling import tile_jpeg
 from tests.images.animals import by_pillow, noise, scan_start
 from tests.images.laws_of_tiling import TILED, check_file, read_by_simplejpeg, take_apart, tile_by

@@ -1,4 +1,4 @@
-"""What is foreseen from a file, that the kernel draws it or why not, is what happens."""
+"""``why_not_by_kernel`` predicts from a file whether the kernel renders it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardio.images import CropPlan, open_image, why_no_kernel, why_not_by_kernel
-from shardio.images.by_kernel import draw_by_kernel
+from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel, finding
 from shardio.images.kernel.records import MAX_SIDE, WORKSPACE
@@ -18,23 +18,23 @@ from tests.images.pictures import make_picture, save
 from tests.images.zoo import ODD_FACTORS, small_zoo
 
 ENOUGH = MAX_SIDE // 16
-"""A crop so long and wide is none that is too large, whatever its file is."""
+"""A crop with sides up to this length is never too large for the kernel."""
 
 
-def is_drawn(content: bytes) -> bool | None:
-    """Return whether the kernel draws the upper left corner of an image; None if it is none that can be read."""
+def is_rendered(content: bytes) -> bool | None:
+    """Return whether the kernel renders the upper left corner of an image, or None if the image cannot be read."""
     try:
         picture = open_image(content)
     except ValueError:
         return None
     height, width = (min(side, ENOUGH) for side in picture.size)
-    plans = _crop(picture.size, Box(0, 0, height, width))
+    plan = _crop(picture.size, Box(0, 0, height, width))
     rows = np.zeros((1, height, width, 3), np.uint8)
-    return bool(draw_by_kernel([picture], plans, rows)[0])
+    return bool(render_by_kernel([picture], plan, rows)[0])
 
 
 def _crop(size: tuple[int, int], box: Box) -> CropPlan:
-    """Return what takes a box of a picture as it is."""
+    """Return a plan that takes a box of a picture without resizing it."""
     after = np.array([[box.height, box.width]])
     return CropPlan.whole(np.array([size])).crop(np.array([box])).resize(after, antialias=False)
 
@@ -44,25 +44,25 @@ def animals() -> list[Animal]:
     return list(small_zoo())
 
 
-def test_all_that_is_drawn_was_foreseen(animals: list[Animal]) -> None:
-    drawn = [animal for animal in animals if is_drawn(animal.content)]
-    assert [animal.name for animal in drawn if why_not_by_kernel(animal.content) is not None] == []
-    assert len(drawn) > 150
+def test_every_rendered_file_was_predicted(animals: list[Animal]) -> None:
+    rendered = [animal for animal in animals if is_rendered(animal.content)]
+    assert [animal.name for animal in rendered if why_not_by_kernel(animal.content) is not None] == []
+    assert len(rendered) > 150
 
 
-def test_all_that_is_foreseen_is_drawn_if_nothing_is_wrong_with_it(animals: list[Animal]) -> None:
+def test_every_predicted_file_is_rendered_unless_it_is_damaged(animals: list[Animal]) -> None:
     for animal in animals:
-        # Bytes between an interval and its marker, which no encoder writes, take all of the scan to be found.
+        # No encoder writes bytes between an interval and its marker; only reading the whole scan would find them.
         if animal.tileable and "fill bytes in the scan" not in animal.name:
-            assert is_drawn(animal.content) == (why_not_by_kernel(animal.content) is None), animal.name
+            assert is_rendered(animal.content) == (why_not_by_kernel(animal.content) is None), animal.name
 
 
-def test_tiles_do_not_make_it_another_ones(animals: list[Animal]) -> None:
+def test_tiling_does_not_change_the_prediction(animals: list[Animal]) -> None:
     for animal in animals:
         if animal.tileable and why_not_by_kernel(animal.content) is None:
             tiled = tile_jpeg(animal.content)
             assert why_not_by_kernel(tiled) is None, animal.name
-            assert is_drawn(tiled), animal.name
+            assert is_rendered(tiled), animal.name
 
 
 _PICTURE = make_picture(20, 30)
@@ -74,30 +74,30 @@ REASONS = {
     "unusual sampling factors": own("", _PICTURE, factors=ODD_FACTORS["4:1:0"]).content,
     "unusual head": _BASELINE[:20] + b"\0" + _BASELINE[20:],
     "no EOI at the end": _BASELINE + b"\n",
-    "no JPEG": save(_PICTURE, "PNG"),
+    "not a JPEG": save(_PICTURE, "PNG"),
 }
 
 
 @pytest.mark.parametrize(("reason", "content"), REASONS.items(), ids=REASONS)
-def test_reasons_are_few_words(reason: str, content: bytes) -> None:
+def test_reasons_are_short(reason: str, content: bytes) -> None:
     assert why_not_by_kernel(content) == reason
-    assert not is_drawn(content)
+    assert not is_rendered(content)
 
 
-def test_files_that_do_not_fit_the_kernels_memory_are_for_others_unless_they_are_tiled() -> None:
+def test_the_kernel_leaves_files_that_exceed_its_memory_unless_they_are_tiled() -> None:
     side = 1200
     content = by_pillow(noise(side, side), quality=100, subsampling=0)
     assert len(content) > WORKSPACE["bits"].itemsize
     assert why_not_by_kernel(content) == "more than 3 MiB and not tiled"
-    assert not is_drawn(content)
+    assert not is_rendered(content)
     tiled = tile_jpeg(content)
     assert len(tiled) > WORKSPACE["bits"].itemsize
     assert why_not_by_kernel(tiled) is None
-    plans = _crop((side, side), Box(300, 300, 200, 200))
-    assert draw_by_kernel([open_image(tiled)], plans, np.zeros((1, 200, 200, 3), np.uint8)).all()
+    plan = _crop((side, side), Box(300, 300, 200, 200))
+    assert render_by_kernel([open_image(tiled)], plan, np.zeros((1, 200, 200, 3), np.uint8)).all()
 
 
-def test_why_there_is_no_kernel_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_no_kernel_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_kernel() is not None
     assert why_no_kernel() is None
     monkeypatch.setattr(finding, "_load", lambda: None)

@@ -1,4 +1,4 @@
-"""torchvision's published rules for the parameters of its transforms, written out plainly, one image at a time."""
+"""torchvision's published rules for the parameters of its transforms, in plain code for one image at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bounds = tuple[float, float]
 
 
 def draw_crop(height: int, width: int, scale: Bounds, ratio: Bounds, random: np.random.Generator) -> Box | None:
-    """Draw a box as RandomResizedCrop does, or None where ten tries do not fit."""
+    """Draw a box as RandomResizedCrop does, or return None if none of ten tries fits."""
     for _ in range(10):
         area = height * width * random.uniform(*scale)
         aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
@@ -27,7 +27,7 @@ def draw_crop(height: int, width: int, scale: Bounds, ratio: Bounds, random: np.
 
 
 def central_crop(height: int, width: int, ratio: Bounds) -> Box:
-    """Return the box that RandomResizedCrop falls back to, of at least one pixel (torchvision fails at none)."""
+    """Return the box that RandomResizedCrop falls back to: at least one pixel, where torchvision fails at none."""
     crop_height, crop_width = height, width
     if width / height < ratio[0]:
         crop_height = max(round(width / ratio[0]), 1)

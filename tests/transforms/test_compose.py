@@ -18,13 +18,13 @@ from shardio.transforms import (
     Transform,
     apply_transform,
 )
-from tests.transforms.pictures import make_keys, make_noise
+from tests.transforms.inputs import make_noise, make_rng_keys
 
 RANDOM = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 
 
 def _apply(transform: Callable[[Any], Any], images: list[Any], seed: int = 0) -> list[Any]:
-    return apply_transform(transform, images, make_keys(len(images), seed))
+    return apply_transform(transform, images, make_rng_keys(len(images), seed))
 
 
 def _are_equal(a: list[Any], b: list[Any]) -> bool:
@@ -41,7 +41,7 @@ def test_transforms_run_in_their_order() -> None:
     assert resized_first.shape == (20, 20, 3)
 
 
-def test_a_foreign_callable_gets_the_array_and_its_result_goes_on() -> None:
+def test_a_foreign_callable_gets_the_array_and_the_next_transform_its_result() -> None:
     received: list[NDArray[np.uint8]] = []
 
     def invert(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -54,7 +54,7 @@ def test_a_foreign_callable_gets_the_array_and_its_result_goes_on() -> None:
     assert _are_equal(results, [255 - CenterCrop(10)(image) for image in images])
 
 
-def test_a_foreign_callable_alone_is_called_for_each_image() -> None:
+def test_a_single_foreign_callable_is_called_for_each_image() -> None:
     images = [make_noise(20, 30, seed) for seed in range(3)]
     assert _apply(lambda image: image.shape[1], images) == [30, 30, 30]
 
@@ -65,7 +65,7 @@ def test_an_empty_compose_changes_nothing() -> None:
 
 
 def test_two_equal_transforms_draw_independently() -> None:
-    """Two flips that drew alike would always, or never, undo each other."""
+    """If both flips drew the same, they would always undo each other."""
     images = [make_noise(4, 6, seed) for seed in range(2000)]
     flip = RandomHorizontalFlip()
     results = _apply(Compose([flip, flip]), images)
@@ -73,8 +73,8 @@ def test_two_equal_transforms_draw_independently() -> None:
     assert 0.45 < share < 0.55
 
 
-def test_a_crop_does_not_say_whether_the_flip_after_it_mirrors() -> None:
-    """Columns count up, so a mirrored crop counts down."""
+def test_a_crop_and_the_flip_after_it_are_independent() -> None:
+    """The columns increase, so in a mirrored crop they decrease."""
     image = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (200, 200, 3)).copy()
     results = _apply(Compose([RandomResizedCrop(200, scale=(0.3, 0.5)), RandomHorizontalFlip()]), [image] * 4000)
     mirrored = np.array([result[0, 0, 0] > result[0, -1, 0] for result in results])
@@ -100,7 +100,9 @@ def test_nested_random_transforms_draw_independently_too() -> None:
 
 
 @pytest.mark.parametrize("transform", [RANDOM, RandomResizedCrop(16), RandomHorizontalFlip()])
-def test_the_same_keys_give_the_same_pixels_whatever_torchs_generator_says(transform: Callable[[Any], Any]) -> None:
+def test_the_same_rng_keys_give_the_same_pixels_for_any_torch_seed(
+    transform: Callable[[Any], Any],
+) -> None:
     images = [make_noise(30, 50, seed) for seed in range(40)]
     first = _apply(transform, images)
     torch.manual_seed(7)
@@ -108,7 +110,7 @@ def test_the_same_keys_give_the_same_pixels_whatever_torchs_generator_says(trans
     assert not _are_equal(_apply(transform, images, seed=1), first)
 
 
-def test_keys_leave_torchs_generator_alone() -> None:
+def test_rng_keys_leave_torchs_generator_unchanged() -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
@@ -116,15 +118,15 @@ def test_keys_leave_torchs_generator_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_an_image_does_not_depend_on_the_others_of_its_batch() -> None:
-    images, keys = [make_noise(30 + seed, 50, seed) for seed in range(40)], make_keys(40)
-    together = apply_transform(RANDOM, images, keys)
-    one_by_one = [apply_transform(RANDOM, images[i : i + 1], keys[i : i + 1])[0] for i in range(40)]
+def test_an_image_does_not_depend_on_the_others_in_its_chunk() -> None:
+    images, rng_keys = [make_noise(30 + seed, 50, seed) for seed in range(40)], make_rng_keys(40)
+    together = apply_transform(RANDOM, images, rng_keys)
+    one_by_one = [apply_transform(RANDOM, images[i : i + 1], rng_keys[i : i + 1])[0] for i in range(40)]
     assert _are_equal(together, one_by_one)
 
 
 @pytest.mark.parametrize("transform", [RANDOM, RandomResizedCrop(16), RandomHorizontalFlip()])
-def test_called_by_hand_the_parameters_come_from_torchs_generator(transform: Callable[[Any], Any]) -> None:
+def test_a_direct_call_draws_from_torchs_generator(transform: Callable[[Any], Any]) -> None:
     image = make_noise(30, 50)
     torch.manual_seed(0)
     first = [transform(image) for _ in range(20)]
@@ -149,7 +151,7 @@ def test_called_by_hand_the_parameters_come_from_torchs_generator(transform: Cal
     ids=["Pillow image", "floats", "no channels", "channels first", "tensor", "text"],
 )
 @pytest.mark.parametrize("transform", [RandomResizedCrop(16), Resize(9), CenterCrop(9), RandomHorizontalFlip()])
-def test_what_is_no_array_of_pixels_is_refused_by_the_transforms_name(transform: Transform, image: Any) -> None:
+def test_the_error_for_a_wrong_input_names_the_transform(transform: Transform, image: Any) -> None:
     for call in (transform, Compose([transform]), Compose([Compose([transform])])):
         with pytest.raises(TypeError, match=type(transform).__name__):
             call(image)
@@ -161,21 +163,27 @@ def test_a_repr_names_the_steps_and_their_settings() -> None:
 
 
 class Inverted(CenterCrop):
-    """A crop with a pixel-level step of its own."""
+    """A crop that also inverts the pixels."""
 
     def apply(self, image: NDArray[np.uint8], parameters: Any) -> NDArray[np.uint8]:
         return 255 - super().apply(image, parameters)
 
 
-def test_a_subclass_that_applies_in_its_own_way_is_applied_so() -> None:
+def test_a_subclass_may_override_apply() -> None:
     image = make_noise(20, 30)
     expected = 255 - CenterCrop(8)(image)
     np.testing.assert_array_equal(Inverted(8)(image), expected)
     np.testing.assert_array_equal(Compose([Inverted(8), RandomHorizontalFlip(0)])(image), expected)
 
 
+def test_a_subclass_that_overrides_apply_gets_an_array_after_a_tensor() -> None:
+    image = make_noise(20, 30)
+    result = Compose([lambda array: torch.from_numpy(array).permute(2, 0, 1), Inverted(8)])(image)
+    np.testing.assert_array_equal(result, Inverted(8)(image))
+
+
 @pytest.mark.parametrize("given", [RandomResizedCrop, Compose])
-def test_a_class_in_the_place_of_a_transform_is_named(given: Any) -> None:
+def test_a_class_instead_of_a_transform_is_named(given: Any) -> None:
     message = rf"^{given.__name__} is a class, not a transform: write {given.__name__}\(\.\.\.\)$"
     with pytest.raises(TypeError, match=message):
         Compose([RandomHorizontalFlip(), given])
@@ -183,10 +191,10 @@ def test_a_class_in_the_place_of_a_transform_is_named(given: Any) -> None:
         _apply(given, [make_noise(40, 60)])
 
 
-def test_compose_takes_a_list_of_what_can_be_called() -> None:
+def test_compose_takes_a_list_of_callables() -> None:
     single: Any = RandomResizedCrop(16)
     with pytest.raises(TypeError, match=r"takes a list of transforms, got RandomResizedCrop\(.*: write Compose\(\["):
         Compose(single)
     number: Any = 16
-    with pytest.raises(TypeError, match="and 16 cannot be called"):
+    with pytest.raises(TypeError, match="16 is not callable"):
         Compose([single, number])

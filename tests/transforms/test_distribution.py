@@ -1,4 +1,4 @@
-"""RandomResizedCrop draws from torchvision's distribution: both are sampled and compared."""
+"""RandomResizedCrop draws from torchvision's distribution: samples of both are compared."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from numpy.typing import NDArray
 
 from shardio.transforms import RandomHorizontalFlip, RandomResizedCrop
-from tests.transforms.pictures import make_keys, repeat_size
+from tests.transforms.inputs import make_rng_keys, repeat_size
 from tests.transforms.reference import central_crop, draw_crop
 
 NUM_DRAWS = 20_000
 
 THRESHOLD = 1.95 * (2 / NUM_DRAWS) ** 0.5
-"""Two samples of one distribution differ by more once in a thousand times (Kolmogorov-Smirnov); seeds are fixed."""
+"""Two samples of one distribution exceed it once in a thousand cases (Kolmogorov-Smirnov). Seeds are fixed."""
 
 Settings = tuple[int, int, tuple[float, float], tuple[float, float]]
 
@@ -32,7 +32,7 @@ CASES: dict[str, Settings] = {
 @cache
 def _draw(case: str) -> NDArray[np.int64]:
     height, width, scale, ratio = CASES[case]
-    return RandomResizedCrop(8, scale, ratio).draw(repeat_size(height, width, NUM_DRAWS), make_keys(NUM_DRAWS))
+    return RandomResizedCrop(8, scale, ratio).draw(repeat_size(height, width, NUM_DRAWS), make_rng_keys(NUM_DRAWS))
 
 
 @cache
@@ -65,7 +65,7 @@ def _ks_distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 @pytest.mark.parametrize("figure", ["area share", "log aspect", "height", "width", "relative top", "relative left"])
 @pytest.mark.parametrize("case", CASES)
-def test_crops_are_distributed_as_torchvisions(case: str, figure: str) -> None:
+def test_crops_have_torchvisions_distribution(case: str, figure: str) -> None:
     drawn = _describe(_draw(case), case)[figure]
     expected = _describe(_draw_reference(case), case)[figure]
     assert _ks_distance(drawn, expected) < THRESHOLD
@@ -73,18 +73,18 @@ def test_crops_are_distributed_as_torchvisions(case: str, figure: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figures_of_crops_go_together_as_torchvisions(case: str) -> None:
-    """Where area, aspect and corner are drawn by the same words, they correlate."""
+def test_properties_of_crops_correlate_as_torchvisions(case: str) -> None:
+    """If area, aspect and corner were drawn from the same random words, they would correlate."""
     correlations = [
         np.corrcoef(np.stack(list(_describe(boxes, case).values()))) for boxes in (_draw(case), _draw_reference(case))
     ]
     assert np.abs(correlations[0] - correlations[1]).max() < 0.035
 
 
-def test_every_place_of_a_box_is_equally_likely() -> None:
-    """A box of 2x2 pixels in 6x5: rows 0 to 4, columns 0 to 3, the last ones too."""
+def test_every_corner_of_a_box_is_equally_likely() -> None:
+    """A box of 2x2 pixels in 6x5: its corner is in rows 0 to 4 and columns 0 to 3, both inclusive."""
     crop = RandomResizedCrop(8, scale=(4 / 30, 4 / 30), ratio=(1.0, 1.0))
-    boxes = crop.draw(repeat_size(6, 5, NUM_DRAWS), make_keys(NUM_DRAWS))
+    boxes = crop.draw(repeat_size(6, 5, NUM_DRAWS), make_rng_keys(NUM_DRAWS))
     assert (boxes[:, 2:] == 2).all()
     counts = np.zeros((5, 4))
     np.add.at(counts, (boxes[:, 0], boxes[:, 1]), 1)
@@ -93,5 +93,5 @@ def test_every_place_of_a_box_is_equally_likely() -> None:
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_images_are_mirrored_with_probability_p(p: float) -> None:
-    flips = RandomHorizontalFlip(p).draw(repeat_size(4, 4, NUM_DRAWS), make_keys(NUM_DRAWS))
+    flips = RandomHorizontalFlip(p).draw(repeat_size(4, 4, NUM_DRAWS), make_rng_keys(NUM_DRAWS))
     assert abs(flips.mean() - p) < 4 * (p * (1 - p) / NUM_DRAWS) ** 0.5

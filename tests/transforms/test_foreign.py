@@ -1,4 +1,4 @@
-"""Other libraries' transforms do to shardio's images what they do by themselves, alone, in a Compose, and mixed."""
+"""Other libraries' transforms act on shardio's images as they do on their own, alone, in a Compose, and mixed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ MAKE: dict[str, Callable[[], Any]] = {
 }
 OTHERS = {
     "takes labels, boxes or batches": {"CutMix", "MixUp", "RandomIoUCrop", "SanitizeBoundingBoxes"},
-    "no image": {
+    "not for images": {
         "ClampBoundingBoxes",
         "ClampKeyPoints",
         "ConvertBoundingBoxFormat",
@@ -89,14 +89,14 @@ OTHERS = {
         "SanitizeKeyPoints",
         "UniformTemporalSubsample",
     },
-    "shown by itself": {"PILToTensor", "ToTensor", "ToPureTensor", "JPEG", "Transform"},
+    "tested separately": {"PILToTensor", "ToTensor", "ToPureTensor", "JPEG", "Transform"},
 }
 
 
-def test_all_of_torchvisions_transforms_are_here() -> None:
+def test_every_transform_of_torchvision_is_listed() -> None:
     names = {name for name, kind in vars(v2).items() if inspect.isclass(kind) and issubclass(kind, v2.Transform)}
     unknown = names - set(MAKE) - set().union(*OTHERS.values())
-    assert not unknown, "new ones: add them"
+    assert not unknown, "add the new transforms to MAKE or OTHERS"
 
 
 def as_plain(image: Any) -> Any:
@@ -120,14 +120,14 @@ def seeded(function: Callable[[], Any]) -> Any:
 
 
 def transformed(packed: Path, transform: Any, **options: Any) -> Any:
-    """Return an image of a dataset that knows the epoch, and so draws nothing from torch's generator by itself."""
+    """Return an image of a dataset that knows the epoch, and therefore does not draw from torch's generator."""
     dataset = ShardMapDataset(packed, fields="image", transform=transform, **options)
     dataset.set_epoch(0)
     return dataset[3]
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_each_acts_as_on_the_tensor_by_itself(packed: Path, name: str) -> None:
+def test_each_transform_acts_as_on_a_tensor(packed: Path, name: str) -> None:
     if not hasattr(v2, name):
         pytest.skip(f"this torchvision has no {name}")
     transform = MAKE[name]()
@@ -138,7 +138,7 @@ def test_each_acts_as_on_the_tensor_by_itself(packed: Path, name: str) -> None:
     assert same(as_plain(seeded(lambda: transformed(packed, Compose([CenterCrop(30), transform])))), expected)
 
 
-def test_those_that_turn_pillow_images_or_arrays_into_tensors_do_that(packed: Path) -> None:
+def test_transforms_that_convert_to_tensors_do_so(packed: Path) -> None:
     image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
     with pytest.warns(UserWarning, match="deprecated"):
         to_tensor = v2.ToTensor()
@@ -150,7 +150,7 @@ def test_those_that_turn_pillow_images_or_arrays_into_tensors_do_that(packed: Pa
         assert torch.equal(as_plain(found), image)
 
 
-def test_the_older_transforms_and_modules_act_as_on_the_tensor(packed: Path) -> None:
+def test_older_transforms_and_modules_act_as_on_a_tensor(packed: Path) -> None:
     image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
     for transform in (
         v1.ColorJitter(0.5),
@@ -162,7 +162,7 @@ def test_the_older_transforms_and_modules_act_as_on_the_tensor(packed: Path) -> 
         assert torch.equal(seeded(functools.partial(transformed, packed, transform)), expected)
 
 
-def test_shardios_transforms_behind_torchvisions_and_between_them(packed: Path) -> None:
+def test_shardios_transforms_work_between_torchvisions(packed: Path) -> None:
     image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
     steps = [v2.RandomInvert(1), CenterCrop(24), v2.RandomSolarize(99, p=1)]
     inverted = 255 - image
@@ -198,17 +198,17 @@ CALLING: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLING)
-def test_a_callable_that_gives_an_array_to_a_transform_that_ignores_it_is_an_error(packed: Path, name: str) -> None:
+def test_a_callable_that_passes_an_array_to_a_transform_that_ignores_it_is_an_error(packed: Path, name: str) -> None:
     transform = CALLING[name](v2.RandomInvert(1))
     for whole in (transform, Compose([CenterCrop(20), transform])):
         with pytest.raises(TypeError, match="torchvision's RandomInvert, called by "):
             ShardMapDataset(packed, transform=whole)[0]
 
 
-def test_what_acts_on_no_image_is_an_error(packed: Path) -> None:
+def test_a_transform_that_does_not_act_on_images_is_an_error(packed: Path) -> None:
     for name, arguments in (("ClampBoundingBoxes", []), ("ConvertBoundingBoxFormat", ["XYXY"])):
         for whole in (getattr(v2, name)(*arguments), v2.RandomChoice([getattr(v2, name)(*arguments)])):
-            with pytest.raises(TypeError, match="does nothing to an image"):
+            with pytest.raises(TypeError, match="ignores images that are"):
                 next(iter(ShardDataset(packed, transform=whole)))
     with pytest.raises(TypeError, match="Grayscale is a class, not a transform"):
         ShardMapDataset(packed, transform=v2.Grayscale)[0]
@@ -217,7 +217,7 @@ def test_what_acts_on_no_image_is_an_error(packed: Path) -> None:
         ShardMapDataset(packed, transform=mixed)[0]
 
 
-def test_what_is_not_drawn_is_no_error(packed: Path) -> None:
+def test_a_transform_that_leaves_the_image_unchanged_by_chance_is_not_an_error(packed: Path) -> None:
     inverting = v2.RandomInvert(1)
 
     def sometimes(image: Any) -> Any:
@@ -245,7 +245,7 @@ PILLOW: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", PILLOW)
-def test_with_pillow_images_each_acts_as_on_one_by_itself(packed: Path, name: str) -> None:
+def test_with_pillow_images_each_transform_acts_as_on_its_own(packed: Path, name: str) -> None:
     transform = PILLOW[name]()
     image: Any = ShardMapDataset(packed, fields="image", decode="pil")[3]
     expected = as_plain(seeded(lambda: transform(image)))
@@ -253,7 +253,7 @@ def test_with_pillow_images_each_acts_as_on_one_by_itself(packed: Path, name: st
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_loaders_deliver_what_they_return(packed: Path, num_workers: int) -> None:
+def test_loaders_deliver_the_results_of_transforms(packed: Path, num_workers: int) -> None:
     mixed = Compose([RandomResizedCrop(16), v2.ToImage(), FLOAT, v2.Normalize(**MEAN)])
     images, _ = next(iter(DataLoader(ShardDataset(packed, transform=mixed), batch_size=4, num_workers=num_workers)))
     cropped, _ = next(iter(DataLoader(ShardDataset(packed, transform=Compose([RandomResizedCrop(16)])), batch_size=4)))
@@ -277,7 +277,7 @@ def test_the_transform_can_be_set_until_samples_are_loaded(packed: Path, images:
     batches = iter(loader)
     assert next(batches)[0].shape == (2, 3, 32, 32)
     for size in (9, 8):
-        other.transform = CenterCrop(size)  # Of the copy alone.
+        other.transform = CenterCrop(size)  # Only the copy's.
     assert next(batches)[0].shape == (2, 3, 32, 32)
     assert next(iter(other))[0].shape == (3, 8, 8)
     dataset.transform = second
@@ -288,7 +288,7 @@ def test_the_transform_can_be_set_until_samples_are_loaded(packed: Path, images:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_workers_that_stay_refuse_a_transform_that_is_set_later(packed: Path, is_ours: bool) -> None:
+def test_persistent_workers_refuse_a_transform_that_is_set_later(packed: Path, is_ours: bool) -> None:
     first, second = CenterCrop(32), CenterCrop(20)
     dataset = ShardMapDataset(packed, transform=first)
     subset: Any = torch.utils.data.Subset(dataset, range(8))
@@ -296,7 +296,7 @@ def test_workers_that_stay_refuse_a_transform_that_is_set_later(packed: Path, is
     loader = make_loader(subset, batch_size=2, num_workers=1, persistent_workers=True)
     assert next(iter(loader))[0].shape == (2, 3, 32, 32)
     dataset.transform = second
-    if is_ours:  # Its workers are told anew before each epoch.
+    if is_ours:  # Its workers get the dataset again before each epoch.
         batches = iter(loader)
         assert next(batches)[0].shape == (2, 3, 20, 20)
         dataset.transform = first
@@ -307,7 +307,7 @@ def test_workers_that_stay_refuse_a_transform_that_is_set_later(packed: Path, is
             pass
 
 
-def test_a_transform_without_an_image_to_apply_it_to_is_refused(packed: Path) -> None:
+def test_a_transform_without_an_image_field_is_refused(packed: Path) -> None:
     for kind in (ShardDataset, ShardMapDataset):
-        with pytest.raises(ValueError, match="transform= is applied to the field 'image', and fields="):
+        with pytest.raises(ValueError, match="transform= is applied to the field 'image', but fields="):
             kind(packed, fields=("label", "key"), transform=CenterCrop(8))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.transforms import CenterCrop, RandomHorizontalFlip, Resize, Transform, apply_transform
-from tests.transforms.pictures import make_keys, make_noise, repeat_size
+from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size
 from tests.transforms.reference import center_crop, resized_size
 
 SIDES = st.integers(1, 40)
@@ -18,10 +18,10 @@ SIDES = st.integers(1, 40)
 
 @given(height=st.integers(1, 5000), width=st.integers(1, 5000), size=st.integers(1, 1000))
 @settings(deadline=None, derandomize=True, max_examples=300)
-def test_one_number_is_the_shorter_side_and_the_longer_one_follows_rounded_down(
+def test_one_number_is_the_shorter_side_and_the_longer_keeps_the_proportions_rounded_down(
     height: int, width: int, size: int
 ) -> None:
-    new_size = Resize(size).draw(repeat_size(height, width, 1), make_keys(1))[0]
+    new_size = Resize(size).draw(repeat_size(height, width, 1), make_rng_keys(1))[0]
     assert tuple(new_size.tolist()) == resized_size(height, width, size)
 
 
@@ -60,13 +60,13 @@ def test_center_crop_is_torchvisions_pad_and_crop(height: int, width: int, rows:
 @pytest.mark.parametrize(
     ("length", "size", "corner"), [(10, 4, 3), (10, 5, 2), (11, 4, 4), (12, 5, 4), (9, 9, 0), (10, 9, 0), (12, 9, 2)]
 )
-def test_odd_differences_are_halved_to_even(length: int, size: int, corner: int) -> None:
+def test_half_of_an_odd_difference_is_rounded_to_even(length: int, size: int, corner: int) -> None:
     """2.5 becomes 2, 3.5 becomes 4, 0.5 becomes 0, 1.5 becomes 2."""
-    boxes = CenterCrop(size).draw(repeat_size(length, length, 1), make_keys(1))
+    boxes = CenterCrop(size).draw(repeat_size(length, length, 1), make_rng_keys(1))
     assert boxes.tolist() == [[corner, corner, size, size]]
 
 
-def test_a_smaller_image_is_padded_with_black_the_odd_pixel_behind() -> None:
+def test_a_smaller_image_is_padded_with_black_and_an_odd_pixel_comes_last() -> None:
     image = np.full((2, 3, 3), 255, dtype=np.uint8)
     result = CenterCrop((5, 6))(image)
     white = np.zeros((5, 6, 3), dtype=np.uint8)
@@ -74,24 +74,24 @@ def test_a_smaller_image_is_padded_with_black_the_odd_pixel_behind() -> None:
     np.testing.assert_array_equal(result, white)
 
 
-def test_a_probability_of_one_always_mirrors_and_of_zero_never() -> None:
+def test_a_probability_of_one_always_mirrors_and_zero_never_does() -> None:
     images = [make_noise(5, 7, seed) for seed in range(200)]
-    mirrored = apply_transform(RandomHorizontalFlip(1.0), images, make_keys(200))
-    left_alone = apply_transform(RandomHorizontalFlip(0.0), images, make_keys(200))
+    mirrored = apply_transform(RandomHorizontalFlip(1.0), images, make_rng_keys(200))
+    left_alone = apply_transform(RandomHorizontalFlip(0.0), images, make_rng_keys(200))
     for image, flipped, same in zip(images, mirrored, left_alone, strict=True):
         np.testing.assert_array_equal(flipped, cv2.flip(image, 1))
         np.testing.assert_array_equal(same, image)
 
 
 @pytest.mark.parametrize("transform", [CenterCrop((9, 30)), RandomHorizontalFlip(0.5), Resize(12), Resize((3, 4))])
-def test_parameters_depend_on_an_images_own_key_and_size_alone(transform: Transform) -> None:
-    sizes, keys = np.random.default_rng(1).integers(1, 60, (100, 2)), make_keys(100)
-    one_by_one = [transform.draw(sizes[i : i + 1], keys[i : i + 1]) for i in range(100)]
-    np.testing.assert_array_equal(transform.draw(sizes, keys), np.concatenate(one_by_one))
+def test_an_images_parameters_depend_only_on_its_rng_key_and_size(transform: Transform) -> None:
+    sizes, rng_keys = np.random.default_rng(1).integers(1, 60, (100, 2)), make_rng_keys(100)
+    one_by_one = [transform.draw(sizes[i : i + 1], rng_keys[i : i + 1]) for i in range(100)]
+    np.testing.assert_array_equal(transform.draw(sizes, rng_keys), np.concatenate(one_by_one))
 
 
 @pytest.mark.parametrize("transform", [CenterCrop(8), CenterCrop(50), RandomHorizontalFlip(1), Resize(12)])
-def test_the_image_that_goes_in_is_not_changed(transform: Transform) -> None:
+def test_the_input_image_is_not_changed(transform: Transform) -> None:
     image = make_noise(20, 30)
     before = image.copy()
     transform(image)

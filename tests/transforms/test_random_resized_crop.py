@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardio.images import resize
 from shardio.transforms import RandomResizedCrop, apply_transform
-from tests.transforms.pictures import make_keys, make_noise, repeat_size
+from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size
 from tests.transforms.reference import central_crop
 
 SIDES = st.one_of(st.integers(1, 40), st.integers(1, 5000))
@@ -29,11 +29,11 @@ def _bounds(draw: st.DrawFn, low: float, high: float) -> tuple[float, float]:
     seed=st.integers(0, 2**32),
 )
 @settings(deadline=None, derandomize=True, max_examples=400)
-def test_boxes_lie_inside_and_keep_the_bounds_or_are_the_central_fallback(
+def test_boxes_lie_inside_the_image_and_keep_the_bounds_or_are_the_central_fallback(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], seed: int
 ) -> None:
     crop = RandomResizedCrop(8, scale, ratio)
-    boxes = crop.draw(repeat_size(height, width, 20), make_keys(20, seed)).tolist()
+    boxes = crop.draw(repeat_size(height, width, 20), make_rng_keys(20, seed)).tolist()
     for top, left, rows, columns in boxes:
         assert 0 <= top <= top + rows <= height
         assert 0 <= left <= left + columns <= width
@@ -41,7 +41,7 @@ def test_boxes_lie_inside_and_keep_the_bounds_or_are_the_central_fallback(
         assert columns >= 1
         if (top, left, rows, columns) == central_crop(height, width, ratio):
             continue
-        # Both sides were rounded to whole pixels.
+        # Both sides are rounded to whole pixels.
         slack = 1 + 1e-9
         assert (rows - 0.5) * (columns - 0.5) <= scale[1] * height * width * slack
         assert (rows + 0.5) * (columns + 0.5) * slack >= scale[0] * height * width
@@ -53,38 +53,36 @@ def test_boxes_lie_inside_and_keep_the_bounds_or_are_the_central_fallback(
     "size", [(1, 1), (1, 9), (1, 1000), (1000, 1), (3, 1000), (1000, 3), (7, 100), (100, 7), (11, 301), (301, 11)]
 )
 @pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (0.9, 1.1), (1.0, 1.0), (2.0, 3.0)])
-def test_where_no_box_fits_the_crop_is_torchvisions_central_one(
-    size: tuple[int, int], ratio: tuple[float, float]
-) -> None:
-    """Of the whole area no box of these ratios fits into images so long."""
+def test_if_no_box_fits_the_crop_is_torchvisions_central_one(size: tuple[int, int], ratio: tuple[float, float]) -> None:
+    """No box of these ratios and of the whole area fits into such long images."""
     crop = RandomResizedCrop(8, scale=(1.0, 1.0), ratio=ratio)
-    boxes = crop.draw(repeat_size(*size, 50), make_keys(50))
+    boxes = crop.draw(repeat_size(*size, 50), make_rng_keys(50))
     np.testing.assert_array_equal(boxes, np.tile(central_crop(*size, ratio), (50, 1)))
 
 
 @pytest.mark.parametrize("size", [(100, 100), (120, 100), (100, 125)])
 @pytest.mark.parametrize("ratio", [(3 / 4, 4 / 3), (0.5, 2.0)])
-def test_the_fallback_is_the_whole_image_where_its_ratio_is_allowed(
+def test_the_fallback_is_the_whole_image_if_its_ratio_is_allowed(
     size: tuple[int, int], ratio: tuple[float, float]
 ) -> None:
-    """Of the whole area only the image itself fits."""
+    """The only box of the whole area is the image itself."""
     crop = RandomResizedCrop(8, scale=(1.0, 1.0), ratio=ratio)
-    np.testing.assert_array_equal(crop.draw(repeat_size(*size, 10), make_keys(10)), np.tile((0, 0, *size), (10, 1)))
+    np.testing.assert_array_equal(crop.draw(repeat_size(*size, 10), make_rng_keys(10)), np.tile((0, 0, *size), (10, 1)))
 
 
-def test_the_parameters_of_an_image_depend_on_its_own_key_and_size_alone() -> None:
+def test_an_images_parameters_depend_only_on_its_rng_key_and_size() -> None:
     random = np.random.default_rng(1)
-    sizes, keys = random.integers(1, 700, (200, 2)), make_keys(200)
+    sizes, rng_keys = random.integers(1, 700, (200, 2)), make_rng_keys(200)
     crop = RandomResizedCrop(8)
-    together = crop.draw(sizes, keys)
-    one_by_one = np.concatenate([crop.draw(sizes[i : i + 1], keys[i : i + 1]) for i in range(200)])
+    together = crop.draw(sizes, rng_keys)
+    one_by_one = np.concatenate([crop.draw(sizes[i : i + 1], rng_keys[i : i + 1]) for i in range(200)])
     np.testing.assert_array_equal(together, one_by_one)
     order = random.permutation(200)
-    np.testing.assert_array_equal(crop.draw(sizes[order], keys[order]), together[order])
-    np.testing.assert_array_equal(crop.draw(sizes, keys), together)
+    np.testing.assert_array_equal(crop.draw(sizes[order], rng_keys[order]), together[order])
+    np.testing.assert_array_equal(crop.draw(sizes, rng_keys), together)
 
 
-def test_other_keys_draw_other_boxes() -> None:
+def test_different_rng_keys_draw_different_boxes() -> None:
     boxes = RandomResizedCrop(8).draw(repeat_size(375, 500, 1000), np.arange(1000, dtype=np.uint64))
     assert len(np.unique(boxes, axis=0)) > 990
 
@@ -96,8 +94,8 @@ def test_the_result_is_the_box_resized(
 ) -> None:
     crop, images = RandomResizedCrop(size), [make_noise(*before, seed) for seed in range(8)]
     originals = [image.copy() for image in images]
-    boxes = crop.draw(repeat_size(*before, 8), make_keys(8)).tolist()
-    results = apply_transform(crop, images, make_keys(8))
+    boxes = crop.draw(repeat_size(*before, 8), make_rng_keys(8)).tolist()
+    results = apply_transform(crop, images, make_rng_keys(8))
     for image, original, (top, left, rows, columns), result in zip(images, originals, boxes, results, strict=True):
         assert result.dtype == np.uint8
         assert result.shape == (*expected, 3)
@@ -113,9 +111,9 @@ def test_a_size_must_be_one_or_two_numbers_of_pixels(size: Any) -> None:
     assert len(str(caught.value)) < 140
 
 
-def test_a_size_may_be_of_numpys_numbers() -> None:
-    assert RandomResizedCrop(np.int64(8)).size == (8, 8)  # type: ignore[arg-type]  # as numpy's shapes and files have it
-    assert RandomResizedCrop([np.int64(8), 9]).size == (8, 9)  # type: ignore[list-item]  # likewise
+def test_a_size_may_consist_of_numpy_integers() -> None:
+    assert RandomResizedCrop(np.int64(8)).size == (8, 8)  # type: ignore[arg-type]  # It works at run time.
+    assert RandomResizedCrop([np.int64(8), 9]).size == (8, 9)  # type: ignore[list-item]  # It works at run time.
 
 
 @pytest.mark.parametrize("scale", [(0, 1), (-0.1, 1), (0.5, 0.4), (0.5, 1.1), (float("nan"), 1), (0.08,), 0.5, "12"])

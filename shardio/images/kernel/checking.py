@@ -13,12 +13,12 @@ import numpy as np
 import simplejpeg
 
 from shardio.images.by_kernel import as_records
-from shardio.images.drawing import prepare
+from shardio.images.crop_plan import CropPlan
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel.loading import Kernel
-from shardio.images.pictures import open_image
+from shardio.images.opening import open_image
 from shardio.images.pixels import Pixels
-from shardio.images.plans import CropPlan
+from shardio.images.rendering import prepare_render
 from shardio.images.resizing import flip
 from shardio.images.tiling import tile_jpeg
 
@@ -73,7 +73,7 @@ def _draw(content: bytes, number: int) -> Pixels:
     box, window = Box(*_PLANS.box[number].tolist()), Box(*_PLANS.window[number].tolist())
     height, width = _PLANS.size[number].tolist()
     row = np.zeros((_ROWS, _COLUMNS, 3), np.uint8)
-    prepare(open_image(content), box, height, width, window, antialias=False)(row)
+    prepare_render(open_image(content), box, height, width, window, antialias=False)(row)
     if not _PLANS.flip[number]:
         return row
     mirrored = np.empty_like(row)

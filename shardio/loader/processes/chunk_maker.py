@@ -49,12 +49,12 @@ class ChunkMaker:
             destination = rows.get(field_index)
             if name == "image":
                 before = time.perf_counter()
-                images, plan = decoder.plan_images(stored, chunk.rng_keys)
+                planned = decoder.plan_images(stored, chunk.rng_keys)
                 transform_s += time.perf_counter() - before
-                rows_fit = plan is not None and destination is not None and plan.fit(destination)
-                rendered, decoder_names = decoder.render_images(stored, images, plan, destination if rows_fit else None)
-                num_images_by_decoder.update(decoder_names)
-                columns.append(None if rows_fit else rendered)
+                rows_fit = destination is not None and planned.fits(destination)
+                rendered = planned.render(destination if rows_fit else None)
+                num_images_by_decoder.update(rendered.decoder_names)
+                columns.append(None if rows_fit else rendered.images)
             else:
                 values = decoder.decode_field(name, stored)
                 if name == "json":

@@ -1,4 +1,4 @@
-"""Crop plans say what their transforms, done one by one to whole arrays, would do."""
+"""A crop plan gives the pixels of its transforms applied one after another to whole arrays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, DecodedPicture, DecodeError, decode_all, open_image
+from shardio.images import CropPlan, DecodedPicture, DecodeError, open_image, render_chunk
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import (
@@ -24,43 +24,43 @@ from shardio.transforms import (
 from tests.images import naive
 from tests.images.animals import by_pillow, noise
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
-from tests.transforms.pictures import make_keys
+from tests.transforms.inputs import make_rng_keys
 
 NUM_SEQUENCES = 120
 
 
 def _assert_equal(results: list[Any], expected: list[Array], name: object) -> None:
-    for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
-        np.testing.assert_array_equal(result, wanted, err_msg=f"image {number} of {name}")
+    for row, (result, wanted) in enumerate(zip(results, expected, strict=True)):
+        np.testing.assert_array_equal(result, wanted, err_msg=f"row {row} of {name}")
 
 
-def _sizes(random: np.random.Generator, number: int, smallest: int, largest: int) -> NDArray[np.int64]:
-    return random.integers(smallest, largest + 1, (number, 2))
+def _sizes(random: np.random.Generator, count: int, smallest: int, largest: int) -> NDArray[np.int64]:
+    return random.integers(smallest, largest + 1, (count, 2))
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEQUENCES))
-def test_fused_transforms_of_arrays_and_pngs_are_those_done_one_by_one(seed: int) -> None:
-    """Of small images: of larger ones a mirrored image resized by OpenCV differs by 1 here and there."""
+def test_fused_transforms_of_arrays_and_pngs_equal_separate_ones(seed: int) -> None:
+    """The images are small: in larger ones, OpenCV's resize of a mirrored image differs by 1 in places."""
     random = np.random.default_rng([1, seed])
     steps = naive.draw_steps(random, 1, 60)
     images = [noise(height, width) for height, width in _sizes(random, 4, 1, 70).tolist()]
-    keys = make_keys(4, seed)
-    expected = naive.transform_all(steps, images, keys)
-    _assert_equal(apply_transform(Compose(steps), images, keys), expected, steps)
+    rng_keys = make_rng_keys(4, seed)
+    expected = naive.transform_all(steps, images, rng_keys)
+    _assert_equal(apply_transform(Compose(steps), images, rng_keys), expected, steps)
     pictures = [open_image(save(image, "PNG")) for image in images]
-    _assert_equal(apply_transform(Compose(steps), pictures, keys), expected, steps)
+    _assert_equal(apply_transform(Compose(steps), pictures, rng_keys), expected, steps)
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEQUENCES))
-def test_fused_transforms_of_jpegs_that_hardly_get_smaller_are_those_done_one_by_one(seed: int) -> None:
+def test_fused_transforms_of_jpegs_that_hardly_get_smaller_equal_separate_ones(seed: int) -> None:
     random = np.random.default_rng([2, seed])
     steps = naive.draw_steps(random, 23, 60)
     files = [by_pillow(noise(*size), subsampling=seed % 3) for size in _sizes(random, 4, 1, 45).tolist()]
-    keys = make_keys(4, seed)
-    expected = naive.transform_all(steps, [read_by_pillow(file) for file in files], keys)
+    rng_keys = make_rng_keys(4, seed)
+    expected = naive.transform_all(steps, [read_by_pillow(file) for file in files], rng_keys)
     for contents in (files, [tile_jpeg(file) for file in files]):
         pictures = [open_image(content) for content in contents]
-        _assert_equal(apply_transform(Compose(steps), pictures, keys), expected, steps)
+        _assert_equal(apply_transform(Compose(steps), pictures, rng_keys), expected, steps)
 
 
 SEQUENCES: dict[str, list[Geometry]] = {
@@ -84,16 +84,20 @@ SEQUENCES: dict[str, list[Geometry]] = {
 
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("steps", SEQUENCES.values(), ids=SEQUENCES)
-def test_known_sequences_are_those_done_one_by_one(steps: list[Geometry], antialias: bool) -> None:
+def test_typical_sequences_equal_separate_transforms(steps: list[Geometry], antialias: bool) -> None:
     images = [make_picture(*size) for size in [(45, 33), (44, 44), (37, 24), (1, 40), (40, 1), (25, 26)]]
     for step in steps:
         if isinstance(step, RandomResizedCrop | Resize):
             step.antialias = antialias
-    keys = make_keys(len(images))
-    _assert_equal(apply_transform(Compose(steps), images, keys), naive.transform_all(steps, images, keys), steps)
+    rng_keys = make_rng_keys(len(images))
+    _assert_equal(
+        apply_transform(Compose(steps), images, rng_keys), naive.transform_all(steps, images, rng_keys), steps
+    )
     pictures = [open_image(tile_jpeg(by_pillow(image))) for image in images]
     decoded = [read_by_pillow(by_pillow(image)) for image in images]
-    _assert_equal(apply_transform(Compose(steps), pictures, keys), naive.transform_all(steps, decoded, keys), steps)
+    _assert_equal(
+        apply_transform(Compose(steps), pictures, rng_keys), naive.transform_all(steps, decoded, rng_keys), steps
+    )
 
 
 def _plan(box: Box, size: tuple[int, int], window: Box, flip: bool = False) -> CropPlan:
@@ -102,42 +106,42 @@ def _plan(box: Box, size: tuple[int, int], window: Box, flip: bool = False) -> C
     )
 
 
-def test_plans_of_whole_images_leave_them_as_they_are() -> None:
+def test_a_plan_of_whole_images_leaves_them_as_they_are() -> None:
     sizes = np.array([[3, 5], [1, 1], [7, 2]])
     images = [make_picture(*size) for size in sizes.tolist()]
-    plans = CropPlan.whole(sizes)
-    np.testing.assert_array_equal(plans.output_size, sizes)
-    _assert_equal(decode_all([DecodedPicture(image) for image in images], plans), images, plans)
+    plan = CropPlan.whole(sizes)
+    np.testing.assert_array_equal(plan.output_size, sizes)
+    _assert_equal(render_chunk([DecodedPicture(image) for image in images], plan).images, images, plan)
 
 
-def test_a_plan_for_no_images_gives_none() -> None:
-    plans = CropPlan.whole(np.zeros((0, 2), np.int64))
-    assert decode_all([], plans) == []
-    assert plans.crop(np.zeros((0, 4), np.int64)).mirror(np.zeros(0, np.bool_)).output_size.shape == (0, 2)
+def test_a_plan_for_no_images_gives_no_images() -> None:
+    plan = CropPlan.whole(np.zeros((0, 2), np.int64))
+    assert render_chunk([], plan).images == []
+    assert plan.crop(np.zeros((0, 4), np.int64)).mirror(np.zeros(0, np.bool_)).output_size.shape == (0, 2)
 
 
-def test_cropping_or_mirroring_gives_new_plans_and_leaves_the_old() -> None:
-    plans = CropPlan.whole(np.array([[10, 20]]))
-    plans.crop(np.array([[1, 2, 3, 4]]))
-    plans.mirror(np.array([True]))
-    plans.resize(np.array([[5, 5]]), antialias=True)
-    assert (plans.window.tolist(), plans.flip.tolist(), plans.antialias) == ([[0, 0, 10, 20]], [False], False)
+def test_cropping_or_mirroring_returns_a_new_plan() -> None:
+    plan = CropPlan.whole(np.array([[10, 20]]))
+    plan.crop(np.array([[1, 2, 3, 4]]))
+    plan.mirror(np.array([True]))
+    plan.resize(np.array([[5, 5]]), antialias=True)
+    assert (plan.window.tolist(), plan.flip.tolist(), plan.antialias) == ([[0, 0, 10, 20]], [False], False)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plans.antialias = True  # type: ignore[misc]  # That is what must not work.
+        plan.antialias = True  # type: ignore[misc]  # The plan must be frozen.
 
 
-def test_a_crop_of_a_mirrored_image_is_taken_from_its_other_side() -> None:
-    plans = CropPlan.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
-    assert plans.crop(np.array([[1, 2, 3, 4]] * 2)).window.tolist() == [[1, 14, 3, 4], [1, 2, 3, 4]]
+def test_a_crop_of_a_mirrored_image_comes_from_its_other_side() -> None:
+    plan = CropPlan.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
+    assert plan.crop(np.array([[1, 2, 3, 4]] * 2)).window.tolist() == [[1, 14, 3, 4], [1, 2, 3, 4]]
 
 
-def test_mirroring_twice_is_mirroring_not_at_all() -> None:
-    plans = CropPlan.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
-    assert plans.mirror(np.array([True, True])).flip.tolist() == [False, True]
+def test_mirroring_twice_changes_nothing() -> None:
+    plan = CropPlan.whole(np.array([[10, 20], [10, 20]])).mirror(np.array([True, False]))
+    assert plan.mirror(np.array([True, True])).flip.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
-    ("plans", "can_resize"),
+    ("plan", "can_resize"),
     [
         (_plan(Box(1, 2, 5, 6), (5, 6), Box(0, 0, 5, 6)), True),
         (_plan(Box(1, 2, 5, 6), (5, 6), Box(1, 1, 2, 2), flip=True), True),
@@ -148,14 +152,14 @@ def test_mirroring_twice_is_mirroring_not_at_all() -> None:
         (_plan(Box(1, 2, 5, 6), (5, 6), Box(0, 1, 5, 6)), False),
     ],
 )
-def test_resizing_goes_on_unless_pixels_are_resized_or_padded(plans: CropPlan, can_resize: bool) -> None:
-    assert plans.is_final.tolist() == [not can_resize]
+def test_a_plan_can_resize_unless_it_has_resized_or_padded(plan: CropPlan, can_resize: bool) -> None:
+    assert plan.is_final.tolist() == [not can_resize]
     if can_resize:
-        resized = plans.resize(np.array([[9, 8]]), antialias=True)
-        top, left, height, width = plans.window[0].tolist()
+        resized = plan.resize(np.array([[9, 8]]), antialias=True)
+        top, left, height, width = plan.window[0].tolist()
         assert resized.box.tolist() == [[1 + top, 2 + left, height, width]]
         assert resized.output_size.tolist() == [[9, 8]]
-        assert resized.flip.tolist() == plans.flip.tolist()
+        assert resized.flip.tolist() == plan.flip.tolist()
         assert resized.antialias
 
 
@@ -172,18 +176,18 @@ def test_resizing_goes_on_unless_pixels_are_resized_or_padded(plans: CropPlan, c
 def test_an_image_does_not_depend_on_which_others_need_pixels_first(
     steps: list[Geometry], sizes: list[tuple[int, int]]
 ) -> None:
-    """Padded or resized pixels are resized from whole ones, where JPEGs may be decoded at a smaller scale."""
+    """Padded or resized images are resized from full-size pixels; other JPEGs may be decoded at a smaller scale."""
     files = [tile_jpeg(by_pillow(make_picture(*size))) for size in sizes]
-    keys = make_keys(len(files))
-    together = apply_transform(Compose(steps), [open_image(file) for file in files], keys)
-    for number, file in enumerate(files):
-        alone = apply_transform(Compose(steps), [open_image(file)], keys[number : number + 1])
-        np.testing.assert_array_equal(together[number], alone[0], err_msg=f"image {number}")
+    rng_keys = make_rng_keys(len(files))
+    together = apply_transform(Compose(steps), [open_image(file) for file in files], rng_keys)
+    for row, file in enumerate(files):
+        alone = apply_transform(Compose(steps), [open_image(file)], rng_keys[row : row + 1])
+        np.testing.assert_array_equal(together[row], alone[0], err_msg=f"row {row}")
 
 
-def test_an_error_names_the_image_also_where_only_some_need_pixels_first() -> None:
+def test_an_error_names_the_row_even_if_only_some_images_need_pixels_first() -> None:
     good, bad = by_pillow(make_picture(60, 60)), by_pillow(make_picture(20, 20))
     pictures = [open_image(content) for content in (good, good, bad[:-40] + b"\xff\xd9", good)]
     with pytest.raises(DecodeError) as error_info:
-        apply_transform(Compose([CenterCrop(40), Resize(20)]), pictures, make_keys(4))
+        apply_transform(Compose([CenterCrop(40), Resize(20)]), pictures, make_rng_keys(4))
     assert error_info.value.row == 2

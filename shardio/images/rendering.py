@@ -1,4 +1,4 @@
-"""From a crop plan of one image to a function that draws it: which part to read, at which scale, and what then."""
+"""From one image's crop plan to a function that renders it: what to read, at which scale, and how to resize it."""
 
 from __future__ import annotations
 
@@ -18,90 +18,93 @@ SCALES = (8, 4, 2)
 """How many times smaller libjpeg can decode a JPEG, by a smaller inverse DCT of each block."""
 
 MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
-"""A long thin image can become huge when its shorter side is made longer."""
+"""A long thin image can become huge when its shorter side is enlarged."""
 
-Draw = Callable[[Pixels], object]
+Render = Callable[[Pixels], object]
 """Writes pixels to an array, uint8 [height, width, 3]; raises ValueError if the image is damaged."""
 
 
-def prepare(image: Picture, box: Box, height: int, width: int, window: Box, antialias: bool) -> Draw:
-    """Return what draws a window of a resized box, with black where the window reaches beyond it.
+def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, antialias: bool) -> Render:
+    """Return a function that renders a window of a resized box, black where the window reaches beyond it.
 
     Args:
-        image: The picture.
+        picture: The picture.
         box: A part of it.
-        height: What the box is resized to.
-        width: Likewise.
+        height: The height that the box is resized to.
+        width: The width that the box is resized to.
         window: A part of the resized box.
-        antialias: How it is resized.
+        antialias: How the box is resized; see :func:`shardio.images.resizing.resize`.
 
     Raises:
-        ValueError: If what it is resized to is huge.
+        ValueError: If the resized box is too large.
     """
     if height * width > MAX_RESIZED_PIXELS:
         raise ValueError(f"a part of {box.width}×{box.height} pixels cannot be resized to {width}×{height}: too large")
     visible = _intersect(window, height, width)
     if visible.height <= 0 or visible.width <= 0:
         return lambda out: out.fill(0)
-    draw = _prepare_visible(image, box, height, width, visible, antialias)
+    render = _prepare_visible(picture, box, height, width, visible, antialias)
     if visible == window:
-        return draw
+        return render
 
-    def draw_padded(out: Pixels) -> None:
+    def render_padded(out: Pixels) -> None:
         out[...] = 0
-        draw(_view(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
+        render(_view(out, visible._replace(top=visible.top - window.top, left=visible.left - window.left)))
 
-    return draw_padded
+    return render_padded
 
 
-def _prepare_visible(image: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Draw:
-    if image.can_scale and not antialias and (scale := _choose_scale(box, height, width)) > 1:
-        return _prepare_scaled(image, box, height, width, visible, scale)
+def _prepare_visible(picture: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Render:
+    if picture.can_scale and not antialias and (scale := _choose_scale(box, height, width)) > 1:
+        return _prepare_scaled(picture, box, height, width, visible, scale)
     if (box.height, box.width) == (height, width):
-        part = image.part(_inside(box, visible))
+        part = picture.part(_inside(box, visible))
         return lambda out: np.copyto(out, part())
     if visible == (0, 0, height, width):
-        whole = image.part(box)
+        whole = picture.part(box)
         return lambda out: resize(whole(), height, width, antialias=antialias, out=out)
-    return _prepare_window(image, box, height, width, visible, antialias)
+    return _prepare_window(picture, box, height, width, visible, antialias)
 
 
-def _prepare_window(image: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Draw:
-    """Return what draws a part of the resized box.
+def _prepare_window(picture: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Render:
+    """Return a function that renders a part of the resized box.
 
-    OpenCV and Pillow can only resize a whole picture: a part of it would be sampled at other places. So they get
-    the whole box, of which only the pixels that the part depends on have been decoded.
+    OpenCV and Pillow can only resize a whole image: they would sample a part of it at other points. So they get the
+    whole box, where only the pixels that the visible part depends on are decoded.
     """
     rows = _sources(visible.top, visible.height, box.height, height, antialias)
     columns = _sources(visible.left, visible.width, box.width, width, antialias)
     needed = Box(rows.start, columns.start, len(rows), len(columns))
-    part = image.part(_inside(box, needed))
+    part = picture.part(_inside(box, needed))
 
-    def draw(out: Pixels) -> None:
+    def render(out: Pixels) -> None:
         before = scratch_pixels("before resizing", box.height, box.width)
         np.copyto(_view(before, needed), part())
         after = scratch_pixels("after resizing", height, width)
         resize(before, height, width, antialias=antialias, out=after)
         np.copyto(out, _view(after, visible))
 
-    return draw
+    return render
 
 
-def _prepare_scaled(image: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Draw:
-    """Return what draws a part of the resized box from the picture at 1/scale, where no pixel need begin with it."""
-    (image_height, image_width), (origin_top, origin_left) = image.size, image.origin(scale)
-    rows = _Samples.lay(box.top, box.height, height, image_height, scale, origin_top)
-    columns = _Samples.lay(box.left, box.width, width, image_width, scale, origin_left)
+def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Render:
+    """Return a function that renders a part of the resized box from the picture at 1/scale of its size.
+
+    The box need not begin at a pixel of the scaled picture, so that picture is sampled at the exact points.
+    """
+    (picture_height, picture_width), (origin_top, origin_left) = picture.size, picture.origin(scale)
+    rows = _Samples.lay(box.top, box.height, height, picture_height, scale, origin_top)
+    columns = _Samples.lay(box.left, box.width, width, picture_width, scale, origin_left)
     needed_rows = rows.sources(visible.top, visible.height)
     needed_columns = columns.sources(visible.left, visible.width)
     needed = Box(needed_rows.start, needed_columns.start, len(needed_rows), len(needed_columns))
-    part = image.part(needed, scale)
-    corner = rows.position(visible.top) - needed.top, columns.position(visible.left) - needed.left
+    part = picture.part(needed, scale)
+    corner = rows.point(visible.top) - needed.top, columns.point(visible.left) - needed.left
     return lambda out: sample(part(), corner, (rows.step, columns.step), out)
 
 
 class _Samples(NamedTuple):
-    """Where the pixels of a row lie among those of a row of a smaller picture, counted from the first one's centre."""
+    """Evenly spaced points along one side of a scaled picture, in its pixels from the centre of the first one."""
 
     first: float
     step: float
@@ -110,22 +113,22 @@ class _Samples(NamedTuple):
 
     @classmethod
     def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
-        """Lay ``num_after`` pixels evenly over a stretch of a row of ``total`` pixels, seen at 1/scale."""
+        """Lay ``num_after`` points over a stretch of a side of ``total`` pixels, seen at 1/scale."""
         before, step = origin + start / scale, length / scale / num_after
         stop = min(math.ceil(before + length / scale), -(-total // scale))
         return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
 
-    def position(self, number: int) -> float:
-        return self.first + number * self.step
+    def point(self, index: int) -> float:
+        return self.first + index * self.step
 
     def sources(self, start: int, length: int) -> range:
-        """Return the pixels of the smaller row that a stretch depends on, none beyond the box."""
-        first, last = math.floor(self.position(start)), math.floor(self.position(start + length - 1))
+        """Return the pixels inside the box that a run of points depends on."""
+        first, last = math.floor(self.point(start)), math.floor(self.point(start + length - 1))
         return range(max(first - 1, self.start), min(last + 3, self.stop))
 
 
 def _choose_scale(box: Box, height: int, width: int) -> int:
-    """Return the largest scale at which a box is still as large as what it is resized to."""
+    """Return the largest scale at which a box is still at least as large as its new size."""
     if min(box.height, box.width) >= MIN_SCALED_SIDE:
         for scale in SCALES:
             if box.height >= scale * height and box.width >= scale * width:
@@ -134,7 +137,7 @@ def _choose_scale(box: Box, height: int, width: int) -> int:
 
 
 def _sources(start: int, length: int, num_before: int, num_after: int, antialias: bool) -> range:
-    """Return which of the pixels of a row before resizing a stretch of those after it depends on."""
+    """Return the pixels of a side that a stretch of the resized side depends on."""
     ratio = num_before / num_after
     reach = max(ratio, 1.0) if antialias else 1.0
     first = math.floor((start + 0.5) * ratio - 0.5 - reach)
@@ -143,7 +146,7 @@ def _sources(start: int, length: int, num_before: int, num_after: int, antialias
 
 
 def _intersect(window: Box, height: int, width: int) -> Box:
-    """Return the part of a window that lies in a picture of a size."""
+    """Return the part of a window that lies inside an image of this size."""
     top, left = max(window.top, 0), max(window.left, 0)
     bottom, right = min(window.top + window.height, height), min(window.left + window.width, width)
     return Box(top, left, bottom - top, right - left)

@@ -18,16 +18,16 @@ Boxes = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlan:
-    """What is to be made of n images: take a box of each, resize it, take a window of that, mirror it.
+    """What to make of n images: take a box of each, resize it, take a window of the result, and mirror that.
 
-    Transforms add themselves one by one; as long as that works, nothing has to be decoded between them.
+    Transforms extend the plan one after another. While that works, nothing is decoded between them.
 
     Attributes:
-        box: A part of the image, inside of it.
-        size: What the box is resized to.
-        window: A part of the resized box; where it reaches beyond that, pixels are black.
-        flip: bool [n], whether the window is mirrored left to right.
-        antialias: Whether resizing weighs all pixels of the box.
+        box: A part of the image, inside it.
+        size: The size that the box is resized to.
+        window: A part of the resized box. Pixels outside the box are black.
+        flip: bool [n], whether to mirror the window left to right.
+        antialias: Whether resizing averages over all pixels of the box.
     """
 
     box: Boxes
@@ -38,29 +38,29 @@ class CropPlan:
 
     @classmethod
     def whole(cls, sizes: Sizes) -> CropPlan:
-        """Return plans that leave images of these sizes as they are."""
+        """Return a plan that leaves images of these sizes as they are."""
         box = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         return cls(box=box, size=sizes, window=box, flip=np.zeros(len(sizes), dtype=np.bool_))
 
     @property
     def output_size(self) -> Sizes:
-        """The sizes of what comes out."""
+        """The size of each result."""
         return self.window[:, 2:]
 
-    def fit(self, rows: Pixels) -> bool:
-        """Return whether all that comes out is of the size of the rows, uint8 [n, height, width, 3]."""
+    def fits(self, rows: Pixels) -> bool:
+        """Return whether every result has the size of the rows, uint8 [n, height, width, 3]."""
         return bool((self.output_size == rows.shape[1:3]).all())
 
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
-        """Return whether cropping by ``boxes`` would add black around a mere part of an image, bool [n].
+        """Return whether cropping by ``boxes`` would pad a part of an image, bool [n].
 
-        Such images must be rendered before they are cropped.
+        Such images must be rendered before they are cropped: around a part lie the image's pixels, not black ones.
         """
         is_part = _any((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
 
     def crop(self, boxes: Boxes) -> CropPlan:
-        """Return plans that go on to crop what these would give."""
+        """Return a plan that also crops this plan's results."""
         mirrored_left = self.window[:, 3] - boxes[:, 1] - boxes[:, 3]
         left = np.where(self.flip, mirrored_left, boxes[:, 1])
         corner = self.window[:, :2] + np.stack([boxes[:, 0], left], axis=1)
@@ -68,37 +68,37 @@ class CropPlan:
 
     @property
     def is_final(self) -> NDArray[np.bool_]:
-        """Whether each image must be rendered before it can be resized, bool [n]: it is resized already, or padded."""
+        """Whether each image is resized or padded, bool [n]: then it must be rendered before it is resized again."""
         return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlan:
-        """Return plans that go on to resize; none of these may be final."""
+        """Return a plan that also resizes this plan's results, none of which may be final."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
         return replace(self, box=box, size=sizes, window=whole, antialias=antialias)
 
+    def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
+        """Return a plan that also mirrors the results for which ``flips`` is true."""
+        return replace(self, flip=self.flip ^ flips)
+
     def take(self, rows: NDArray[np.int64]) -> CropPlan:
-        """Return the plans of some of the images."""
+        """Return the plan of some of the images."""
         return replace(self, box=self.box[rows], size=self.size[rows], window=self.window[rows], flip=self.flip[rows])
 
-    def begin_again(self, rows: NDArray[np.int64]) -> CropPlan:
-        """Return plans in which some of the images have been rendered."""
+    def restart(self, rows: NDArray[np.int64]) -> CropPlan:
+        """Return a plan that leaves some of the images, which have been rendered, as they are."""
         box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
         whole = CropPlan.whole(self.output_size[rows])
         box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
         return replace(self, box=box, size=size, window=window, flip=flip)
 
-    def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
-        """Return plans that go on to mirror those images for which ``flips`` says so."""
-        return replace(self, flip=self.flip ^ flips)
-
 
 def _reach_beyond(boxes: Boxes, sizes: Sizes) -> NDArray[np.bool_]:
-    """Return whether boxes reach beyond pictures of these sizes, bool [n]."""
+    """Return whether boxes reach beyond images of these sizes, bool [n]."""
     return _any((boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > sizes))
 
 
 def _any(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether anything is true in each row of bool [n, m]."""
+    """Return whether any value of each row is true, given bool [n, m]."""
     return np.asarray(mask.any(axis=1))

@@ -1,0 +1,88 @@
+"""The images of a chunk, on their way from bytes to pixels: opened, planned, then rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardio.errors import SampleError
+from shardio.images import IMAGE_FIELDS, CropPlan, DecodeError, Pixels, RenderedImages, render_chunk
+from shardio.interruptions import let_through
+from shardio.reading import StoredSamples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedImages:
+    """Images whose transforms' parameters are drawn. :meth:`render` makes their pixels.
+
+    Attributes:
+        samples: Their samples, for errors.
+        images: n pictures to render; without a plan, n finished images.
+        plan: How to render them, or None if nothing is left to render.
+    """
+
+    samples: StoredSamples
+    images: list[Any]
+    plan: CropPlan | None
+
+    def fits(self, rows: Pixels) -> bool:
+        """Return whether the images can be rendered into rows, uint8 [n, height, width, 3]."""
+        return self.plan is not None and self.plan.fits(rows)
+
+    def render(self, rows: Pixels | None = None) -> RenderedImages:
+        """Render the images.
+
+        Args:
+            rows: Where to write, if the images fit: uint8 [n, height, width, 3]. By default, new arrays.
+
+        Returns:
+            The images, and what decoded each of them.
+
+        Raises:
+            SampleError: If an image is damaged.
+        """
+        if self.plan is None:
+            return RenderedImages(self.images, [])
+        try:
+            return render_chunk(self.images, self.plan, rows)
+        except DecodeError as error:
+            raise undecodable(self.samples, error.row, error) from error
+
+
+def open_images(samples: StoredSamples, open_one: Callable[[bytes], Any]) -> list[Any]:
+    """Open each sample's image: the first of its image fields that is not empty.
+
+    Args:
+        samples: n samples.
+        open_one: Opens an image, and raises ValueError if it cannot.
+
+    Raises:
+        SampleError: If an image is missing, empty or damaged.
+    """
+    columns = [samples.columns[field] for field in IMAGE_FIELDS if field in samples.columns]
+    return [_open(samples, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))]
+
+
+def _open(samples: StoredSamples, row: int, contents: Sequence[bytes | None], open_one: Callable[[bytes], Any]) -> Any:
+    content = next(filter(None, contents), None)
+    if content is None and b"" in contents:
+        raise undecodable(samples, row, "it is empty (0 bytes)")
+    if content is None:
+        key, where = samples.describe(row)
+        message = f"sample {key} in {where} has no image (none of {', '.join(IMAGE_FIELDS)})"
+        raise SampleError(message, row=row, key=key, where=where)
+    try:
+        return open_one(content)
+    except ValueError as error:
+        let_through(error)
+        raise undecodable(samples, row, error) from error
+
+
+def undecodable(samples: StoredSamples, row: int, why: ValueError | str) -> SampleError:
+    """Return the error for a sample whose image cannot be decoded."""
+    present = [field for field in IMAGE_FIELDS if field in samples.columns and samples.columns[field][row] is not None]
+    opened = [field for field in present if samples.columns[field][row]] or present
+    key, where = samples.describe(row, opened[:1])
+    message = f"the image of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
+    return SampleError(message, row=row, key=key, where=where)

@@ -1,0 +1,87 @@
+"""JPEGs, decoded by libjpeg-turbo: only the parts that are read."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import simplejpeg
+
+from shardio.images.errors_of_pillow import errors_of_pillow
+from shardio.images.formats import JPEG_START
+from shardio.images.jpeg.codec import prepare_part
+from shardio.images.jpeg.markers import APP1, JpegHead, read_head, why_irregular
+from shardio.images.jpeg.regions import Box
+from shardio.images.orientation import UPRIGHT, Orientation, Turn, read_jpeg_turn
+from shardio.images.pictures import Part, Picture, check_size
+
+_USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4)])
+"""Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
+
+
+class JpegPicture(Picture):
+    """A JPEG. Each part is decoded when it is read.
+
+    Attributes:
+        content: Its file.
+    """
+
+    can_scale = True
+    decoder_name = "libjpeg"
+
+    def __init__(self, content: bytes, head: JpegHead, turn: Turn) -> None:
+        self.content = content
+        self._head, self._turn = head, turn
+        self._is_regular = why_irregular(head) is None
+        self.size = turn.size(head.height, head.width)
+
+    @property
+    def is_upright(self) -> bool:
+        """Whether the stored picture needs no turning."""
+        return self._turn == UPRIGHT
+
+    def origin(self, scale: int) -> tuple[float, float]:
+        head = self._head
+        return self._turn.corner(-head.height % scale / scale, -head.width % scale / scale)
+
+    def part(self, box: Box, scale: int = 1) -> Part:
+        head, turn = self._head, self._turn
+        stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
+        decode = prepare_part(self.content, head, stored, scale, is_regular=self._is_regular)
+        return decode if turn == UPRIGHT else lambda: turn.apply(decode())
+
+
+def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Picture | None:
+    """Open a JPEG. Return None for other formats and for JPEGs that only Pillow can convert to RGB.
+
+    Raises:
+        ValueError: If the JPEG is damaged or too large.
+    """
+    if not content.startswith(JPEG_START):
+        return None
+    try:
+        head = read_head(content)
+    except ValueError:
+        with suppress(KeyError):
+            simplejpeg.decode_jpeg_header(content)  # If libjpeg finds an error as well, raise it in libjpeg's words.
+        return None
+    if not _can_convert(content, head):
+        return None
+    check_size(head.height, head.width, max_pixels)
+    turn = UPRIGHT
+    if orientation == "apply" and any(segment.marker == APP1 for segment in head.segments):
+        with errors_of_pillow():
+            turn = read_jpeg_turn(content)
+    return JpegPicture(content, head, turn)
+
+
+def _can_convert(content: bytes, head: JpegHead) -> bool:
+    """Return whether simplejpeg converts a JPEG to RGB: one or three components, with usual sampling factors."""
+    if len(head.factors) not in (1, 3) or not head.height or not head.width:
+        return False
+    if len(head.factors) == 1 or head.factors in _USUAL_FACTORS:
+        return True
+    try:
+        simplejpeg.decode_jpeg_header(content)
+    except (ValueError, KeyError):  # KeyError: factors that libjpeg knows, but simplejpeg has no name for.
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""Images of any format, decoded whole by Pillow, as its ``convert("RGB")`` does."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import PIL.Image
+
+from shardio.images.errors_of_pillow import errors_of_pillow
+from shardio.images.jpeg.regions import Box
+from shardio.images.orientation import Orientation, read_turn
+from shardio.images.pictures import DecodedPicture, Part, Picture, check_size
+from shardio.images.pixels import Pixels
+
+
+class PillowPicture(Picture):
+    """An image of any format. All of it is decoded each time a part is read."""
+
+    can_scale = False
+    decoder_name = "pillow"
+
+    def __init__(self, content: bytes, height: int, width: int) -> None:
+        self._content = content
+        self.size = height, width
+
+    def part(self, box: Box, scale: int = 1) -> Part:
+        assert scale == 1, "Pillow decodes at full size"
+        return lambda: self._decode()[box.top : box.top + box.height, box.left : box.left + box.width]
+
+    def _decode(self) -> Pixels:
+        with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
+            pixels = np.array(image.convert("RGB"))
+        if pixels.shape[:2] != self.size:
+            declared, found = (f"{width}×{height}" for height, width in (self.size, pixels.shape[:2]))
+            raise ValueError(f"the header declares {declared} pixels, but the file has {found}")
+        return pixels
+
+
+def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) -> Picture:
+    """Open an image of any format.
+
+    Raises:
+        ValueError: If the image is damaged, too large, or of a format that Pillow does not read.
+    """
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
+        check_size(image.height, image.width, max_pixels)
+        if orientation == "ignore" and image.format != "TIFF":
+            return PillowPicture(content, image.height, image.width)
+        # How a picture is turned, and therefore its size, is certain only once the whole file is read.
+        pixels = np.array(image.convert("RGB"))
+        return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels))

@@ -1,0 +1,167 @@
+"""Lists of transforms: what each image of a chunk gets, and as much of that as possible as one crop plan."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, RenderedImages, render_chunk
+from shardio.order import Words, derive_rng_key
+from shardio.transforms import foreign
+from shardio.transforms.transform import (
+    REMEDY,
+    Geometry,
+    Transform,
+    as_pixels,
+    check_call,
+    rng_keys_from_torch,
+    sizes_of,
+)
+
+
+class Compose:
+    """Several transforms in a row. Subclasses cannot override ``__call__``.
+
+    Args:
+        transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which bring
+            their own randomness. torchvision's, and any other ``torch.nn.Module``, get a uint8 tensor [3, H, W].
+            Albumentations' get the array by name; the result is the image that they return. All others get the array,
+            or what the previous transform returned. The last transform's result is the sample's image.
+
+    Raises:
+        TypeError: If it gets a single transform, or one of the transforms is not callable.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_call(cls, Compose, "Put its code into the list, as a function: Compose([..., function])")
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"Compose takes a list of transforms, got {transforms!r}: write Compose([...])")
+        self.transforms = list(transforms)
+        for transform in self.transforms:
+            _check_transform(transform)
+
+    def __call__(self, image: Any) -> Any:
+        """Transform one image with parameters from torch's global generator."""
+        return apply_transform(self, [image], rng_keys_from_torch(1))[0]
+
+    def __repr__(self) -> str:
+        return f"Compose([{', '.join(map(repr, self.transforms))}])"
+
+
+def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
+    """Transform n images, each by its own rng key; the arguments and errors are those of :func:`plan_transform`."""
+    return _render_all(*plan_transform(transform, images, rng_keys))
+
+
+def plan_transform(
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words
+) -> tuple[list[Any], CropPlan | None]:
+    """Draw a transform's parameters for n images, and render only the images that it needs as pixels.
+
+    Args:
+        transform: A transform of shardio, any other callable, or None.
+        images: Pictures, arrays uint8 [height, width, 3], or whatever other callables take.
+        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own from them.
+
+    Returns:
+        The images, and the plan by which to render them. Without a plan, the images are finished.
+
+    Raises:
+        DecodeError: If a picture had to be rendered and cannot be decoded.
+    """
+    images = list(images)
+    plan = CropPlan.whole(sizes_of(images)) if images and isinstance(images[0], Picture) else None
+    for step, step_keys in _steps_with_keys(transform, rng_keys):
+        if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
+            if plan is None:
+                images = [DecodedPicture(as_pixels(step, image)) for image in images]
+                plan = CropPlan.whole(sizes_of(images))
+            parameters = step.draw(plan.output_size, step_keys)
+            images, plan = _render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
+            plan = step.extend(plan, parameters)
+        elif isinstance(step, Transform):
+            arrays = [as_pixels(step, image) for image in _render_all(images, plan)]
+            sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
+            parameters = step.draw(sizes, step_keys)
+            images, plan = [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)], None
+        else:
+            # One by one: whole images are large, and what a callable makes of them may be small.
+            images, plan = [foreign.call(step, image) for image in _render_each(images, plan)], None
+    return images, plan
+
+
+def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
+    """Raise TypeError if the first transform of an image is one of shardio's, which do not take Pillow images."""
+    step = next(_steps(transform), None)
+    if isinstance(step, Transform):
+        raise TypeError(
+            f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: {REMEDY}"
+        )
+
+
+def _inner_steps(transform: Any) -> Sequence[Any] | None:
+    """Return the transforms in a Compose or in another library's sequence; None for a single transform."""
+    return transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
+
+
+def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
+    """Yield the single transforms of nested sequences."""
+    if (inner := _inner_steps(transform)) is not None:
+        for each in inner:
+            yield from _steps(each)
+    elif transform is not None:
+        yield transform
+
+
+def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
+    """Yield the single transforms of nested sequences, each with rng keys of its own."""
+    if (inner := _inner_steps(transform)) is not None:
+        for index, each in enumerate(inner):
+            yield from _steps_with_keys(each, derive_rng_key(rng_keys, np.array([index], dtype=np.uint64)))
+    elif transform is not None:
+        _check_transform(transform)
+        yield transform, rng_keys
+
+
+def _check_transform(transform: object) -> None:
+    """Raise TypeError for what is not callable, and for a transform's class, which an image would instantiate."""
+    if isinstance(transform, type) and (issubclass(transform, Transform | Compose) or foreign.is_known(transform)):
+        raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
+    if not callable(transform):
+        raise TypeError(f"a transform is called with an image, but {reprlib.repr(transform)} is not callable")
+
+
+def _render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
+    """Return the finished images."""
+    return images if plan is None else render_chunk(images, plan).images
+
+
+def _render_each(images: list[Any], plan: CropPlan | None) -> Iterator[Any]:
+    """Yield the finished images. Each is rendered when it is asked for."""
+    for row, image in enumerate(images):
+        yield image if plan is None else _render_rows(images, plan, np.array([row])).images[0]
+
+
+def _render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
+    """Render only these rows: the other images must not depend on them."""
+    if not rows.size:
+        return images, plan
+    rendered, images = _render_rows(images, plan, rows), list(images)
+    for row, pixels, decoder_name in zip(rows.tolist(), rendered.images, rendered.decoder_names, strict=True):
+        images[row] = DecodedPicture(pixels, decoder_name)
+    return images, plan.restart(rows)
+
+
+def _render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
+    """Render these rows of a chunk; an error names the row in the chunk."""
+    try:
+        return render_chunk([pictures[row] for row in rows], plan.take(rows))
+    except DecodeError as error:
+        raise DecodeError(int(rows[error.row]), str(error)) from error

@@ -1,0 +1,105 @@
+"""What a transform is: it draws parameters for many images at once, then changes one image at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.images import CropPlan, DecodedPicture, Picture, Pixels, Sizes, render_chunk
+from shardio.order import Words
+from shardio.transforms import foreign
+
+REMEDY = "leave decode at 'array', or use transforms of the library that the images come from"
+
+
+def check_call(cls: type, parent: type, remedy: str) -> None:
+    """Raise TypeError if a class overrides its parent's ``__call__``, which datasets and loaders do not call."""
+    if cls.__call__ is not parent.__call__:
+        raise TypeError(
+            f"{cls.__name__} overrides __call__, but datasets and loaders do not call it: they transform many images "
+            f"at once. {remedy}"
+        )
+
+
+class Transform(ABC):
+    """A transform of uint8 [height, width, 3] arrays.
+
+    Subclasses draw their parameters for n images at once, as a function of the images' sizes and one rng key for each
+    image, and apply them to one image at a time. Called with an image, a transform draws its rng key from torch's
+    global generator, as torchvision's transforms do. Subclasses cannot override ``__call__``.
+    """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_call(cls, Transform, "Override apply(image, parameters), or put a function into Compose([...])")
+
+    def __call__(self, image: Any) -> Pixels:
+        """Transform one image with parameters from torch's global generator."""
+        pixels = as_pixels(self, image)
+        (parameters,) = self.draw(np.array([pixels.shape[:2]], dtype=np.int64), rng_keys_from_torch(1))
+        return self.apply(pixels, parameters)
+
+    @abstractmethod
+    def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[Any]:
+        """Return the parameters of n images.
+
+        Args:
+            sizes: int64 [n, 2], their heights and widths.
+            rng_keys: uint64 [n], one rng key for each image.
+
+        Returns:
+            An array of n rows. :meth:`apply` gets one of them.
+        """
+
+    @abstractmethod
+    def apply(self, image: Pixels, parameters: Any) -> Pixels:
+        """Transform one image by its row of parameters."""
+
+
+class Geometry(Transform):
+    """A transform that extends crop plans, so that only the needed parts of encoded images are decoded."""
+
+    @abstractmethod
+    def needs_pixels(self, plan: CropPlan, parameters: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which of n images must be rendered before this transform can extend their plan, bool [n]."""
+
+    @abstractmethod
+    def extend(self, plan: CropPlan, parameters: NDArray[Any]) -> CropPlan:
+        """Return a plan that also does what this transform does. None of the images may need pixels first."""
+
+    def apply(self, image: Pixels, parameters: Any) -> Pixels:
+        picture = DecodedPicture(image)
+        plan = self.extend(CropPlan.whole(sizes_of([picture])), np.asarray(parameters)[None])
+        pixels: Pixels = render_chunk([picture], plan).images[0]
+        return pixels
+
+
+def rng_keys_from_torch(num_keys: int) -> Words:
+    """Draw rng keys from torch's global generator, uint64 [num_keys]."""
+    import torch
+
+    return torch.randint(-(2**63), 2**63 - 1, (num_keys,), device="cpu").numpy().view(np.uint64)
+
+
+def sizes_of(pictures: Sequence[Picture]) -> Sizes:
+    """Return the heights and widths of n pictures, int64 [n, 2]."""
+    return np.array([picture.size for picture in pictures], dtype=np.int64).reshape(-1, 2)
+
+
+def as_pixels(transform: Transform, image: Any) -> Pixels:
+    """Return an image as the array that a transform takes, uint8 [height, width, 3].
+
+    Raises:
+        TypeError: If it is neither such an array nor a tensor uint8 [3, height, width].
+    """
+    if not isinstance(image, Image.Image):
+        image = foreign.as_array(image)  # torchvision's transforms return tensors.
+    if isinstance(image, np.ndarray) and image.size and image.dtype == np.uint8 and image.shape[2:] == (3,):
+        return image
+    got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+    raise TypeError(f"{transform!r} takes uint8 [height, width, 3] arrays with pixels, got {got}: {REMEDY}")

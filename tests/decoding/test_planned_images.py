@@ -1,0 +1,71 @@
+"""Planned images are rendered into given rows or new arrays, and their errors name the sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.decoding import FieldDecoder
+from shardio.errors import SampleError
+from shardio.reading import StoredSamples
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests.images.pictures import make_picture, save
+from tests.transforms.inputs import make_rng_keys
+
+FILES = [save(make_picture(40, 50, seed), "JPEG") for seed in range(5)]
+CROP = Compose([RandomResizedCrop(24), RandomHorizontalFlip()])
+
+
+def stored(contents: list[bytes]) -> StoredSamples:
+    return StoredSamples(
+        {"jpg": contents},
+        len(contents),
+        describe=lambda row, fields: (f"key{row}", "a.tar"),
+        list_keys=lambda: [f"key{row}" for row in range(len(contents))],
+    )
+
+
+def test_images_rendered_into_rows_are_those_rendered_into_new_arrays_and_those_of_the_column() -> None:
+    decoder, rows = FieldDecoder(fields="image", transform=CROP), np.zeros((5, 24, 24, 3), np.uint8)
+    planned = decoder.plan_images(stored(FILES), make_rng_keys(5))
+    assert planned.fits(rows)
+    rendered = planned.render(rows)
+    (column,) = decoder.decode_columns(stored(FILES), make_rng_keys(5))
+    np.testing.assert_array_equal(rows, column)
+    np.testing.assert_array_equal(planned.render().images, column)
+    assert all(np.shares_memory(image, rows) for image in rendered.images)
+    assert rendered.decoder_names == ["kernel"] * 5
+
+
+@pytest.mark.parametrize("size", [(24, 25), (25, 24), (40, 50)])
+def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
+    planned = FieldDecoder(fields="image", transform=CROP).plan_images(stored(FILES), make_rng_keys(5))
+    assert not planned.fits(np.zeros((5, *size, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decode": "pil"},
+        {"decode": "pil", "transform": np.asarray},
+        {"transform": Compose([CROP, lambda image: image])},
+    ],
+    ids=["Pillow images", "a function of Pillow images", "a function of arrays"],
+)
+def test_images_that_need_pixels_are_finished_when_they_are_planned(options: dict[str, Any]) -> None:
+    planned = FieldDecoder(fields="image", **options).plan_images(stored(FILES), make_rng_keys(5))
+    assert not planned.fits(np.zeros((5, *np.asarray(planned.images[0]).shape), np.uint8))
+    assert planned.render().images is planned.images
+    assert planned.render().decoder_names == []
+
+
+def test_a_damaged_image_is_an_error_of_its_sample_when_it_is_rendered() -> None:
+    damaged = FILES[2][:-100] + b"\xff\xd9"
+    planned = FieldDecoder(fields="image", transform=CenterCrop(40)).plan_images(
+        stored([*FILES[:2], damaged, *FILES[3:]]), make_rng_keys(5)
+    )
+    with pytest.raises(SampleError, match=r"the image of sample key2 in a\.tar cannot be decoded") as error_info:
+        planned.render()
+    assert error_info.value.row == 2
