@@ -1,9 +1,7 @@
-"""The checker finds what is wrong and names it, and says nothing against what is right."""
+"""The checker finds and names what is wrong, and accepts what is right."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,11 @@ from torch.utils.data import IterableDataset
 
 from shardio import CoverageError, DataLoader, ShardDataset
 from shardio.check import Coverage, Delivery, ExpectedSamples, assert_exactly_once, make_report
+from tests.check.conftest import RunCheck
 
 
 class IgnoresWorkers(IterableDataset[str]):
-    """The classic mistake: each worker delivers everything."""
+    """Delivers everything in each worker, a common mistake."""
 
     def __init__(self, keys: list[str]) -> None:
         self.keys = keys
@@ -33,7 +32,7 @@ def keys(packed: Path) -> list[str]:
     return list(ShardDataset(packed, fields="key"))
 
 
-def test_a_dataset_that_ignores_its_workers_is_caught_with_keys_and_workers(packed: Path, keys: list[str]) -> None:
+def test_a_dataset_that_ignores_its_workers_is_wrong(packed: Path, keys: list[str]) -> None:
     tars = sorted(map(str, packed.glob("*.tar")))
     dataset = webdataset.WebDataset(tars, shardshuffle=False, workersplitter=None).map(lambda sample: sample["__key__"])
     loader = TorchLoader(dataset, batch_size=4, num_workers=2)
@@ -45,7 +44,7 @@ def test_a_dataset_that_ignores_its_workers_is_caught_with_keys_and_workers(pack
     assert "each of 2 workers delivered all 21 samples: the dataset ignores get_worker_info" in message
 
 
-def test_repeats_losses_and_strangers_are_counted_and_named(keys: list[str]) -> None:
+def test_repeated_missing_and_unexpected_samples_are_counted_and_named(keys: list[str]) -> None:
     batches = [keys[:5], keys[4:20], ["stranger"]]
     with pytest.raises(CoverageError) as caught:
         assert_exactly_once(batches, keys)
@@ -57,7 +56,7 @@ def test_repeats_losses_and_strangers_are_counted_and_named(keys: list[str]) -> 
     ]
 
 
-def test_it_is_an_assertion_error() -> None:
+def test_a_wrong_epoch_is_an_assertion_error() -> None:
     with pytest.raises(AssertionError):
         assert_exactly_once([["a", "a"]], ["a"])
 
@@ -72,7 +71,7 @@ def test_right_loaders_pass(packed: Path, keys: list[str]) -> None:
     assert_exactly_once(ranks, keys)
 
 
-def test_keys_are_found_by_place_name_or_function() -> None:
+def test_keys_are_found_by_index_name_or_function() -> None:
     tensors = [torch.tensor([0, 1]), torch.tensor([2])]
     assert_exactly_once([("x", batch) for batch in tensors], range(3), key=1)
     assert_exactly_once([{"id": batch} for batch in tensors], range(3), key="id")
@@ -80,7 +79,7 @@ def test_keys_are_found_by_place_name_or_function() -> None:
     assert_exactly_once(tensors, range(3))
 
 
-def test_a_loader_is_left_as_it_was(keys: list[str]) -> None:
+def test_checking_does_not_change_a_loader(keys: list[str]) -> None:
     loader: Any = TorchLoader(keys, batch_size=4, num_workers=2)  # type: ignore[arg-type]  # a list is a dataset
     assert_exactly_once(loader, keys)
     assert [key for batch in loader for key in batch] == keys
@@ -105,7 +104,7 @@ def test_a_loader_is_left_as_it_was(keys: list[str]) -> None:
         ([3, 3, 2], {"num_repeats": 5}, True),
     ],
 )
-def test_what_the_remainder_policy_asks_for_is_allowed_exactly(
+def test_exactly_what_the_remainder_policy_requires_is_allowed(
     counts: list[int], allowance: dict[str, int], is_right: bool
 ) -> None:
     coverage = Coverage()
@@ -116,23 +115,18 @@ def test_what_the_remainder_policy_asks_for_is_allowed_exactly(
     assert make_report(coverage, wanted).is_right == is_right
 
 
-def test_the_command_passes_a_dataset_under_every_policy(packed: Path) -> None:
-    for policy in ("pad", "mask", "keep", "drop"):
-        options = ["--world-size", "2", "--num-workers", "1", "--batch-size", "4", "--remainder", policy]
-        found = subprocess.run(
-            [sys.executable, "-m", "shardio", "check", str(packed), *options, "--epochs", "2"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.returncode == 0, found.stdout + found.stderr
-        assert "epoch 1: right: 21 samples" in found.stdout
-        assert "rank 1: " in found.stdout
+@pytest.mark.parametrize(("policy", "num_workers"), [("pad", 1), ("mask", 0), ("keep", 0), ("drop", 0)])
+def test_the_command_passes_a_dataset_under_every_policy(
+    packed: Path, run_check: RunCheck, policy: str, num_workers: int
+) -> None:
+    options = ["--world-size", 2, "--num-workers", num_workers, "--batch-size", 4, "--remainder", policy, "--epochs", 2]
+    done = run_check(packed, *options)
+    assert done.exit_code == 0, done.output
+    assert "epoch 1: right: 21 samples" in done.output
+    assert "rank 1: " in done.output
 
 
-def test_the_command_fails_where_there_is_no_dataset(tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, "-m", "shardio", "check", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert found.returncode == 1
-    assert found.stderr.startswith(f"error: the directory {tmp_path} holds neither")
+def test_the_command_fails_without_a_dataset(tmp_path: Path, run_check: RunCheck) -> None:
+    done = run_check(tmp_path)
+    assert done.exit_code == 1
+    assert str(done.exception).startswith(f"the directory {tmp_path} holds neither")

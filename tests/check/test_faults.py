@@ -1,4 +1,4 @@
-"""The faults that loaders really have are found, and their causes named; right loaders pass."""
+"""Common faults of loaders are found and their causes named. Right loaders pass."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_padding_of_a_distributed_sampler() -> None:
     assert "all repeats (3) are in the last batch of a rank or worker: the loader pads" in message
 
 
-def test_the_padding_of_our_own_names_the_policies_that_do_not(tars: Path) -> None:
+def test_the_padding_of_shardio_names_the_policies_that_do_not_pad(tars: Path) -> None:
     loaders = tuple(
         shardio.DataLoader(ShardDataset(tars, fields="key", shuffle=True, rank=rank, world_size=5), batch_size=4)
         for rank in range(5)
@@ -211,33 +211,29 @@ def test_a_distributed_sampler_that_divides_is_right() -> None:
 
 
 @pytest.mark.parametrize("policy", ["keep", "mask"])
-def test_ours_are_right(tars: Path, policy: Any) -> None:
+def test_loaders_of_shardio_are_right(tars: Path, policy: Any) -> None:
     def valid(batch: Any) -> list[str]:
         return [key for key, is_valid in zip(*batch, strict=True) if is_valid] if policy == "mask" else batch
 
     datasets = [
         ShardDataset(tars, fields="key", shuffle=True, remainder=policy, rank=r, world_size=5) for r in range(5)
     ]
-    loaders = tuple(shardio.DataLoader(dataset, batch_size=4, num_workers=1) for dataset in datasets)
+    loaders = tuple(shardio.DataLoader(dataset, batch_size=4) for dataset in datasets)
     assert_exactly_once(loaders, keys_of(tars), key=valid, epochs=2)
-    by_number = ShardMapDataset(tars, fields="key")
-    sampled = tuple(
-        shardio.DataLoader(
-            by_number, batch_size=4, sampler=EpochSampler(by_number, remainder=policy, rank=rank, world_size=5)
-        )
-        for rank in range(5)
-    )
+    mapped = ShardMapDataset(tars, fields="key")
+    samplers = [EpochSampler(mapped, remainder=policy, rank=rank, world_size=5) for rank in range(5)]
+    sampled = tuple(shardio.DataLoader(mapped, batch_size=4, sampler=sampler) for sampler in samplers)
     assert_exactly_once(sampled, keys_of(tars), key=valid, epochs=2)
 
 
-def test_contents_serve_where_they_are_an_identity(tars: Path) -> None:
+def test_content_identifies_samples_that_differ(tars: Path) -> None:
     dataset = ShardMapDataset(tars, fields=("image", "label"))
     assert_exactly_once(DataLoader(dataset, batch_size=4, num_workers=2))
     doubled: Any = [*range(10), *range(10)]
     assert_exactly_once(DataLoader([torch.tensor([i, i]) for i in doubled], batch_size=4))  # type: ignore[arg-type]
 
 
-def test_a_key_is_asked_for_where_contents_are_none() -> None:
+def test_keys_are_required_if_content_does_not_identify_samples() -> None:
     noisy: Any = [torch.zeros(3)] * 8
 
     def collate(samples: list[torch.Tensor]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader over shardio's order: stopped and resumed anywhere, every sample comes once."""
+"""torchdata's StatefulDataLoader with shardio's order delivers every sample once, stopped and resumed anywhere."""
 
 from __future__ import annotations
 
@@ -17,16 +17,26 @@ from shardio.check import Coverage, Delivery, ExpectedSamples, make_report
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it in torch.
 
 
-def make_shards(packed: Path, *, rank: int = 0, world_size: int = 1, told: int | None = None, **options: Any) -> Any:
+def make_shards(
+    packed: Path, *, rank: int = 0, world_size: int = 1, known_batch_size: int | None = None, **options: Any
+) -> Any:
     dataset = ShardDataset(
-        packed, fields="key", shuffle=True, batch_size=told, rank=rank, world_size=world_size, remainder="pad"
+        packed,
+        fields="key",
+        shuffle=True,
+        batch_size=known_batch_size,
+        rank=rank,
+        world_size=world_size,
+        remainder="pad",
     )
     return StatefulDataLoader(dataset, **{"batch_size": 4, **options}), dataset
 
 
-def make_sampled(packed: Path, *, rank: int = 0, world_size: int = 1, told: int | None = None, **options: Any) -> Any:
+def make_sampled(
+    packed: Path, *, rank: int = 0, world_size: int = 1, known_batch_size: int | None = None, **options: Any
+) -> Any:
     dataset = ShardMapDataset(packed, fields="key")
-    sampler = EpochSampler(dataset, batch_size=told, rank=rank, world_size=world_size)
+    sampler = EpochSampler(dataset, batch_size=known_batch_size, rank=rank, world_size=world_size)
     return StatefulDataLoader(dataset, sampler=sampler, **{"batch_size": 4, **options}), sampler
 
 
@@ -36,7 +46,7 @@ KINDS = [make_shards, make_sampled]
 def run(
     make: Any, packed: Path, *, epochs: int, stop: tuple[int, int] | None = None, **options: Any
 ) -> list[list[str]]:
-    """Return the keys of each epoch, stopped in epoch stop[0] behind stop[1] batches, and resumed by new objects."""
+    """Return the keys of each epoch, stopped in epoch stop[0] after stop[1] batches and resumed by new objects."""
     loader, order = make(packed, **options)
     found = []
     for epoch in range(epochs):
@@ -54,10 +64,9 @@ def run(
 
 
 @pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("told", [None, 4, 3])
-def test_resumed_equals_uninterrupted(make: Any, packed: Path, num_workers: int, told: int | None) -> None:
-    options: dict[str, Any] = {"num_workers": num_workers, "told": told}
+@pytest.mark.parametrize(("num_workers", "known_batch_size"), [(0, None), (0, 4), (0, 3), (2, 3)])
+def test_resumed_equals_uninterrupted(make: Any, packed: Path, num_workers: int, known_batch_size: int | None) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "known_batch_size": known_batch_size}
     expected = run(make, packed, epochs=3, **options)
     assert expected[0] != expected[1] != expected[2]
     assert all(sorted(epoch) == sorted(expected[0]) for epoch in expected)
@@ -83,7 +92,13 @@ def test_a_resumed_epoch_can_be_stopped_again(make: Any, packed: Path, num_worke
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_two_ranks_share_two_resumed_epochs(make: Any, packed: Path, num_workers: int) -> None:
     expected = ExpectedSamples.of_keys(list(ShardDataset(packed, fields="key")), num_repeats=1)
-    options: dict[str, Any] = {"num_workers": num_workers, "told": 4, "world_size": 2, "epochs": 2, "stop": (1, 1)}
+    options: dict[str, Any] = {
+        "num_workers": num_workers,
+        "known_batch_size": 4,
+        "world_size": 2,
+        "epochs": 2,
+        "stop": (1, 1),
+    }
     ranks = [run(make, packed, rank=rank, **options) for rank in range(2)]
     for epoch in range(2):
         coverage = Coverage()
@@ -136,8 +151,8 @@ def test_a_state_of_another_order_is_refused(packed: Path) -> None:
             other.load_state_dict({**other.state_dict(), "yielded": yielded})
 
 
-def test_torchs_own_loader_is_as_it_was(packed: Path) -> None:
-    """The samples that an EpochSampler gave out, and its own state, in a loader that asks for neither."""
+def test_torchs_own_loader_uses_the_samplers_own_state(packed: Path) -> None:
+    """torch's loader has no state. The sampler counts the samples that it yielded."""
     mapped = ShardMapDataset(packed, fields="key")
     sampler = EpochSampler(mapped)
     loader = TorchLoader(mapped, 4, sampler=sampler)

@@ -1,0 +1,31 @@
+"""Run the ranks of a checked script without processes of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from unittest import mock
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from shardio.check import processes
+from shardio.check.launching import RankCommand
+from shardio.cli.main import app
+
+RunCheck = Callable[..., Result]
+
+
+@pytest.fixture
+def run_check(monkeypatch: pytest.MonkeyPatch) -> RunCheck:
+    """Run ``shardio check`` with arguments in this process, and its ranks one after another."""
+
+    def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
+        for rank in ranks:
+            *_, target, directory, epochs, key = rank.command
+            with mock.patch.dict(os.environ, rank.environment):
+                processes.run_rank(target, directory, int(epochs), key or None)
+
+    monkeypatch.setattr(processes, "run_ranks", run_ranks)
+    return lambda *arguments: CliRunner().invoke(app, ["check", *map(str, arguments)])
