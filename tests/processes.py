@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 TIMEOUT_S = 120.0
@@ -81,15 +82,18 @@ def _run_script(
     _set_environment(environment)
     if prepare is not None:
         prepare()
+    main = ModuleType("__main__")
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
     try:
         if command[0] == "-m":
-            sys.argv = command[1:]
             sys.path.insert(0, cwd)
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+            sys.argv = command[1:]
+            runpy._run_module_as_main(command[1])
         else:
-            sys.argv = command
             sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))  # noqa: PTH100, PTH120  # as Python does
-            runpy.run_path(command[0], run_name="__main__")
+            sys.argv = command
+            main.__file__ = command[0]
+            exec(compile(Path(command[0]).read_bytes(), command[0], "exec"), vars(main))
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves them out.
 
