@@ -10,13 +10,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, set_start_method
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 IMPORTED = ["torch.distributed", "torch.utils.data", "shardio.loader.data_loader", "shardio.cli.main", "pytest"]
 """What the processes have imported when they begin."""
@@ -64,7 +64,7 @@ def _run(work: Callable[[], object]) -> int:
 
 
 def _call(environment: dict[str, str], function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    _set_environment(environment)
+    _begin(environment)
     function(*arguments)
 
 
@@ -79,7 +79,7 @@ def _run_script(
     for path, descriptor in ((output, 1), (errors, 2)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND), descriptor)
     os.chdir(cwd)
-    _set_environment(environment)
+    _begin(environment)
     if prepare is not None:
         prepare()
     main = ModuleType("__main__")
@@ -88,7 +88,7 @@ def _run_script(
         if command[0] == "-m":
             sys.path.insert(0, cwd)
             sys.argv = command[1:]
-            runpy._run_module_as_main(command[1])
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, os.path.dirname(os.path.abspath(command[0])))  # noqa: PTH100, PTH120  # as Python does
             sys.argv = command
@@ -98,6 +98,8 @@ def _run_script(
         atexit._run_exitfuncs()  # multiprocessing leaves them out.
 
 
-def _set_environment(environment: dict[str, str]) -> None:
-    os.environ.clear()  # The server's are those of the test that started it.
+def _begin(environment: dict[str, str]) -> None:
+    """Forget the server: its environment, which is that of the test that started it, and how it starts processes."""
+    os.environ.clear()
     os.environ.update(environment)
+    set_start_method(None, force=True)
