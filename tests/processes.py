@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from torch.multiprocessing.spawn import start_processes
+
 TIMEOUT_S = 300.0
 
 IMPORTED = ["torch.distributed", "torch.utils.data", "shardio.loader.data_loader", "shardio.cli.main", "pytest"]
@@ -32,6 +34,12 @@ def forkserver_context() -> ForkServerContext:
 def run_in_fresh_process(function: Callable[..., object], *arguments: Any) -> None:
     """Call a function of a test module in a process of its own; fail if it raises."""
     assert _run(partial(_call, os.environ.copy(), function, arguments)) == 0
+
+
+def run_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
+    """Call a function of a test module with the rank and the arguments in a fresh process for each rank."""
+    forkserver_context()
+    start_processes(function, args=arguments, nprocs=num_ranks, daemon=False, start_method="forkserver")
 
 
 def run_python(
