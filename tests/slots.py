@@ -5,8 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -100,13 +98,6 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline, "it never came to pass"
         time.sleep(0.01)
-
-
-def assert_holds_alone(function: Callable[..., None], *arguments: object) -> None:
-    """Call a function of a module of tests, with strings, in a process of its own; fail if an assertion there does."""
-    code = f"import sys; from {function.__module__} import {function.__name__} as f; f(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    subprocess.run(command, check=True, timeout=120, cwd=Path(__file__).parents[1])
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:

@@ -6,4 +6,6 @@ cd "$(dirname "$0")/.."
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
 .venv/bin/mypy
+# The tests start hundreds of processes, each of which would compile the package again.
+unset PYTHONDONTWRITEBYTECODE
 exec .venv/bin/pytest --numprocesses 2 "$@"

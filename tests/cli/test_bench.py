@@ -19,6 +19,7 @@ from shardio.cli.advice import Stored, advise
 from shardio.cli.bench import Meter
 from shardio.cli.main import app
 from shardio.loader.stats import LoaderStats
+from tests.processes import run_python
 from tests.sources import write_images
 
 SHARDS = Stored(in_shards=True, has_images=True, jpeg="copy")
@@ -29,10 +30,7 @@ def run(*arguments: object) -> Result:
 
 
 def run_process(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardio", "bench", *map(str, arguments)]
-    path = os.pathsep.join(filter(None, [str(Path(shardio.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
+    return run_python("-m", "shardio", "bench", *arguments, cwd=cwd)
 
 
 def bench(*arguments: object) -> str:

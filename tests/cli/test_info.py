@@ -14,13 +14,13 @@ from shardio.cli.console import format_bytes
 from shardio.cli.main import app
 from shardio.images.kernel import finding
 from shardio.shards import open_table
+from tests.processes import run_python
 from tests.sources import write_images, write_mixed
 from tests.tars import write_tar
 
 
 def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardio", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run_python("-m", "shardio", *arguments)
 
 
 def info(*arguments: object) -> Result:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,13 @@ from shardio.packing import PackSettings, packer
 from shardio.packing.plan import Plan, make_plan
 from shardio.packing.scan import Scan
 from tests.files import read_files
+from tests.processes import run_python
 from tests.sources import encode, write_images
 
 
 def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line as users do."""
-    command = [sys.executable, "-m", "shardio", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run the command line in a process of its own."""
+    return run_python("-m", "shardio", *arguments)
 
 
 def run(*arguments: object) -> Result:
@@ -222,8 +221,7 @@ def test_dots_in_stems_fail_unless_they_are_renamed(tmp_path: Path) -> None:
 )
 def test_wrong_usage_has_exit_code_2_and_writes_nothing(tmp_path: Path, arguments: list[str]) -> None:
     write_images(tmp_path / "in", classes=1, per_class=1)
-    command = [sys.executable, "-m", "shardio", "pack", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = run_python("-m", "shardio", "pack", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert done.stderr

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch.distributed
-import torch.multiprocessing
-from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
 from shardio import DataLoader, ShardDataset
 from shardio.check import Coverage, ExpectedSamples, make_report, record
+from tests.processes import forkserver_context, run_ranks
 from tests.sources import write_images
 
 
@@ -78,11 +77,9 @@ def deliver(rank: int, world_size: int, packed: str, rendezvous: str, context: s
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_gloo_ranks_share_the_epoch(context: str, packed: Path, tmp_path: Path) -> None:
-    manager = torch.multiprocessing.get_context("spawn").Manager()
+    manager = forkserver_context().Manager()
     queue = manager.Queue()
-    start_processes(
-        deliver, args=(2, str(packed), str(tmp_path / "rendezvous"), context, queue), nprocs=2, daemon=False
-    )
+    run_ranks(deliver, 2, str(packed), str(tmp_path / "rendezvous"), context, queue, num_ranks=2)
     delivered: dict[str, list[str]] = {"ours": [], "torchs": []}
     for _ in range(4):
         name, _rank, batches = queue.get()

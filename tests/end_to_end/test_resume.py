@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import pytest
 import torch.distributed
-from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from tests.processes import run_ranks
 from tests.sources import write_images
 
 SEED = 5
@@ -136,7 +136,7 @@ def valid_keys(kind: str, batches: list[Any]) -> list[str]:
 def launch(task: Task) -> list[dict[str, Any]]:
     """Run a group; return what each rank got."""
     Path(task.folder).mkdir()
-    start_processes(be_rank, args=(task,), nprocs=task.group.world_size, daemon=False)
+    run_ranks(be_rank, task, num_ranks=task.group.world_size)
     return [json.loads(Path(task.folder, f"{rank}.json").read_text()) for rank in range(task.group.world_size)]
 
 

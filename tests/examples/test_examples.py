@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import tarfile
+import warnings
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import run_python
 from tests.sources import write_images
 
 ROOT = Path(__file__).parents[2]
@@ -22,15 +21,17 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 def _run(script: str | Path, *options: str | Path, succeeds: bool = True) -> str:
     """Run an example, without a warning; return what it prints."""
-    # The only warning that may come: torch's, of more workers than a small machine has cores.
-    warnings = "error,ignore:This DataLoader will create:UserWarning"
-    # One thread of torch's each: models are so small that more would wait for each other.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": warnings, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "examples" / script), *map(str, options)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = run_python(ROOT / "examples" / script, *options, prepare=_prepare)
     assert done.stderr == ""
     assert done.returncode == (0 if succeeds else 1), done.stdout
     return done.stdout
+
+
+def _prepare() -> None:
+    warnings.simplefilter("error")
+    # The only one that may come: torch's, of more workers than a small machine has cores.
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    torch.set_num_threads(1)  # Models are so small that more would wait for each other.
 
 
 @pytest.mark.parametrize("options", [(), ("--own-loop",)], ids=["train", "own-loop"])

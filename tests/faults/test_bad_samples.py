@@ -173,7 +173,9 @@ def test_many_bad_neighbours_are_skipped(tmp_path: Path, kind: Kind, num_workers
 def test_a_batch_without_any_sample_is_an_error(tmp_path: Path, kind: Kind, num_workers: int) -> None:
     subject = Subject(tmp_path, kind, dict.fromkeys(order_of(kind)[2], empty))
     batches = Batches()
-    with pytest.raises(SampleError, match=r"all samples of a batch were skipped.* use on_error='replace'") as error_info:
+    with pytest.raises(
+        SampleError, match=r"all samples of a batch were skipped.* use on_error='replace'"
+    ) as error_info:
         collect(subject.loader(num_workers, on_error="skip"), batches)
     assert len(batches) == 2
     for number in subject.bad:

@@ -186,7 +186,7 @@ class Small:
         return torch.from_numpy(image[:8, :8].copy())
 
 
-@pytest.mark.parametrize("way", ["this process", "torch here"])
+@pytest.mark.parametrize("decoder_name", ["this process", "torch here"])
 def test_a_prefetcher_goes_on_as_well(tmp_path: Path, decoder_name: str) -> None:
     subject = Subject(tmp_path, "shards")
     expected = good_batches(subject)

@@ -11,9 +11,9 @@ import pytest
 from shardio import DataLoader, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
 from tests.files import count_open_files
+from tests.processes import run_in_fresh_process
 from tests.slots import (
     NUM_SLOTS,
-    assert_holds_alone,
     assert_same,
     find_hosts,
     find_slots,
@@ -131,4 +131,4 @@ def keep_an_epoch_under_a_limit(packed: str) -> None:
 
 
 def test_kept_batches_hold_no_descriptors(pictures: Path) -> None:
-    assert_holds_alone(keep_an_epoch_under_a_limit, pictures)
+    run_in_fresh_process(keep_an_epoch_under_a_limit, pictures)

@@ -19,11 +19,11 @@ def shuffle(size: int, key: Words) -> NDArray[np.int64]:
 
 
 def test_it_is_a_permutation_for_every_small_size() -> None:
-    for size in range(1, 1500):
+    for size in range(1, 300):
         assert np.array_equal(np.sort(shuffle(size, make_rng_key(size))), np.arange(size))
 
 
-@given(size=st.integers(1500, 100_000), seed=st.integers(0, 2**63 - 1))
+@given(size=st.integers(300, 100_000), seed=st.integers(0, 2**63 - 1))
 def test_it_is_a_permutation_at_random_sizes(size: int, seed: int) -> None:
     assert np.bincount(shuffle(size, make_rng_key(seed)), minlength=size).max() == 1
 
@@ -47,8 +47,8 @@ def test_elements_of_several_bijections_are_evaluated_together() -> None:
 
 
 def test_it_differs_for_every_key() -> None:
-    seen = {tuple(shuffle(100, make_rng_key(seed)).tolist()) for seed in range(500)}
-    assert len(seen) == 500
+    seen = {tuple(shuffle(100, make_rng_key(seed)).tolist()) for seed in range(100)}
+    assert len(seen) == 100
 
 
 def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:

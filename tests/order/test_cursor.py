@@ -57,15 +57,6 @@ def test_set_epoch_of_another_epoch_drops_the_position() -> None:
     assert counter.start(N) == Cursor(epoch=5)
 
 
-def test_a_cursor_at_the_end_starts_the_next_epoch_unless_its_rest_is_asked_for() -> None:
-    counter = EpochCounter()
-    counter.load(Cursor(epoch=5, position=N))
-    assert counter.start(N) == Cursor(epoch=6)
-    counter.load(Cursor(epoch=5, position=N))
-    counter.set_epoch(5)
-    assert counter.start(N) == Cursor(epoch=5, position=N)
-
-
 def test_a_negative_epoch_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 0"):
         EpochCounter().set_epoch(-1)

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,8 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.processes import run_python
 
 # Not an import statement: tools/ is no package, and mypy knows its files by another name.
 make_images = import_module("tools.make_images")
@@ -31,9 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The images that the command makes, and what it says."""
     out = tmp_path_factory.mktemp("made") / "images"
     options = ["--classes", "2", "--per-class", "2", "--width", "96", "--height", "64"]
-    command = [sys.executable, "-m", "tools.make_images", str(out), *options]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=root)
+    done = run_python("-m", "tools.make_images", out, *options, cwd=Path(__file__).parents[2])
     return out, done.stdout
 
 

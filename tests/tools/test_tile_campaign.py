@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from tests.images import crop_laws
 from tests.images.animals import by_pillow, noise
 from tests.images.laws_of_tiling import check_file
+from tests.processes import run_python
 
 # Not an import statement: tools/ is no package, and mypy knows its files by another name.
 tile_campaign = import_module("tools.tile_campaign")
@@ -32,8 +32,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_a_campaign_says_what_came_of_the_files(photos: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "--limit", "20", "--photos", str(photos), "--crops", "5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=SCRIPT.parent)
+    done = run_python(SCRIPT, "--limit", 20, "--photos", photos, "--crops", 5, cwd=SCRIPT.parent)
     (line,) = done.stdout.splitlines()
     assert line.startswith("the laws hold for all 23 files in ")
     assert line.endswith(" s: 22 tiled, 1 progressive")
