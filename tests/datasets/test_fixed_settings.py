@@ -60,7 +60,7 @@ def test_copies_keep_them(packed: Path, images: Path) -> None:
 
 def test_a_loader_says_what_to_do_and_frameworks_find_its_arguments(packed: Path) -> None:
     loader = DataLoader(ShardMapDataset(packed), on_error="skip")
-    with pytest.raises(AttributeError, match="on_error cannot be set on a DataLoader: make another one with"):
+    with pytest.raises(AttributeError, match="on_error cannot be set on a DataLoader: create a new one with"):
         loader.on_error = "raise"
     assert vars(loader)["on_error"] == "skip"
 

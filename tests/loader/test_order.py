@@ -186,7 +186,7 @@ def test_a_users_collate_function_is_used(packed: Path) -> None:
     ("dataset_options", "loader_options", "words"),
     [
         ({}, {"shuffle": True}, r"pass shuffle=True to ShardDataset"),
-        ({"batch_size": 8}, {"batch_size": 4}, r"told batch_size=8 and the loader batch_size=4"),
+        ({"batch_size": 8}, {"batch_size": 4}, r"has batch_size=8, but the loader has batch_size=4"),
         ({"remainder": "mask"}, {"drop_last": True, "batch_size": 4}, r"contradict each other"),
         ({}, {"in_order": False}, r"in_order=False"),
     ],
