@@ -10,10 +10,11 @@ from typing import BinaryIO
 import PIL.Image
 
 from shardio.images.errors_of_pillow import PILLOW_ERRORS
+from shardio.images.jpeg.standard import JPEG_START
 from shardio.interruptions import let_through
 
 _SIGNATURES = {
-    b"\xff\xd8\xff": "JPEG",
+    JPEG_START: "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
     b"II*\x00": "TIFF",
     b"MM\x00*": "TIFF",

@@ -14,8 +14,9 @@ import simplejpeg
 
 from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.jpeg.codec import prepare_part
-from shardio.images.jpeg.markers import APP1, JpegHead, read_head, why_irregular
+from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg.standard import APP1, JPEG_START
 from shardio.images.orientation import UPRIGHT, Orientation, Turn, read_jpeg_turn, read_turn
 from shardio.images.pixels import Pixels
 
@@ -24,9 +25,6 @@ DEFAULT_MAX_PIXELS = 178_956_970
 
 _USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4)])
 """Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
-
-JPEG_START = b"\xff\xd8\xff"
-"""By which a file is taken for a JPEG."""
 
 DecoderName = Literal["kernel", "libjpeg", "pillow"]
 """Who decodes an image: shardio's own kernel, libjpeg-turbo, or Pillow."""

@@ -15,13 +15,13 @@ from shardio.images import open_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
-from tests.images.animals import by_pillow, flat, noise, own, patch, scan_start, segments_of
 from tests.images.crop_laws import assert_parts, full_decode, part, random_boxes, table_segment
 from tests.images.fuzz_laws import check_reading
-from tests.images.laws_of_tiling import tile_by
+from tests.images.jpeg_corpus import truncations
+from tests.images.jpeg_files import by_pillow, flat, make_jpeg, noise, patch, scan_start, segments_of
 from tests.images.mutations import Specimen
 from tests.images.pictures import Array, make_picture
-from tests.images.zoo import truncations
+from tests.images.tiling_laws import tile_by
 
 SIZE = (24, 83)
 TILED = tile_by(by_pillow(noise(*SIZE), subsampling=0, quality=30), 1)
@@ -154,7 +154,7 @@ def test_a_table_that_is_right_but_for_the_intervals_length_is_not_believed(inte
     _is_right(content)
 
 
-SMALL = own("small", make_picture(16, 24), factors=((2, 2), (1, 1), (1, 1))).content
+SMALL = make_jpeg("small", make_picture(16, 24), factors=((2, 2), (1, 1), (1, 1))).content
 FILES = {"untouched": SMALL, "tiled": tile_jpeg(SMALL)}
 
 
