@@ -17,7 +17,7 @@ from shardio.images import (
     open_image,
     why_not_by_kernel,
 )
-from tests.images.arithmetic_jpegs import PROGRESSIVE, SEQUENTIAL
+from tests.images.arithmetic import PROGRESSIVE, SEQUENTIAL
 from tests.images.pictures import SIZES, Array, make_picture, read_by_pillow, save
 
 JPEGS: dict[str, dict[str, Any]] = {

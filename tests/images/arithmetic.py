@@ -1,4 +1,4 @@
-"""JPEGs with arithmetic coding, 24 pixels high and 40 wide, written by libjpeg-turbo's cjpeg."""
+"""JPEGs with arithmetic coding, 24 pixels high and 40 wide, which few encoders write: made by libjpeg-turbo's cjpeg."""
 
 from __future__ import annotations
 
