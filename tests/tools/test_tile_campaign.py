@@ -44,7 +44,7 @@ def test_a_file_that_breaks_a_law_is_named_and_written(
 ) -> None:
     def check(name: str, content: bytes) -> str:
         if name.endswith("B.JPEG"):
-            raise AssertionError(f"{name}: this law is broken: pigs fly")
+            raise AssertionError(f"{name}: broken is the law that pigs fly")
         return check_file(name, content)
 
     monkeypatch.setattr(tile_campaign, "check_file", check)
@@ -52,7 +52,7 @@ def test_a_file_that_breaks_a_law_is_named_and_written(
     with pytest.raises(typer.Exit) as exit_info:
         tile_campaign.main(photos=photos, corpus=False, broken=broken)
     assert exit_info.value.exit_code == 1
-    assert "B.JPEG: this law is broken: pigs fly" in capsys.readouterr().out
+    assert "B.JPEG: broken is the law that pigs fly" in capsys.readouterr().out
     assert broken.read_bytes() == (photos / "more" / "B.JPEG").read_bytes()
 
 
