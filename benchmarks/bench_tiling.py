@@ -33,7 +33,7 @@ from benchmarks.stages import decoded_share
 from benchmarks.timing import alternate, ratios, summarise
 from shardio.cli.console import count
 from shardio.images import DEFAULT_MAX_PIXELS, Pixels, decode_image, use_one_thread
-from shardio.images.jpeg.markers import read_head
+from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import reencode_jpeg, tile_jpeg, transcode, untile_jpeg
 
 ROW = 0

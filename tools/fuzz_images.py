@@ -1,8 +1,8 @@
-"""Damage small image files by chance and read and tile them, some hundred thousand of them.
+"""Damage small image files at random, and read and tile them: hundreds of thousands of files.
 
-Each file has a seed of its own, so that one that breaks a law can be made and read again with ``--only``. The laws
-are those of ``tests/images/fuzz_laws.py``: an error that says something, or the right pixels; never a crash, never
-more than some seconds or some memory.
+Each file has its own seed, so ``--only`` can repeat one that breaks a law. The laws are those of
+``tests/images/fuzz_laws.py``: a meaningful error, or the right pixels; never a crash, and never more than a few seconds
+or a little memory.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
-from tests.images.fuzz_laws import check_file, draw_file
-from tests.images.mutations import collect
+from tests.images.fuzz_laws import check_file, make_damaged_file
+from tests.images.mutations import write_originals
 
 LIMIT_S = 5
-"""Seconds that one file may take; then its process is ended."""
+"""Seconds after which a file ends its process."""
 
 MEMORY = 512 * 2**20
-"""Bytes of address space that reading may take beyond what the process has when it starts."""
+"""Bytes of address space that reading may add to what the process has after the warm-up."""
 
 WARM_UP = 300
-"""Files that are read before the memory is measured: compiled loops and caches come once."""
+"""Files to read before the memory is measured: loops are compiled and caches filled once."""
 
 FILES_PER_REPORT = 500
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""The exit code after Ctrl-C, as in shells."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Job:
-    """A process, and where it reports and notes what it is about to read."""
+    """A process, its reports, and the path of a copy of the file that it reads."""
 
     process: multiprocessing.process.BaseProcess
     reports: Connection
@@ -58,13 +58,13 @@ class Job:
 
 @dataclass(kw_only=True, slots=True)
 class Report:
-    """What came of some files.
+    """The outcomes of some files.
 
     Attributes:
-        num_files: How many.
-        outcomes: How often each thing came of reading or tiling one.
-        wrong: What is wrong with the last one, if something is.
-        is_last: Whether there are no more.
+        num_files: The number of files.
+        outcomes: How often each outcome occurred.
+        wrong: The broken law of the last file, if it breaks one.
+        is_last: Whether this is the last report.
     """
 
     num_files: int = 0
@@ -74,19 +74,19 @@ class Report:
 
 
 def check_seed(seed: int, note: BinaryIO) -> list[str]:
-    """Read the file of a seed, of which a copy lies in ``note`` whatever happens; return what came of it."""
-    content, made_of, draw = draw_file(seed, COLLECTION)
+    """Read the file of a seed, after writing a copy of it to ``note``; return the outcomes."""
+    content, made_of, rng = make_damaged_file(seed, ORIGINALS)
     note.seek(0)
     note.truncate()
     note.write(content)
-    signal.alarm(LIMIT_S)  # Its default action ends the process, also where it hangs outside of Python.
+    signal.alarm(LIMIT_S)  # Its default action ends the process, even if it hangs outside Python.
     try:
-        return check_file(content, made_of, draw)
+        return check_file(content, made_of, rng)
     finally:
         signal.alarm(0)
 
 
-COLLECTION = collect()
+ORIGINALS = write_originals()
 
 
 def run_seeds(seeds: range, reports: Connection, path: Path) -> None:
@@ -98,12 +98,12 @@ def run_seeds(seeds: range, reports: Connection, path: Path) -> None:
 
 def _report_seeds(seeds: range, reports: Connection, note: BinaryIO) -> None:
     report = Report()
-    for number, seed in enumerate(seeds):
-        if number == WARM_UP:
+    for i, seed in enumerate(seeds):
+        if i == WARM_UP:
             _limit_memory()
         try:
             report.outcomes.update(check_seed(seed, note))
-        except Exception as error:  # Whatever is raised but not expected breaks a law.
+        except Exception as error:  # An unexpected error breaks a law, too.
             report.wrong = f"{type(error).__name__}: {error} (seed {seed})"
         report.num_files += 1
         if report.wrong or report.num_files == FILES_PER_REPORT:
@@ -117,18 +117,18 @@ def _report_seeds(seeds: range, reports: Connection, note: BinaryIO) -> None:
 
 def _limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard_limit))
 
 
 def run_jobs(seeds: range, num_jobs: int, folder: Path) -> Iterator[tuple[Report, Path]]:
-    """Check seeds in processes; yield their reports and where each one's last file lies, the first wrong one last."""
+    """Check seeds in processes; yield each report and the path of that process's file, up to the first broken law."""
     context = multiprocessing.get_context("spawn")
     jobs = []
-    for number in range(num_jobs):
+    for i in range(num_jobs):
         receive, send = context.Pipe(duplex=False)
-        note = folder / f"job-{number}"
-        process = context.Process(target=run_seeds, args=(seeds[number::num_jobs], send, note))
+        note = folder / f"job-{i}"
+        process = context.Process(target=run_seeds, args=(seeds[i::num_jobs], send, note))
         process.start()
         send.close()
         jobs.append(Job(process=process, reports=receive, note=note))
@@ -159,18 +159,18 @@ def _describe_end(process: multiprocessing.process.BaseProcess) -> str:
 
 
 def show(outcomes: Counter[str]) -> str:
-    """Return a table of what came how often."""
-    return "\n".join(f"{number:>12,}  {outcome}" for outcome, number in sorted(outcomes.items()))
+    """Return a table of how often each outcome occurred."""
+    return "\n".join(f"{count:>12,}  {outcome}" for outcome, count in sorted(outcomes.items()))
 
 
 def main(
-    files: Annotated[int, typer.Option(min=1, help="How many files.")] = 1_000_000,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Of the campaign; others damage otherwise.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="How many processes.")] = 2,
+    files: Annotated[int, typer.Option(min=1, help="Number of files.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the damage.")] = 0,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 2,
     save: Annotated[Path, typer.Option(help="Folder for a file that breaks a law.")] = Path("fuzz-failures"),
-    only: Annotated[int | None, typer.Option(min=0, help="Read the file of this seed alone, in this process.")] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Read only the file of this seed, in this process.")] = None,
 ) -> None:
-    """Damage small image files by chance, and read and tile them."""
+    """Damage small image files at random, and read and tile them."""
     if only is not None:
         save.mkdir(parents=True, exist_ok=True)
         with (save / f"seed-{only}").open("wb", buffering=0) as copy:
@@ -207,7 +207,7 @@ def main(
 
 
 def _save(note: Path, folder: Path) -> Path:
-    """Keep a file that breaks a law, under a name that no other has."""
+    """Keep a file that breaks a law under a unique name."""
     folder.mkdir(parents=True, exist_ok=True)
     content = note.read_bytes() if note.exists() else b""
     kept = folder / f"{int(time.time())}-{os.getpid()}.image"

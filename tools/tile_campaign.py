@@ -1,8 +1,8 @@
-"""Tile every JPEG of the zoo, and photographs, and check that nothing is lost.
+"""Tile every JPEG of the full corpus, and photographs, and check that nothing is lost.
 
-The laws are those of ``tests/images/laws_of_tiling.py``, which the tests check on a small zoo. With ``--crops`` random
-crops of each file, as it is and tiled, are held against full decodes at 1/1, 1/2, 1/4 and 1/8. With ``--jpegtran`` each
-tiled file is compared with what libjpeg's own lossless transcoder, the program jpegtran, makes of the original.
+The laws are those of ``tests/images/tiling_laws.py``, which the tests check on the small corpus. ``--crops`` compares
+random crops of each file, untouched and tiled, with full decodes at 1/1, 1/2, 1/4 and 1/8. ``--jpegtran`` compares each
+tiled file with the output of jpegtran, libjpeg's own lossless transcoder.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
 
 from shardio.images import open_image
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.tiling import tile_jpeg
 from tests.images.crop_laws import SCALES, assert_parts, full_decode, random_boxes, scaled_size
-from tests.images.laws_of_tiling import TILED, check_animal, check_file, take_apart
+from tests.images.jpeg_corpus import full_corpus
 from tests.images.pictures import read_by_pillow
-from tests.images.zoo import full_zoo
+from tests.images.tiling_laws import TILED, check_corpus_file, check_file, take_apart
 
 SUFFIXES = {".jpg", ".jpeg"}
 
 UNUSABLE = 2
-"""The exit code where the campaign cannot be run as asked."""
+"""The exit code if the campaign cannot run with these options."""
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""The exit code after Ctrl-C, as in shells."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +49,9 @@ class Subject:
     """A file to tile.
 
     Attributes:
-        name: What to call it.
+        name: Its name in messages.
         content: The file.
-        check: Checks the laws and returns what came of it, as ``check_file`` does.
+        check: Checks the laws and returns the outcome, as ``check_file`` does.
     """
 
     name: str
@@ -61,15 +61,15 @@ class Subject:
 
 @dataclass(kw_only=True, slots=True)
 class Comparison:
-    """What jpegtran makes of the files that were tiled.
+    """The output of jpegtran for the tiled files.
 
     Attributes:
-        outcomes: How often it wrote the ``same scan``, byte by byte, or an ``other scan, same pixels`` (it empties the
-            blocks outside of the picture, which fill up the last MCUs, and numbers Huffman tables anew), and how often
-            the file was ``not read``.
-        num_bytes: The size of its files.
+        outcomes: How often it wrote the ``same scan``, byte for byte, or an ``other scan, same pixels`` (it empties the
+            blocks outside the image, which fill up the last MCUs, and renumbers Huffman tables), and how often the file
+            was ``not read``.
+        num_bytes: The size of jpegtran's files.
         num_tiled_bytes: The size of the same files, tiled.
-        num_table_bytes: The part of these that is the tile tables, which jpegtran's do not have.
+        num_table_bytes: The size of the tile tables in them, which jpegtran's files do not have.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -81,7 +81,7 @@ class Comparison:
         """Compare the tiled file with jpegtran's.
 
         Raises:
-            AssertionError: If they do not show the same picture.
+            AssertionError: If their pixels differ.
         """
         tiled = tile_jpeg(subject.content)
         parts = take_apart(tiled)
@@ -102,7 +102,7 @@ class Comparison:
         self.num_table_bytes += sum(map(len, parts.tile_table))
 
     def summary(self) -> str:
-        """Return all of it in a line."""
+        """Return a summary of one line."""
         ratio = self.num_tiled_bytes / max(self.num_bytes, 1)
         bare_ratio = (self.num_tiled_bytes - self.num_table_bytes) / max(self.num_bytes, 1)
         return (
@@ -111,51 +111,51 @@ class Comparison:
         )
 
 
-def subjects_of_zoo(limit: int | None) -> Iterator[Subject]:
-    """Yield the animals of the zoo, or the first of them."""
-    for animal in islice(full_zoo(), limit):
-        yield Subject(name=animal.name, content=animal.content, check=partial(check_animal, animal))
+def subjects_of_corpus(limit: int | None) -> Iterator[Subject]:
+    """Yield the files of the full corpus, up to a limit."""
+    for file in islice(full_corpus(), limit):
+        yield Subject(name=file.name, content=file.content, check=partial(check_corpus_file, file))
 
 
 def subjects_in(folder: Path) -> Iterator[Subject]:
-    """Yield the JPEG files in a folder and below it, in the order of their names."""
+    """Yield the JPEG files in a folder and its subfolders, sorted by name."""
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in SUFFIXES:
             content = path.read_bytes()
             yield Subject(name=str(path), content=content, check=partial(check_file, str(path), content))
 
 
-def check_crops(subject: Subject, number: int) -> None:
-    """Hold crops of a file, as it is and tiled, against full decodes, if simplejpeg reads it.
+def check_crops(subject: Subject, num_crops: int) -> None:
+    """Compare crops of a file, untouched and tiled, with full decodes, if simplejpeg reads the file.
 
     Raises:
-        AssertionError: If one has other pixels.
+        AssertionError: If the pixels of a crop differ.
     """
     tiled = tile_jpeg(subject.content)
-    random = np.random.default_rng([number, len(subject.content)])
+    random = np.random.default_rng([num_crops, len(subject.content)])
     size = open_image(subject.content).size
     for scale in SCALES:
-        # libjpeg knows a scale by the size that it leads to, which several do for the smallest pictures.
+        # simplejpeg takes a minimal size instead of a scale; for the smallest images, scales share a size.
         if scale > 1 and max(size) < MIN_SCALED_SIDE:
             continue
         try:
             expected = full_decode(subject.content, size, scale)
         except ValueError:
             return
-        boxes = random_boxes(*scaled_size(size, scale), number, random)
+        boxes = random_boxes(*scaled_size(size, scale), num_crops, random)
         assert_parts(subject.content, expected, boxes, scale=scale, name=f"{subject.name}, untouched")
         assert_parts(tiled, expected, boxes, scale=scale, name=f"{subject.name}, tiled")
 
 
 def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -> tuple[str | None, str]:
-    """Return what is wrong with a subject, or None, and what came of it."""
+    """Return the law that a subject breaks, or None, and the outcome."""
     try:
         outcome = subject.check()
         if outcome == TILED and num_crops:
             check_crops(subject, num_crops)
         if outcome == TILED and comparison is not None:
             comparison.add(subject)
-    except Exception as error:  # A crash is a broken law like any other.
+    except Exception as error:  # A crash is a broken law, too.
         where = "" if isinstance(error, AssertionError) else f"{subject.name}: {traceback.format_exc()}"
         return where or str(error), "broken"
     return None, outcome
@@ -167,16 +167,18 @@ def format_counts(counts: Counter[str]) -> str:
 
 
 def main(
-    photos: Annotated[Path | None, typer.Option(exists=True, file_okay=False, help="JPEGs to tile as well.")] = None,
-    zoo: Annotated[bool, typer.Option(help="Whether to tile the zoo.")] = True,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many animals of the zoo; all, if not given.")] = None,
+    photos: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Folder with more JPEGs to tile.")
+    ] = None,
+    corpus: Annotated[bool, typer.Option(help="Whether to tile the corpus.")] = True,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of files of the corpus; all by default.")] = None,
     jpegtran: Annotated[bool, typer.Option("--jpegtran", help="Compare with the program jpegtran.")] = False,
     crops: Annotated[int, typer.Option(min=0, help="Random crops of each file at each scale.")] = 0,
-    broken: Annotated[Path, typer.Option(help="Where to write a file that breaks a law.")] = Path("broken.jpg"),
+    broken: Annotated[Path, typer.Option(help="Path for a file that breaks a law.")] = Path("broken.jpg"),
 ) -> None:
     """Check the laws of tiling on JPEG files of every kind."""
     if jpegtran and shutil.which("jpegtran") is None:
-        typer.echo("there is no program jpegtran: install libjpeg-turbo-progs, or leave out --jpegtran")
+        typer.echo("jpegtran is not installed: install libjpeg-turbo-progs, or leave out --jpegtran")
         raise typer.Exit(UNUSABLE)
     comparison = Comparison() if jpegtran else None
     outcomes = Counter[str]()
@@ -185,7 +187,7 @@ def main(
     try:
         with Progress(*columns, console=Console(stderr=True)) as progress:
             bar = progress.add_task("files", total=None)
-            for subject in chain(subjects_of_zoo(limit) if zoo else (), subjects_in(photos) if photos else ()):
+            for subject in chain(subjects_of_corpus(limit) if corpus else (), subjects_in(photos) if photos else ()):
                 wrong, outcome = check(subject, comparison, crops)
                 if wrong is not None:
                     progress.stop()

@@ -79,7 +79,7 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
 
 def _describe(content: bytes) -> str:
     """Return how a JPEG is divided: ``500×375, 192 tiles of 4 MCUs``."""
-    from shardio.images.jpeg.markers import read_head
+    from shardio.images.jpeg.head import read_head
     from shardio.images.jpeg.tile_table import read_tiles
 
     head = read_head(content)

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from shardio.images.by_libjpeg import JpegPicture
 from shardio.images.crop_plan import CropPlan
-from shardio.images.formats import JPEG_START
 from shardio.images.jpeg import has_tiles
-from shardio.images.jpeg.markers import EOI, read_head, why_irregular
+from shardio.images.jpeg.head import read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
+from shardio.images.jpeg.standard import EOI, JPEG_START, marker_bytes
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.records import LUMA_FACTORS, MAX_BYTES, PLAN
 from shardio.images.pictures import Picture
@@ -43,7 +43,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
         return why
     if len(head.factors) > 1 and head.factors not in _FACTORS:
         return "unusual sampling factors"
-    if not content.endswith(bytes([0xFF, EOI])):
+    if not content.endswith(marker_bytes(EOI)):
         return "no EOI at the end"
     if len(content) - head.scan_start > MAX_BYTES and not has_tiles(content):
         return f"more than {MAX_BYTES >> 20} MiB and not tiled"

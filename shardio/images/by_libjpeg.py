@@ -7,10 +7,10 @@ from contextlib import suppress
 import simplejpeg
 
 from shardio.images.errors_of_pillow import errors_of_pillow
-from shardio.images.formats import JPEG_START
 from shardio.images.jpeg.codec import prepare_part
-from shardio.images.jpeg.markers import APP1, JpegHead, read_head, why_irregular
+from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.jpeg.regions import Box
+from shardio.images.jpeg.standard import APP1, JPEG_START
 from shardio.images.orientation import UPRIGHT, Orientation, Turn, read_jpeg_turn
 from shardio.images.pictures import Part, Picture, check_size
 

@@ -13,6 +13,7 @@ from typing import BinaryIO, NamedTuple
 import PIL.Image
 
 from shardio.images.errors_of_pillow import PILLOW_ERRORS
+from shardio.images.jpeg.standard import JPEG_START
 from shardio.interruptions import let_through
 
 
@@ -21,9 +22,6 @@ class _Format(NamedTuple):
     suffixes: tuple[str, ...]
     signature: re.Pattern[bytes] | None
 
-
-JPEG_START = b"\xff\xd8\xff"
-"""The first bytes of every JPEG: SOI, and the first byte of the next marker."""
 
 _FORMATS = (
     _Format("JPEG", ("jpg", "jpeg"), re.compile(re.escape(JPEG_START))),

@@ -1,14 +1,14 @@
-"""Which files may be run as code: those that only this user and root can have written.
+"""Trust compiled code only if no user but this one and root can have written it.
 
-Compiled code is loaded into the process, so its author acts as this user. A file is trusted if it and its folder belong
-to this user or root, and neither its group nor others may write to them. That is stricter than what Python asks of its
-own ``.pyc`` files, and like what OpenSSH asks of ``authorized_keys`` (StrictModes). A private group of the user is not
-accepted, since whether a group has other members may depend on a remote directory. Folders further up are not examined:
-a user who may write to those can exchange files, but only for others that this user or root owns. A POSIX ACL that lets
-others write shows in the group's bits.
+Compiled code runs in the process, so its author acts as this user. A file is trusted if it and its folder belong to
+this user or root, and neither their group nor others may write to them. Python demands less for its own ``.pyc`` files;
+OpenSSH demands the same for ``authorized_keys`` (StrictModes). A private group of the user is not accepted: whether a
+group has other members may depend on a remote directory. Folders further up are not checked. A user with write access
+to those can replace files, but only with files that this user or root owns. A POSIX ACL that grants write access to
+others shows in the group's bits.
 
-The checks look at open descriptors, and the content is read from the same ones, so nothing can be exchanged between the
-check and the use. Symbolic links are followed: what they lead to is checked.
+The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
+check and use. Symbolic links are followed, and their targets are checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 from pathlib import Path
 
 FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""What is published has these modes, whatever the umask: all users may load it, and only its owner may change it."""
+"""The modes of published folders and files, whatever the umask: all users may load them, only the owner may write."""
 
 _WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 _FOLDER = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_DIRECTORY", 0)
@@ -27,14 +27,14 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # A FIFO must
 
 
 class UntrustedError(Exception):
-    """A file is not loaded, since others than this user and root may have written it."""
+    """A file is not loaded, because users other than this one and root may have written it."""
 
 
 def read_trusted(path: Path) -> bytes:
-    """Return a file's content, if the file is trusted.
+    """Return the content of a trusted file.
 
     Raises:
-        UntrustedError: If it, or its folder, belongs to others or may be written by others.
+        UntrustedError: If the file or its folder belongs to another user, or other users may write to it.
         OSError: If it cannot be read.
     """
     folder = os.open(path.parent, _FOLDER)
@@ -47,12 +47,12 @@ def read_trusted(path: Path) -> bytes:
         status = os.fstat(descriptor)
         _check(status, path)
         if not stat.S_ISREG(status.st_mode):
-            raise UntrustedError(f"{path} is not loaded, since it is not a regular file: remove it")
+            raise UntrustedError(f"{path} is not loaded, because it is not a regular file: remove it")
         return file.read()
 
 
 def why_untrusted(path: Path) -> str | None:
-    """Return why a file that is there is not trusted; None if it is, or cannot be read."""
+    """Return why an existing file is not trusted; None if it is trusted or cannot be read."""
     try:
         read_trusted(path)
     except UntrustedError as error:
@@ -63,18 +63,18 @@ def why_untrusted(path: Path) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an UntrustedError if others may write to a folder."""
+    """Raise an UntrustedError if a folder belongs to another user, or other users may write to it."""
     _check(folder.stat(), folder)
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and the one above it, that others may read and not write to.
+    """Make a folder and its parent, which other users may read but not write to.
 
-    If it is there and belongs to this user, others lose the right to write to it. Folders further up are made as the
-    umask says.
+    If the folder exists and belongs to this user, other users lose write access to it. Folders further up follow the
+    umask.
 
     Raises:
-        UntrustedError: If it belongs to another user, or others may write to it.
+        UntrustedError: If it belongs to another user, or other users may write to it.
         OSError: If it cannot be made.
     """
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -83,7 +83,7 @@ def make_folder(folder: Path) -> None:
             part.mkdir()
         except FileExistsError:
             continue
-        descriptor = os.open(part, _NEW_FOLDER)  # Not by its name, which may lead elsewhere by now.
+        descriptor = os.open(part, _NEW_FOLDER)  # By now, the name may lead elsewhere.
         try:
             os.fchmod(descriptor, FOLDER_MODE)
         finally:
@@ -101,7 +101,7 @@ def _check(status: os.stat_result, path: Path) -> None:
     raise UntrustedError(
         f"the {what} {path} belongs to {_name_user(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}: "
         f"compiled code is loaded only if its file and folder belong to this user "
-        f"({_name_user(os.geteuid())}) or root and nobody else may write to them"
+        f"({_name_user(os.geteuid())}) or root and no other user may write to them"
     )
 
 

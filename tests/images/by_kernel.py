@@ -1,4 +1,4 @@
-"""Parts of pictures as the kernel draws them."""
+"""Parts of images as the kernel renders them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from shardio.images.kernel.records import PLAN
 from tests.images.pictures import Array
 
 
-def draw_parts(content: bytes, boxes: Sequence[Box]) -> tuple[list[Array], NDArray[np.bool_]]:
-    """Return parts of a JPEG as they are, not resized, and which of them the kernel drew."""
+def render_parts(content: bytes, boxes: Sequence[Box]) -> tuple[list[Array], NDArray[np.bool_]]:
+    """Return parts of a JPEG, not resized, and whether the kernel rendered each."""
     kernel = find_kernel()
-    assert kernel is not None, "the tests begin with compiling it"
+    assert kernel is not None, "conftest.py compiles it"
     plans = np.zeros(len(boxes), PLAN)
     plans["top"], plans["left"], plans["height"], plans["width"] = np.array(boxes).T
     plans["new_height"], plans["new_width"] = plans["height"], plans["width"]
     rows = np.zeros((len(boxes), plans["height"].max(), plans["width"].max(), 3), np.uint8)
-    is_drawn = kernel.decode([content] * len(boxes), plans, np.arange(len(boxes)), rows)
-    return [row[: box.height, : box.width] for row, box in zip(rows, boxes, strict=True)], is_drawn
+    is_rendered = kernel.decode([content] * len(boxes), plans, np.arange(len(boxes)), rows)
+    return [row[: box.height, : box.width] for row, box in zip(rows, boxes, strict=True)], is_rendered

@@ -12,8 +12,8 @@ import simplejpeg
 from shardio.images import open_image
 from shardio.images.jpeg.regions import Box
 from shardio.images.orientation import Orientation
-from tests.images.animals import segments_of
-from tests.images.by_kernel import draw_parts
+from tests.images.by_kernel import render_parts
+from tests.images.jpeg_files import segments_of
 from tests.images.jpeg_writer import segment
 from tests.images.pictures import Array
 
@@ -107,7 +107,7 @@ def assert_parts_by_kernel(content: bytes, expected: Array, boxes: Sequence[Box]
     num_drawn = 0
     for start in range(0, len(boxes), 64):
         some = boxes[start : start + 64]
-        for box, pixels, is_drawn in zip(some, *draw_parts(content, some), strict=True):
+        for box, pixels, is_drawn in zip(some, *render_parts(content, some), strict=True):
             if is_drawn and not np.array_equal(pixels, part(expected, box)):
                 raise AssertionError(
                     f"{name}: {box} of {expected.shape[:2]} has other pixels where the kernel draws it"

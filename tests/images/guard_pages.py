@@ -1,4 +1,4 @@
-"""Memory directly beside pages that nobody may touch: whoever reads or writes one byte too many ends the process."""
+"""Memory next to inaccessible pages: reading or writing one byte beyond it ends the process."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class GuardedMemory:
-    """Memory for one array at a time, between two pages that nobody may touch.
+    """Memory for one array at a time, between two inaccessible pages.
 
-    An array lies against one of them, so what goes beyond the other end is seen only behind the rest of a page:
-    place it now at the end, now at the start.
+    An array lies next to one of them. An access beyond its other end is detected only after the rest of a page, so
+    place arrays at the end and at the start in turns.
     """
 
     def __init__(self) -> None:
-        self._size = -PAGE  # The first array needs a mapping, however small it is.
+        self._size = -PAGE  # Even an empty first array needs a mapping.
 
     def place(
         self, shape: int | tuple[int, ...], dtype: DTypeLike = np.uint8, *, at_end: bool, content: Any = None
     ) -> NDArray[Any]:
-        """Return an array directly before the page behind it, or directly behind the one before it.
+        """Return an array that ends or begins at an inaccessible page.
 
         Args:
             shape: Its shape.
-            dtype: What it consists of.
-            at_end: Whether it lies at the end.
-            content: What it holds; nobody may write to it then. Else it holds what was there before.
+            dtype: The type of its elements.
+            at_end: Whether it lies at the end of the memory, or at its start.
+            content: Its content, which makes it read-only. Without it, the array holds whatever the memory holds.
         """
         kind = np.dtype(dtype)
         num_bytes = kind.itemsize * int(np.prod(shape))
@@ -51,10 +51,10 @@ class GuardedMemory:
         return array
 
     def forbid(self, start: int, stop: int) -> None:
-        """Let nobody touch the pages that lie wholly in [start, stop) of the memory that arrays can have."""
-        first, behind = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
-        if first < behind:
-            protect(self._address + PAGE + first, behind - first, NONE)
+        """Make the pages inaccessible that lie entirely in [start, stop) of the memory for arrays."""
+        first, end = -(-start // PAGE) * PAGE, stop // PAGE * PAGE
+        if first < end:
+            protect(self._address + PAGE + first, end - first, NONE)
 
     def _protect(self, access: int) -> None:
         protect(self._address + PAGE, self._size, access)
@@ -69,6 +69,6 @@ class GuardedMemory:
 
 
 def protect(address: int, num_bytes: int, access: int) -> None:
-    """Say what may be done with whole pages."""
+    """Set the permitted access to whole pages."""
     if _mprotect(address, num_bytes, access):
         raise OSError(ctypes.get_errno(), "mprotect")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ZIGZAG = sorted(range(64), key=lambda i: (i // 8 + i % 8, (i // 8 if (i // 8 + i % 8) % 2 else i % 8)))
-"""Places of the coefficients in the order of figure A.6, as row * 8 + column."""
+"""The indices of the coefficients, row * 8 + column, in zigzag order (figure A.6)."""
 
 LUMA = (
     "16 11 10 16 24 40 51 61 12 12 14 19 26 58 60 55 14 13 16 24 40 57 69 56 14 17 22 29 51 87 80 62 "
@@ -19,7 +19,7 @@ CHROMA = "17 18 24 47 99 99 99 99 18 21 26 66 99 99 99 99 24 26 56 99 99 99 99 9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HuffmanTable:
-    """How many codes there are of 1 to 16 bits, and the symbols in the order of their codes (T.81 C.1)."""
+    """The number of codes of 1 to 16 bits, and the symbols in the order of their codes (T.81, C.1)."""
 
     counts: bytes
     symbols: bytes
@@ -39,7 +39,7 @@ class HuffmanTable:
     @staticmethod
     def from_counts(counts: Mapping[int, int]) -> HuffmanTable:
         """Build the best table for symbols that occur so often (T.81 K.2)."""
-        # The symbol 256 takes the code of ones only, which no table may hold.
+        # The symbol 256 gets the code of all ones, which no table may contain.
         frequency = {**counts, 256: 1}
         num_bits = dict.fromkeys(frequency, 0)
         groups = {symbol: [symbol] for symbol in frequency}
@@ -66,9 +66,9 @@ DC_SYMBOLS = range(12)
 AC_SYMBOLS = [0x00, 0xF0, *(run << 4 | size for run in range(16) for size in range(1, 11))]
 DEEP = {
     0: HuffmanTable.from_counts({symbol: 2**symbol for symbol in DC_SYMBOLS}),
-    1: HuffmanTable.from_counts({symbol: 2**number for number, symbol in enumerate(AC_SYMBOLS)}),
+    1: HuffmanTable.from_counts({symbol: 2**i for i, symbol in enumerate(AC_SYMBOLS)}),
 }
-"""Tables that waste: the commonest symbols have the longest codes, up to 16 bits."""
+"""Wasteful tables: the most common symbols have the longest codes, up to 16 bits."""
 FLAT = {
     0: HuffmanTable.from_counts(dict.fromkeys(DC_SYMBOLS, 1)),
     1: HuffmanTable.from_counts(dict.fromkeys(AC_SYMBOLS, 1)),

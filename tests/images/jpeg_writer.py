@@ -1,4 +1,4 @@
-"""A JPEG encoder written straight from ITU-T T.81, for files that no real encoder writes: slow, but in full control."""
+"""A JPEG encoder written straight from ITU-T T.81, for files that no real encoder writes. It is slow."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Array = NDArray[np.uint8]
 TableKey = tuple[int, int]
 """Class (0: DC, 1: AC) and identifier of a Huffman table."""
 Event = tuple[TableKey, int, int, int]
-"""Huffman table, symbol, value of the bits behind the symbol, number of these bits."""
+"""Huffman table, symbol, value of the bits after the symbol, number of these bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JpegOptions:
-    """All that can be chosen about a file; as many components are written as there are factors.
+    """The options of a file; it has as many components as there are factors.
 
     Args:
         factors: Horizontal and vertical sampling factor of each component.
         component_ids: Identifier of each component.
-        rgb: Whether a picture of three components is stored as it is, not as luma and chroma.
+        rgb: Whether three components are stored as they are, not as luma and chroma.
         quality: Scale of the quantisation tables, 1 to 100, as libjpeg understands it.
         quantisation: Tables to write in place of the standard ones, 64 values row by row, by identifier.
         wide_quantisation: Whether the tables are of 16 bits, unclipped; only SOF1 allows them.
@@ -38,12 +38,12 @@ class JpegOptions:
         one_dht: Whether a single segment holds all Huffman tables.
         one_dqt: Whether a single segment holds all quantisation tables.
         restart_interval: Number of MCUs between restart markers; 0 writes a DRI that switches them off.
-        scans: Numbers of the components in each scan.
+        scans: Indices of the components in each scan.
         sof: Second byte of the frame's marker.
-        precision: The number of bits that the frame header claims; the samples are of 8 bits all the same.
-        dnl: Whether the height stands in a DNL segment after the first scan, not in the frame's header.
-        header: The application segment that tells the colour space.
-        parts: Order of the segments before the first scan; bytes are written as they are.
+        precision: The number of bits that the frame header claims; samples always have 8 bits.
+        dnl: Whether a DNL segment after the first scan gives the height, not the frame's header.
+        header: The application segment that defines the colour space.
+        parts: Order of the segments before the first scan; bytes are written unchanged.
         fill: Number of bytes FF before each marker up to the first scan.
         fill_in_scan: Number of bytes FF before each marker after the first scan.
         padding: The bit that fills the last byte of an interval.
@@ -167,8 +167,8 @@ def _quantisation(options: JpegOptions) -> dict[int, Sequence[int]]:
 
 def _blocks(plane: NDArray[np.float64], quantisation: Sequence[int]) -> list[list[list[int]]]:
     """Return quantised coefficients [row][column][zigzag]."""
-    frequency, place = np.mgrid[:8, :8]
-    cosines = np.cos((2 * place + 1) * frequency * np.pi / 16) * np.where(frequency == 0, np.sqrt(1 / 8), 0.5)
+    frequency, position = np.mgrid[:8, :8]
+    cosines = np.cos((2 * position + 1) * frequency * np.pi / 16) * np.where(frequency == 0, np.sqrt(1 / 8), 0.5)
     rows, columns = plane.shape[0] // 8, plane.shape[1] // 8
     blocks = plane.reshape(rows, 8, columns, 8).swapaxes(1, 2)  # [row, column, y, x]
     coefficients = (cosines @ blocks @ cosines.T).reshape(rows, columns, 64) / np.array(quantisation)
@@ -208,21 +208,21 @@ def _intervals(
 def _events(
     blocks: list[list[list[list[int]]]], mcus: list[list[tuple[int, int, int]]], options: JpegOptions
 ) -> Iterator[Event]:
-    """Yield what a restart interval says (F.1.2)."""
+    """Yield the codes of a restart interval (F.1.2)."""
     last_dc = dict.fromkeys(range(len(blocks)), 0)
-    for component, row, column in (place for mcu in mcus for place in mcu):
+    for component, row, column in (block for mcu in mcus for block in mcu):
         block = blocks[component][row][column]
         difference, last_dc[component] = block[0] - last_dc[component], block[0]
         yield _event((0, options.dc_ids[component]), 0, difference)
         table = (1, options.ac_ids[component])
         last = 0
-        for place in range(1, 64):
-            if block[place]:
-                while place - last > 16:
+        for k in range(1, 64):
+            if block[k]:
+                while k - last > 16:
                     yield table, 0xF0, 0, 0
                     last += 16
-                yield _event(table, place - last - 1, block[place])
-                last = place
+                yield _event(table, k - last - 1, block[k])
+                last = k
         if last < 63:
             yield table, 0x00, 0, 0
 

@@ -1,4 +1,4 @@
-"""Huffman tables are valid, and as good as those of independent methods."""
+"""Huffman tables are valid, and cost no more bits than those of independent methods."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from shardio.images.tiling import tile_jpeg, untile_jpeg
 from shardio.images.tiling.huffman import make_best_table
-from tests.images.animals import Animal
+from tests.images.jpeg_corpus import small_corpus
+from tests.images.jpeg_files import JpegFile
 from tests.images.jpeg_tables import HuffmanTable
-from tests.images.laws_of_tiling import Parts, take_apart
-from tests.images.zoo import small_zoo
+from tests.images.tiling_laws import Parts, take_apart
 
 MAX_LENGTH = 16
 SLACK = 16
-"""Bits that a table of T.81 K.2 may cost above the best: it counts the code that nobody gets as if it came once."""
+"""Bits that a table of T.81, K.2 may cost above the best: it counts the unused code as if it occurred once."""
 
 Counts = dict[int, int]
 
@@ -31,12 +31,12 @@ for_many_counts = settings(
 )
 
 
-def _fibonacci(number: int) -> Counts:
-    """Return the counts 1, 2, 3, 5, 8 …: with 1 for the code that nobody gets, each code is longer than the next."""
+def _fibonacci(num_symbols: int) -> Counts:
+    """Return the counts 1, 2, 3, 5, 8 …: with 1 for the unused code, each code is longer than the next."""
     values = [1, 2]
-    while len(values) < number:
+    while len(values) < num_symbols:
         values.append(values[-1] + values[-2])
-    return dict(enumerate(values[:number]))
+    return dict(enumerate(values[:num_symbols]))
 
 
 def _best_table(counts: Counts) -> HuffmanTable:
@@ -57,7 +57,7 @@ def _longest(table: HuffmanTable) -> int:
 
 
 def _huffmans_cost(weights: list[int]) -> int:
-    """Return the bits of the best code, however long its codes (Huffman 1952: each merge makes codes a bit longer)."""
+    """Return the bits of the best code of any length (Huffman 1952: each merge makes its codes a bit longer)."""
     heap = list(weights)
     heapq.heapify(heap)
     total = 0
@@ -79,33 +79,32 @@ def _package_merge_cost(weights: list[int]) -> int:
 
 
 def _optimum(counts: Mapping[int, int]) -> int:
-    """Return the bits of the best codes of at most 16 bits; that of ones only goes to a symbol of no weight."""
+    """Return the bits of the best code of at most 16 bits; the code of all ones goes to a symbol without weight."""
     return _package_merge_cost([0, *counts.values()])
 
 
 def _tables_of(parts: Parts) -> dict[int, HuffmanTable]:
-    """Return the tables of a file by class and number, as DHT says them; the last of a number holds."""
+    """Return the tables of a file by class and identifier; the last definition of each is in force."""
     tables = {}
     for segment in parts.all_of(0xC4):
-        place = 4
-        while place < len(segment):
-            stop = place + 17 + sum(segment[place + 1 : place + 17])
-            tables[segment[place]] = HuffmanTable(
-                counts=segment[place + 1 : place + 17], symbols=segment[place + 17 : stop]
-            )
-            place = stop
+        offset = 4
+        while offset < len(segment):
+            stop = offset + 17 + sum(segment[offset + 1 : offset + 17])
+            counts, symbols = segment[offset + 1 : offset + 17], segment[offset + 17 : stop]
+            tables[segment[offset]] = HuffmanTable(counts=counts, symbols=symbols)
+            offset = stop
     return tables
 
 
 def _symbols_of(parts: Parts) -> dict[int, Counter[int]]:
-    """Return how often each symbol stands in a file's scan, by the class and number of its table."""
+    """Return how often each symbol occurs in a file's scan, by the class and identifier of its table."""
     frame, header = parts.all_of(0xC0, 0xC1)[0], parts.others[-1]
     height, width, num_components = struct.unpack_from(">HHB", frame, 5)
     factors = [(factor >> 4, factor & 15) for factor in frame[11::3]] if num_components > 1 else [(1, 1)]
     h_max, v_max = (max(column) for column in zip(*factors, strict=True))
     blocks = [
-        number
-        for number, (h, v) in zip(header[6 : 6 + 2 * num_components : 2], factors, strict=True)
+        table_ids
+        for table_ids, (h, v) in zip(header[6 : 6 + 2 * num_components : 2], factors, strict=True)
         for _ in range(h * v)
     ]
     codes = {
@@ -124,25 +123,25 @@ def _symbols_of(parts: Parts) -> dict[int, Counter[int]]:
 
 
 def _read_symbols(bits: str, blocks: list[int], codes: dict[int, dict[str, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the tables and symbols of blocks, given by the numbers of their tables, and read bit by bit."""
-    place = 0
-    for number in blocks:
+    """Yield the tables and symbols of blocks, given by the identifiers of their tables, read bit by bit."""
+    start = 0
+    for table_ids in blocks:
         index = 0
         while index < 64:
-            key = 0x10 | number & 15 if index else number >> 4
-            stop = place + 1
-            while bits[place:stop] not in codes[key]:
-                assert stop - place < MAX_LENGTH, "an unknown code"
+            key = 0x10 | table_ids & 15 if index else table_ids >> 4
+            stop = start + 1
+            while bits[start:stop] not in codes[key]:
+                assert stop - start < MAX_LENGTH, "an unknown code"
                 stop += 1
-            symbol = codes[key][bits[place:stop]]
+            symbol = codes[key][bits[start:stop]]
             yield key, symbol
-            place = stop + symbol % 16
+            start = stop + symbol % 16
             index = 64 if index and symbol == 0 else index + (symbol // 16 if index else 0) + 1
 
 
 @st.composite
 def some_counts(draw: st.DrawFn) -> Counts:
-    """Counts of some of the 256 symbols, alike or most unlike."""
+    """Draw counts of some of the 256 symbols, similar or very different ones."""
     symbols = draw(st.lists(st.integers(0, 255), min_size=1, max_size=256, unique=True))
     largest = draw(st.sampled_from([1, 3, 100, 10**6, 2**40]))
     if draw(st.booleans()):
@@ -164,7 +163,7 @@ ALL = dict.fromkeys(range(256), 1)
 @example(POWERS)
 @example(FEW)
 @example(ALL)
-def test_a_table_has_a_code_for_each_symbol_that_comes_and_none_of_ones_only(counts: Counts) -> None:
+def test_a_table_has_a_code_for_each_symbol_and_none_of_all_ones(counts: Counts) -> None:
     table = _best_table(counts)
     assert sorted(table.symbols) == sorted(counts)
     assert len(table.counts) == MAX_LENGTH
@@ -178,7 +177,7 @@ def test_a_table_has_a_code_for_each_symbol_that_comes_and_none_of_ones_only(cou
 @for_many_counts
 @given(some_counts())
 @example(ALL)
-def test_what_comes_more_often_has_no_longer_code_where_no_code_was_too_long(counts: Counts) -> None:
+def test_more_frequent_symbols_have_no_longer_codes_unless_codes_were_shortened(counts: Counts) -> None:
     lengths = defaultdict[int, list[int]](list)
     for symbol, (_, num_bits) in _best_table(counts).codes().items():
         lengths[counts[symbol]].append(num_bits)
@@ -192,10 +191,10 @@ def test_what_comes_more_often_has_no_longer_code_where_no_code_was_too_long(cou
 @example(FEW)
 @example(ALL)
 @example(_fibonacci(16))
-def test_a_table_costs_what_huffmans_method_costs_where_no_code_is_too_long(counts: Counts) -> None:
+def test_a_table_costs_what_huffmans_method_costs_unless_codes_were_shortened(counts: Counts) -> None:
     table = _best_table(counts)
     if _longest(table) < MAX_LENGTH:
-        # The code that nobody gets is among the longest.
+        # The unused code is among the longest.
         assert _cost(table, counts) == _huffmans_cost([1, *counts.values()]) - _longest(table)
         assert _cost(table, counts) <= _optimum(counts) + SLACK
 
@@ -206,38 +205,38 @@ def test_a_table_costs_what_huffmans_method_costs_where_no_code_is_too_long(coun
 @example(POWERS)
 @example(_fibonacci(17))
 @example(_fibonacci(18))
-def test_a_table_whose_codes_were_made_shorter_costs_hardly_more_than_the_best(counts: Counts) -> None:
+def test_a_table_with_shortened_codes_costs_hardly_more_than_the_best(counts: Counts) -> None:
     cost, optimum = _cost(_best_table(counts), counts), _optimum(counts)
     assert optimum <= cost <= optimum * 1.01 + SLACK
 
 
 @pytest.fixture(scope="module")
-def animals() -> list[Animal]:
-    return [a for a in small_zoo() if a.tileable and a.readers and len(a.content) < 20_000]
+def files() -> list[JpegFile]:
+    return [file for file in small_corpus() if file.tileable and file.readers and len(file.content) < 20_000]
 
 
-def test_files_are_written_with_best_tables_for_their_symbols_and_no_others(animals: list[Animal]) -> None:
-    for animal in animals:
+def test_files_are_written_with_the_best_tables_for_their_symbols_and_no_others(files: list[JpegFile]) -> None:
+    for file in files:
         for rewrite in (tile_jpeg, untile_jpeg):
-            parts = take_apart(rewrite(animal.content))
+            parts = take_apart(rewrite(file.content))
             tables, symbols = _tables_of(parts), _symbols_of(parts)
-            assert tables.keys() == symbols.keys(), animal.name
+            assert tables.keys() == symbols.keys(), file.name
             for key, counts in symbols.items():
-                assert sorted(tables[key].symbols) == sorted(counts), animal.name
-                assert _cost(tables[key], counts) <= _optimum(counts) * 1.001 + SLACK, animal.name
+                assert sorted(tables[key].symbols) == sorted(counts), file.name
+                assert _cost(tables[key], counts) <= _optimum(counts) * 1.001 + SLACK, file.name
 
 
-def test_symbols_cost_no_more_bits_than_by_the_tables_that_a_file_came_with(animals: list[Animal]) -> None:
-    for animal in animals:
-        before, after = take_apart(animal.content), take_apart(untile_jpeg(animal.content))
+def test_symbols_cost_no_more_bits_than_with_the_original_tables(files: list[JpegFile]) -> None:
+    for file in files:
+        before, after = take_apart(file.content), take_apart(untile_jpeg(file.content))
         old, new, symbols = _tables_of(before), _tables_of(after), _symbols_of(after)
         if all(counts.keys() <= set(old[key].symbols) for key, counts in symbols.items()):
             by_old = sum(_cost(old[key], counts) for key, counts in symbols.items())
-            assert sum(_cost(new[key], counts) for key, counts in symbols.items()) <= by_old, animal.name
+            assert sum(_cost(new[key], counts) for key, counts in symbols.items()) <= by_old, file.name
 
 
-def test_untiling_what_had_no_restarts_keeps_all_symbols(animals: list[Animal]) -> None:
-    for animal in animals:
-        before = take_apart(animal.content)
+def test_untiling_a_file_without_restarts_keeps_all_symbols(files: list[JpegFile]) -> None:
+    for file in files:
+        before = take_apart(file.content)
         if not before.restarts:
-            assert _symbols_of(take_apart(untile_jpeg(animal.content))) == _symbols_of(before), animal.name
+            assert _symbols_of(take_apart(untile_jpeg(file.content))) == _symbols_of(before), file.name

@@ -16,8 +16,8 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import CenterCrop, Compose, Resize
 from tests.images import naive
-from tests.images.animals import by_pillow, noise
 from tests.images.crop_laws import all_boxes, full_decode, part, random_boxes
+from tests.images.jpeg_files import by_pillow, noise
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
 
 SIZE = (99, 132)

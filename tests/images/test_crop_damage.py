@@ -15,13 +15,13 @@ from shardio.images import open_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
-from tests.images.animals import by_pillow, flat, noise, own, patch, scan_start, segments_of
 from tests.images.crop_laws import assert_parts, full_decode, part, random_boxes, table_segment
 from tests.images.fuzz_laws import check_reading
-from tests.images.laws_of_tiling import tile_by
-from tests.images.mutations import Specimen
+from tests.images.jpeg_corpus import truncations
+from tests.images.jpeg_files import by_pillow, flat, make_jpeg, noise, patch, scan_start, segments_of
+from tests.images.mutations import Original
 from tests.images.pictures import Array, make_picture
-from tests.images.zoo import truncations
+from tests.images.tiling_laws import tile_by
 
 SIZE = (24, 83)
 TILED = tile_by(by_pillow(noise(*SIZE), subsampling=0, quality=30), 1)
@@ -69,7 +69,7 @@ def _read(content: bytes, box: Box) -> Array | None:
 
 def _check_leniently(content: bytes) -> None:
     for seed in range(2):
-        check_reading(content, [Specimen.of_jpeg(TILED)], random.Random(seed))
+        check_reading(content, [Original.of_jpeg(TILED)], random.Random(seed))
 
 
 def test_whatever_byte_of_the_table_changes_the_pixels_stay() -> None:
@@ -154,7 +154,7 @@ def test_a_table_that_is_right_but_for_the_intervals_length_is_not_believed(inte
     _is_right(content)
 
 
-SMALL = own("small", make_picture(16, 24), factors=((2, 2), (1, 1), (1, 1))).content
+SMALL = make_jpeg("small", make_picture(16, 24), factors=((2, 2), (1, 1), (1, 1))).content
 FILES = {"untouched": SMALL, "tiled": tile_jpeg(SMALL)}
 
 
@@ -162,7 +162,7 @@ FILES = {"untouched": SMALL, "tiled": tile_jpeg(SMALL)}
 def test_whatever_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
     content = FILES[kind]
     draw = random.Random(kind)
-    made_of = [Specimen.of_jpeg(content)]
+    made_of = [Original.of_jpeg(content)]
     for place in range(len(content)):
         for value in {content[place] ^ 1 << draw.randrange(8), draw.randrange(256), 0xFF, 0xD0} - {content[place]}:
             check_reading(content[:place] + bytes([value]) + content[place + 1 :], made_of, draw)
@@ -176,7 +176,7 @@ def test_whatever_a_marker_of_the_head_becomes_crops_are_right_or_an_error(kind:
     for _, start, _ in segments_of(content):
         for value in range(256):
             changed = content[: start + 1] + bytes([value]) + content[start + 2 :]
-            check_reading(changed, [Specimen(content=content)], draw)
+            check_reading(changed, [Original(content=content)], draw)
 
 
 @pytest.mark.parametrize("marker", [0x02, 0x44, 0xBF, 0xC8, 0xCC, 0xF0, 0xFD])
@@ -194,7 +194,7 @@ def test_a_part_is_not_read_where_libjpeg_refuses_the_whole(content: bytes, mark
 def test_every_beginning_of_a_file_is_an_error_or_has_the_right_pixels(kind: str) -> None:
     draw = random.Random(0)
     for beginning in truncations(FILES[kind]):
-        outcomes = check_reading(beginning, [Specimen.of_jpeg(FILES[kind])], draw)
+        outcomes = check_reading(beginning, [Original.of_jpeg(FILES[kind])], draw)
         assert "an error" in outcomes[0] or kind == "tiled"
 
 

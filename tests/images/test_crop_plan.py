@@ -22,7 +22,7 @@ from shardio.transforms import (
     apply_transform,
 )
 from tests.images import naive
-from tests.images.animals import by_pillow, noise
+from tests.images.jpeg_files import by_pillow, noise
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
 from tests.transforms.inputs import make_rng_keys
 

@@ -14,7 +14,6 @@ from shardio.images import JpegPicture, decode_image, open_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import NotTileable, tile_jpeg
-from tests.images.animals import SAMPLINGS, Factors, by_cv2, by_pillow, by_simplejpeg, noise, own, readers_of
 from tests.images.crop_laws import (
     SCALES,
     all_boxes,
@@ -26,8 +25,9 @@ from tests.images.crop_laws import (
     scaled_size,
     tile_by_hand,
 )
+from tests.images.jpeg_corpus import ODD_FACTORS, JpegFile, small_corpus
+from tests.images.jpeg_files import SAMPLINGS, Factors, by_cv2, by_pillow, by_simplejpeg, make_jpeg, noise, readers_of
 from tests.images.pictures import TURNS, Array, exif_of, make_picture, read_by_pillow, save
-from tests.images.zoo import ODD_FACTORS, Animal, small_zoo
 
 FACTORS = {
     **SAMPLINGS,
@@ -40,9 +40,11 @@ KINDS = ("untouched", "tiled", "tiled by ones")
 def _write(factors: Factors, size: tuple[int, int], kind: str) -> tuple[bytes, bytes]:
     """Return a JPEG of noise, in which all pixels and chroma samples tell, and the same as a kind."""
     rgb: dict[str, Any] = {"rgb": True, "header": "adobe"} if kind.startswith("rgb") else {}
-    content = own(kind, noise(*size), factors=factors, quality=95, **rgb).content
+    content = make_jpeg(kind, noise(*size), factors=factors, quality=95, **rgb).content
     if kind == "tiled by ones":
-        return content, tile_by_hand(own(kind, noise(*size), factors=factors, quality=95, restart_interval=1).content)
+        return content, tile_by_hand(
+            make_jpeg(kind, noise(*size), factors=factors, quality=95, restart_interval=1).content
+        )
     return content, tile_jpeg(content) if "tiled" in kind else content
 
 
@@ -133,38 +135,38 @@ def _full_decode_of(content: bytes, picture_size: tuple[int, int], *, by_pillow:
         return None
 
 
-def test_crops_of_all_animals_of_the_zoo_that_can_be_decoded() -> None:
+def test_crops_of_all_files_of_the_corpus_that_can_be_decoded() -> None:
     random = np.random.default_rng(0)
     num_checked = 0
-    for animal in small_zoo():
-        for content in (animal.content, _tile(animal)):
+    for file in small_corpus():
+        for content in (file.content, _tile(file)):
             try:
                 picture = open_image(content)
             except ValueError:
                 continue
             for scale in (1, 8) if picture.can_scale else (1,):
                 is_jpeg = isinstance(picture, JpegPicture)
-                expected = _full_decode_of(animal.content, picture.size, by_pillow=not is_jpeg, scale=scale)
+                expected = _full_decode_of(file.content, picture.size, by_pillow=not is_jpeg, scale=scale)
                 if expected is not None:
                     boxes = random_boxes(*scaled_size(picture.size, scale), 5, random)
-                    assert_parts(content, expected, boxes, scale=scale, name=animal.name)
+                    assert_parts(content, expected, boxes, scale=scale, name=file.name)
                     num_checked += 1
     assert num_checked > 700
 
 
-def test_animals_that_libjpeg_or_pillow_decode_can_be_opened() -> None:
-    for animal in small_zoo():
-        if animal.tileable and animal.readers:
-            expected = read_by_pillow(animal.content)
-            np.testing.assert_array_equal(decode_image(animal.content), expected, err_msg=animal.name)
-            np.testing.assert_array_equal(decode_image(_tile(animal)), expected, err_msg=animal.name)
+def test_files_that_libjpeg_or_pillow_decode_can_be_opened() -> None:
+    for file in small_corpus():
+        if file.tileable and file.readers:
+            expected = read_by_pillow(file.content)
+            np.testing.assert_array_equal(decode_image(file.content), expected, err_msg=file.name)
+            np.testing.assert_array_equal(decode_image(_tile(file)), expected, err_msg=file.name)
 
 
-def _tile(animal: Animal) -> bytes:
+def _tile(file: JpegFile) -> bytes:
     try:
-        return tile_jpeg(animal.content)
+        return tile_jpeg(file.content)
     except NotTileable:
-        return animal.content
+        return file.content
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

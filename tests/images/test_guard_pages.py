@@ -1,4 +1,4 @@
-"""Guard pages: nobody gets away with one byte too many."""
+"""Guard pages detect any access beyond an array."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("num_bytes", [1, 16, PAGE, PAGE + 8])
 @pytest.mark.parametrize("at_end", [False, True])
-def test_an_array_is_as_any_other(num_bytes: int, at_end: bool) -> None:
+def test_an_array_works_as_any_other(num_bytes: int, at_end: bool) -> None:
     memory = GuardedMemory()
     array = memory.place(num_bytes, at_end=at_end)
     array[...] = 7
@@ -28,12 +28,12 @@ def test_an_array_is_as_any_other(num_bytes: int, at_end: bool) -> None:
 
 
 ACCESSES = {
-    "read behind": ("at_end=True", "ctypes.string_at(first + 100, 1)"),
+    "read after": ("at_end=True", "ctypes.string_at(first + 100, 1)"),
     "read before": ("at_end=False", "ctypes.string_at(first - 1, 1)"),
-    "write behind": ("at_end=True", "ctypes.memset(first + 100, 0, 1)"),
+    "write after": ("at_end=True", "ctypes.memset(first + 100, 0, 1)"),
     "write before": ("at_end=False", "ctypes.memset(first - 1, 0, 1)"),
-    "write to what is only read": ("at_end=True, content=5", "ctypes.memset(first, 0, 1)"),
-    "read what is forbidden": (
+    "write to a read-only array": ("at_end=True, content=5", "ctypes.memset(first, 0, 1)"),
+    "read a forbidden page": (
         "at_end=True",
         f"memory.forbid(5, 2 * {PAGE}); ctypes.string_at(first + 99 - {PAGE}, 1)",
     ),
@@ -41,7 +41,7 @@ ACCESSES = {
 
 
 @pytest.mark.parametrize(("placed", "access"), ACCESSES.values(), ids=ACCESSES)
-def test_who_goes_beyond_it_is_ended(placed: str, access: str) -> None:
+def test_an_access_beyond_it_ends_the_process(placed: str, access: str) -> None:
     code = (
         "import ctypes; from tests.images.guard_pages import GuardedMemory; memory = GuardedMemory()\n"
         f"memory.place(3 * {PAGE}, at_end=True); first = memory.place(100, {placed}).ctypes.data\n"

@@ -1,7 +1,7 @@
-"""The kernel: the pixels of libjpeg-turbo and OpenCV, for all that it draws, and none for what is damaged.
+"""The kernel renders the pixels of libjpeg-turbo and OpenCV, and leaves damaged images alone.
 
-That every crop of small pictures, the zoo and damaged files are right where the kernel draws them, is seen by
-``test_crops.py``, ``test_crop_damage.py`` and the campaigns in ``tools/``.
+``test_crops.py``, ``test_crop_damage.py`` and the campaigns in ``tools/`` check every crop of small images, the JPEG
+corpus, and damaged files.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shardio.images.kernel.colour import convert_ycc
 from shardio.images.kernel.records import PLAN
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
-from tests.images.animals import SAMPLINGS, Factors, by_pillow, extremes, noise, own, waves
-from tests.images.by_kernel import draw_parts
+from tests.images.by_kernel import render_parts
 from tests.images.crop_laws import assert_parts_by_kernel, random_boxes
+from tests.images.jpeg_files import SAMPLINGS, Factors, by_pillow, extremes, make_jpeg, noise, waves
 from tests.images.pictures import Array, make_picture
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -39,10 +39,10 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("tiled", [False, True], ids=["", "tiled"])
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("factors", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_all_it_is_made_for_is_drawn(factors: Factors, options: dict[str, Any], tiled: bool) -> None:
+def test_it_renders_every_kind_that_it_supports(factors: Factors, options: dict[str, Any], tiled: bool) -> None:
     random = np.random.default_rng(0)
     for size in [(97, 161), (8, 200), (200, 8), (131, 66)]:
-        content = own("", noise(*size), factors=factors, quality=90, **options).content
+        content = make_jpeg("", noise(*size), factors=factors, quality=90, **options).content
         expected = np.asarray(simplejpeg.decode_jpeg(content))
         boxes = random_boxes(*size, 100, random)
         assert assert_parts_by_kernel(tile_jpeg(content) if tiled else content, expected, boxes) == len(boxes)
@@ -50,9 +50,9 @@ def test_all_it_is_made_for_is_drawn(factors: Factors, options: dict[str, Any], 
 
 @pytest.mark.parametrize("quality", [5, 50, 98])
 @pytest.mark.parametrize("make", [extremes, waves], ids=lambda make: make.__name__)
-def test_large_coefficients_are_right_or_left_alone(make: Any, quality: int) -> None:
+def test_large_coefficients_are_right_or_left_to_libjpeg(make: Any, quality: int) -> None:
     for factors in (SAMPLINGS["4:2:0"], SAMPLINGS["4:4:4"]):
-        content = own("", make(80, 72), factors=factors, quality=quality).content
+        content = make_jpeg("", make(80, 72), factors=factors, quality=quality).content
         assert_parts_by_kernel(
             content, np.asarray(simplejpeg.decode_jpeg(content)), [Box(0, 0, 80, 72), Box(9, 7, 50, 40)]
         )
@@ -64,16 +64,16 @@ def _no_kernel(images: Any, *_: Any) -> NDArray[np.bool_]:
 
 @pytest.fixture(scope="module")
 def contents() -> list[bytes]:
-    """Pictures of all samplings, untouched and tiled, beside each other."""
+    """Images of all samplings, each untouched and tiled."""
     files = []
-    for number, factors in enumerate(SAMPLINGS.values()):
-        file = own("", make_picture(60 + 9 * number, 95 - 7 * number), factors=factors, quality=85).content
+    for i, factors in enumerate(SAMPLINGS.values()):
+        file = make_jpeg("", make_picture(60 + 9 * i, 95 - 7 * i), factors=factors, quality=85).content
         files += [file, tile_jpeg(file)]
     return files
 
 
 def _draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> CropPlan:
-    """Return plans of any kind that give pictures of one size."""
+    """Return random plans that give images of one size."""
     height, width = random.integers(1, 90, 2).tolist()
     boxes, afters, windows = [], [], []
     for size in sizes:
@@ -90,7 +90,7 @@ def _draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> Cr
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_what_it_draws_is_the_full_decode_cropped_resized_and_mirrored(seed: int, contents: list[bytes]) -> None:
+def test_it_renders_the_full_decode_cropped_resized_and_mirrored(seed: int, contents: list[bytes]) -> None:
     random = np.random.default_rng(seed)
     pictures = [open_image(content) for content in contents]
     plans = _draw_plans([picture.size for picture in pictures], random)
@@ -101,13 +101,13 @@ def test_what_it_draws_is_the_full_decode_cropped_resized_and_mirrored(seed: int
     corner, size = plans.window[:, :2], plans.window[:, 2:]
     is_black = ((corner >= plans.size) | (corner + size <= 0)).any(axis=1)
     np.testing.assert_array_equal(is_drawn, ~(is_scaled | is_black))
-    for number in np.flatnonzero(is_drawn).tolist():
-        whole = np.asarray(simplejpeg.decode_jpeg(contents[number]))
-        part = naive.crop(whole, Box(*plans.box[number].tolist()))
-        resized = naive.resize(part, *plans.size[number].tolist(), antialias=False)
-        window = naive.crop(resized, Box(*plans.window[number].tolist()))
-        expected = window[:, ::-1] if plans.flip[number] else window
-        np.testing.assert_array_equal(rows[number], expected, err_msg=f"image {number} of {plans}")
+    for i in np.flatnonzero(is_drawn).tolist():
+        whole = np.asarray(simplejpeg.decode_jpeg(contents[i]))
+        part = naive.crop(whole, Box(*plans.box[i].tolist()))
+        resized = naive.resize(part, *plans.size[i].tolist(), antialias=False)
+        window = naive.crop(resized, Box(*plans.window[i].tolist()))
+        expected = window[:, ::-1] if plans.flip[i] else window
+        np.testing.assert_array_equal(rows[i], expected, err_msg=f"image {i} of {plans}")
 
 
 def test_pixels_do_not_depend_on_whether_there_is_a_kernel(
@@ -121,24 +121,26 @@ def test_pixels_do_not_depend_on_whether_there_is_a_kernel(
         np.testing.assert_array_equal(one, other)
 
 
-def test_images_do_not_depend_on_what_is_decoded_beside_them(contents: list[bytes]) -> None:
-    """Nor on the threads that decode at the same time, or on what their memory was used for."""
+def test_an_image_does_not_depend_on_what_else_is_decoded(contents: list[bytes]) -> None:
+    """Neither the rest of the chunk, nor other threads, nor earlier content of the memory change it."""
     random = np.random.default_rng(1)
     pictures = [open_image(content) for content in contents]
     plans = _draw_plans([picture.size for picture in pictures], random)
     expected = render_chunk(pictures, plans).images
 
-    def draw_some(seed: int) -> None:
+    def render_some(seed: int) -> None:
         some = np.random.default_rng(seed).permutation(len(pictures))[: 1 + seed % len(pictures)]
-        drawn = render_chunk([pictures[number] for number in some], plans.take(some)).images
-        for number, pixels in zip(some.tolist(), drawn, strict=True):
-            np.testing.assert_array_equal(pixels, expected[number])
+        rendered = render_chunk([pictures[i] for i in some], plans.take(some)).images
+        for i, pixels in zip(some.tolist(), rendered, strict=True):
+            np.testing.assert_array_equal(pixels, expected[i])
 
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(draw_some, range(200)))
+        list(threads.map(render_some, range(200)))
 
 
-def test_rows_of_different_sizes_are_drawn_one_by_one(contents: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_different_sizes_are_rendered_one_by_one(
+    contents: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pictures = [open_image(content) for content in contents]
     plans = CropPlan.whole(np.array([picture.size for picture in pictures]))
     rows = [np.zeros((*picture.size, 3), np.uint8) for picture in pictures]
@@ -149,49 +151,53 @@ def test_rows_of_different_sizes_are_drawn_one_by_one(contents: list[bytes], mon
 
 def _others() -> dict[str, bytes]:
     picture = make_picture(40, 50)
-    whole = own("", picture, factors=SAMPLINGS["4:2:0"], restart_interval=2).content
+    whole = make_jpeg("", picture, factors=SAMPLINGS["4:2:0"], restart_interval=2).content
     jfif, table = by_pillow(picture), whole.index(b"\xff\xc4")
     last_symbol = table + 5 + 16 + sum(whole[table + 5 : table + 21]) - 1
     return {
-        "JFIF 2, of which libjpeg warns": jfif.replace(b"JFIF\0\1", b"JFIF\0\2"),
+        "JFIF 2, a libjpeg warning": jfif.replace(b"JFIF\0\1", b"JFIF\0\2"),
         "a DC table with a symbol above 15": whole[:last_symbol] + b"\x20" + whole[last_symbol + 1 :],
         "progressive": by_pillow(picture, progressive=True),
         "CMYK": by_pillow(np.dstack([picture, picture[..., 0]])),
-        "4:1:0": own("", picture, factors=((4, 2), (1, 1), (1, 1))).content,
+        "4:1:0": make_jpeg("", picture, factors=((4, 2), (1, 1), (1, 1))).content,
         "truncated": whole[:-40],
         "without its end": whole[:-2],
         "one byte more": whole + b"\0",
-        "no JPEG": b"\x89PNG\r\n\x1a\n" + bytes(100),
+        "not a JPEG": b"\x89PNG\r\n\x1a\n" + bytes(100),
         "nothing": b"",
     }
 
 
 @pytest.mark.parametrize("content", _others().values(), ids=_others())
-def test_what_it_is_not_made_for_is_left_alone(content: bytes) -> None:
-    _, (is_drawn,) = draw_parts(content, [Box(0, 0, 40, 50)])
+def test_unsupported_images_are_left_to_libjpeg(content: bytes) -> None:
+    _, (is_drawn,) = render_parts(content, [Box(0, 0, 40, 50)])
     assert not is_drawn
 
 
 @pytest.mark.parametrize("restart_interval", [0, 2])
-def test_whatever_byte_of_the_scan_changes_libjpeg_agrees_or_decides(restart_interval: int) -> None:
-    """Where libjpeg-turbo finds something wrong, the kernel does, too: it draws nothing then."""
-    content = own("", noise(20, 36), factors=SAMPLINGS["4:2:0"], quality=60, restart_interval=restart_interval).content
+def test_with_any_byte_of_the_scan_changed_it_agrees_with_libjpeg_or_leaves_the_image_to_it(
+    restart_interval: int,
+) -> None:
+    """Where libjpeg-turbo reports damage, the kernel renders nothing."""
+    content = make_jpeg(
+        "", noise(20, 36), factors=SAMPLINGS["4:2:0"], quality=60, restart_interval=restart_interval
+    ).content
     random, num_drawn = np.random.default_rng(0), 0
     start = content.index(b"\xff\xda")
-    for place in range(start, len(content)):
+    for offset in range(start, len(content)):
         changed = bytearray(content)
-        changed[place] ^= int(random.integers(1, 256))
-        (pixels,), (is_drawn,) = draw_parts(bytes(changed), [Box(0, 0, 20, 36)])
+        changed[offset] ^= int(random.integers(1, 256))
+        (pixels,), (is_drawn,) = render_parts(bytes(changed), [Box(0, 0, 20, 36)])
         if is_drawn:
             np.testing.assert_array_equal(
-                pixels, simplejpeg.decode_jpeg(bytes(changed), strict=True), err_msg=str(place)
+                pixels, simplejpeg.decode_jpeg(bytes(changed), strict=True), err_msg=str(offset)
             )
             num_drawn += 1
-    assert num_drawn, "most changes within a value give another picture and no error"
+    assert num_drawn, "most changes of a value give another image without an error"
 
 
-def test_a_row_is_written_whole_or_not_at_all() -> None:
-    content = own("", noise(64, 64), factors=SAMPLINGS["4:2:0"], quality=60).content
+def test_a_row_is_written_completely_or_not_at_all() -> None:
+    content = make_jpeg("", noise(64, 64), factors=SAMPLINGS["4:2:0"], quality=60).content
     damaged = bytearray(content)
     damaged[-60:-2] = bytes(58)
     rows = np.full((1, 64, 64, 3), 77, np.uint8)
@@ -203,21 +209,21 @@ def test_a_row_is_written_whole_or_not_at_all() -> None:
     assert (rows == 77).all()
 
 
-def test_images_that_do_not_fit_beside_each_other_are_drawn_one_after_the_other() -> None:
+def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None:
     content = by_pillow(noise(700, 700), quality=98, subsampling=0)
-    assert len(content) > 1.1 * 2**20, "three of them are more than the workspace holds"
+    assert len(content) > 1.1 * 2**20, "three of them do not fit into the workspace"
     plans = CropPlan.whole(np.full((7, 2), 700))
     expected = np.asarray(simplejpeg.decode_jpeg(content))
     rows = np.zeros((7, 700, 700, 3), np.uint8)
     small = by_pillow(make_picture(700, 700), quality=50)
     contents = [content, content, small, content, content, content, small]
     assert render_by_kernel([open_image(content) for content in contents], plans, rows).all()
-    for number in (0, 1, 3, 4, 5):
-        np.testing.assert_array_equal(rows[number], expected)
+    for i in (0, 1, 3, 4, 5):
+        np.testing.assert_array_equal(rows[i], expected)
 
 
 def test_colours_are_libjpegs() -> None:
-    """For all samples that there are: jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert."""
+    """Check all combinations of samples: jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert."""
     luma, cr = np.repeat(np.arange(256, dtype=np.uint8), 256), np.tile(np.arange(256, dtype=np.uint8), 256)
     pixels = np.zeros(1 << 16, np.uint32)
     y, red = luma.astype(np.int64), cr.astype(np.int64) - 128
@@ -225,13 +231,13 @@ def test_colours_are_libjpegs() -> None:
         blue = cb - 128
         convert_ycc(luma, np.full(1 << 16, cb, np.uint8), cr, pixels)
         added: list[NDArray[np.int64]] = [91881 * red, -22554 * blue - 46802 * red, np.full_like(y, 116130 * blue)]
-        for place, colour in enumerate(added):
+        for i, colour in enumerate(added):
             expected = np.clip(y + ((colour + 32768) >> 16), 0, 255)
-            np.testing.assert_array_equal(pixels >> 8 * place & 255, expected)
+            np.testing.assert_array_equal(pixels >> 8 * i & 255, expected)
 
 
 def test_resizing_is_opencvs() -> None:
-    """On every machine: where OpenCV were another one, crops would depend on who draws them."""
+    """If OpenCV rounded differently, crops would depend on the decoder."""
     random = np.random.default_rng(0)
     for _ in range(60):
         height, width = random.integers(1, 150, 2).tolist()
@@ -247,7 +253,7 @@ def test_resizing_is_opencvs() -> None:
             np.testing.assert_array_equal(rows[0], expected, err_msg=f"{height}×{width} to {after}")
 
 
-def test_damaged_images_are_errors_as_without_the_kernel() -> None:
+def test_damaged_images_raise_the_same_error_as_without_the_kernel() -> None:
     content = by_pillow(make_picture(64, 64), quality=60)[:-100] + b"\xff\xd9"
     rows = np.zeros((1, 64, 64, 3), np.uint8)
     with pytest.raises(ValueError, match="Corrupt JPEG data"):

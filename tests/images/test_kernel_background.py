@@ -1,4 +1,4 @@
-"""The background process that compiles the kernel: it keeps nothing of its parent open, and its failure is reported."""
+"""The background process that compiles the kernel keeps none of its parent's files open; its failure is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 (Path(os.environ["XDG_CACHE_HOME"]) / "pid").write_text(str(os.getpid()))
 os.mkfifo(os.environ["XDG_CACHE_HOME"] + "/done")
 Path(os.environ["XDG_CACHE_HOME"], "started").touch()
-open(os.environ["XDG_CACHE_HOME"] + "/done").close()  # Until another process opens it for writing.
+open(os.environ["XDG_CACHE_HOME"] + "/done").close()  # Wait until another process opens it for writing.
 """
 
 START = """
@@ -40,17 +40,17 @@ def run(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has open is read from /proc")
-def test_a_script_that_starts_it_ends_before_it_for_all_who_read_the_scripts_output(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc lists the open files of a process")
+def test_a_script_that_starts_it_does_not_keep_readers_of_its_output_waiting(tmp_path: Path) -> None:
     log = tmp_path / "shardio" / "kernels" / Path(kernel_name()).with_suffix(".log")
     try:
-        done = run(START.format(program=WAIT), tmp_path)  # It returns when nobody has the script's pipes open.
+        done = run(START.format(program=WAIT), tmp_path)  # It returns when no process has the script's pipes open.
         assert (done.returncode, done.stdout) == (0, "the last line\n")
         assert "compiles its JPEG decoder" in done.stderr
         assert str(log) in done.stderr
         compiler = int((tmp_path / "pid").read_text())
         opened = {str(entry.readlink()) for entry in Path(f"/proc/{compiler}/fd").iterdir()}  # It is alive.
-        assert {str(Path(f"/proc/{compiler}/fd/{number}").readlink()) for number in (1, 2)} == {str(log)}
+        assert {str(Path(f"/proc/{compiler}/fd/{descriptor}").readlink()) for descriptor in (1, 2)} == {str(log)}
         assert not {name for name in opened if name.startswith("pipe:")}
         with log.with_suffix(".lock").open() as lock, pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ def test_a_script_that_starts_it_ends_before_it_for_all_who_read_the_scripts_out
         fcntl.flock(lock, fcntl.LOCK_EX)  # The lock is free when the process has ended.
 
 
-def test_its_failure_is_said_once_and_what_it_wrote_is_kept(tmp_path: Path) -> None:
+def test_its_failure_is_logged_once_and_its_output_is_kept(tmp_path: Path) -> None:
     code = START.format(program="import os; open(os.environ['XDG_CACHE_HOME'] + '/started', 'w'); 1 / 0") + (
         "finding._finder._build._process.wait()\n"
         "for _ in range(3):\n"
@@ -71,6 +71,7 @@ def test_its_failure_is_said_once_and_what_it_wrote_is_kept(tmp_path: Path) -> N
     (log,) = tmp_path.glob("shardio/kernels/*.log")
     assert "ZeroDivisionError" in log.read_text()
     _, warning = done.stderr.splitlines()
-    assert warning.startswith("shardio could not compile its JPEG decoder: the background process ended with exit")
-    assert f"what it wrote is in {log}" in warning
+    assert warning.startswith("shardio could not compile its JPEG decoder and uses libjpeg-turbo")
+    assert "the background process ended with exit status 1" in warning
+    assert f"its output is in {log}" in warning
     assert f"the last attempt to compile it failed: see {log}" in done.stdout

@@ -1,4 +1,4 @@
-"""Whether the kernel may be used is seen when it is compiled: only where its pixels are those of the libraries."""
+"""Compiling the kernel checks that its pixels are those of the libraries; otherwise it is not used."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def ready() -> tuple[str, bytes]:
-    """The kernel as it was compiled when the tests began."""
+    """The kernel that was compiled at the start of the tests."""
     kernel = read_kernel()
     assert kernel is not None
     return kernel
 
 
-class Other(Kernel):
-    """A kernel of which one image is otherwise."""
+class DifferentKernel(Kernel):
+    """A kernel that renders one image differently."""
 
     image, value = 3, 1
 
@@ -40,27 +40,27 @@ class Other(Kernel):
         return is_drawn
 
 
-def test_here_nothing_differs(ready: tuple[str, bytes]) -> None:
+def test_nothing_differs_on_this_machine(ready: tuple[str, bytes]) -> None:
     assert find_difference(Kernel(*ready)) is None
 
 
-def test_any_image_is_looked_at(ready: tuple[str, bytes]) -> None:
-    other = Other(*ready)
-    said = "444, quality 95, tiled, [20, 30, 96, 101] to [96, 101]: 1 of 29088 values, by 1 at the most"
-    assert find_difference(other) == said
-    other.image, other.value = 0, 0
-    assert find_difference(other) == "444, quality 60, [20, 30, 96, 101] to [96, 101]: not drawn"
+def test_every_image_is_checked(ready: tuple[str, bytes]) -> None:
+    different = DifferentKernel(*ready)
+    message = "444, quality 95, tiled, [20, 30, 96, 101] to [96, 101]: 1 of 29088 values differ by up to 1"
+    assert find_difference(different) == message
+    different.image, different.value = 0, 0
+    assert find_difference(different) == "444, quality 60, [20, 30, 96, 101] to [96, 101]: not rendered"
 
 
-def test_where_opencv_rounds_otherwise_it_is_not_used_and_that_is_said_and_remembered(tmp_path: Path) -> None:
+def test_a_kernel_is_not_used_where_opencv_rounds_differently_and_its_file_says_so(tmp_path: Path) -> None:
     code = f"""
-import shardio.images.resizing as resizing
+import cv2
 from pathlib import Path
 from shardio.images.kernel import building, find_kernel, loading, prepare_kernel
 whole = loading.unpack_kernel(Path("{kernel_path()}").read_bytes())
 building._compile = lambda: print("compiled") or whole
-resize = resizing.cv2.resize
-resizing.cv2.resize = lambda image, *size, **options: resize(image, *size, **options) ^ 1
+resize = cv2.resize
+cv2.resize = lambda image, *size, **options: resize(image, *size, **options) ^ 1
 path = building.build()
 __import__("subprocess").Popen = None
 prepare_kernel()
@@ -73,11 +73,11 @@ print(find_kernel(), len(path.read_bytes()) < 300)
         )
         assert done.stdout == output
         (line,) = done.stderr.splitlines()
-        assert line.startswith("shardio's JPEG decoder is not used on this machine, since its pixels are not those of")
-        assert "444, quality 60, [0, 0, 150, 203] to [96, 101]: 29088 of 29088 values, by 1 at the most" in line
+        assert line.startswith("shardio does not use its JPEG decoder on this machine, because its pixels differ from")
+        assert "444, quality 60, [0, 0, 150, 203] to [96, 101]: 29088 of 29088 values differ by up to 1" in line
 
 
-def test_another_library_needs_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_library_needs_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = kernel_name()
     monkeypatch.setattr(simplejpeg, "__version__", "1.2.3")
     other = kernel_name.__wrapped__()

@@ -1,4 +1,4 @@
-"""The kernel's file: compiled once, by one process, and believed only if it is whole and its pixels are right."""
+"""The kernel's file is compiled once, by one process, and loaded only if it is intact and its pixels are right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(code: str, cache: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment)
 
 
-def test_of_processes_that_want_it_at_once_one_compiles_it_and_all_have_it(tmp_path: Path) -> None:
+def test_one_of_several_processes_compiles_it_and_all_load_it(tmp_path: Path) -> None:
     compile_it = "import numba; from shardio.images.kernel.building import build; "
     loud = "import shardio.images.kernel.building as b; c = b._compile; b._compile = lambda: print('compiled') or c(); "
     processes = [run(f"{loud}{compile_it}print(build())", tmp_path) for _ in range(3)]
@@ -47,13 +47,13 @@ def test_of_processes_that_want_it_at_once_one_compiles_it_and_all_have_it(tmp_p
 
 @pytest.fixture
 def content() -> bytes:
-    """The kernel's file as it was compiled when the tests began."""
+    """The kernel's file that was compiled at the start of the tests."""
     return loading.kernel_path().read_bytes()
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the kernel would be; nothing is there, nor is there a kernel for all users."""
+    """The path of a kernel that does not exist, on a machine without a kernel for all users."""
     path = tmp_path / "shardio" / "kernels" / "some.kernel"
     for module in (loading, building, background):
         monkeypatch.setattr(module, "kernel_path", lambda: path)
@@ -62,7 +62,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_kernel_that_is_not_whole_is_none(content: bytes, path: Path) -> None:
+def test_a_damaged_kernel_is_not_loaded(content: bytes, path: Path) -> None:
     make_folder(path.parent)
     assert loading.load_kernel() is None
     for damaged in (b"", content[:20], content[:-1], content[:1000] + b"x" + content[1001:], b"x" + content[1:]):
@@ -72,20 +72,18 @@ def test_a_kernel_that_is_not_whole_is_none(content: bytes, path: Path) -> None:
     assert loading.load_kernel() is not None
 
 
-def test_where_it_is_not_compiled_that_is_begun_unless_another_process_does_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = list[object]()
-    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: begun.append(arguments))
+def test_a_build_starts_unless_another_process_compiles_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[object]()
+    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: started.append(arguments))
     assert finding.find_kernel() is None
     prepare_kernel()
-    assert len(begun) == 1
+    assert len(started) == 1
     with FileLock(path.with_suffix(".lock")):  # Another process compiles it.
         prepare_kernel()
-    assert len(begun) == 1
+    assert len(started) == 1
 
 
-def test_without_numba_there_is_none_and_nothing_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_numba_there_is_no_kernel_and_no_build_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finding, "_is_possible", lambda: False)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
     monkeypatch.setattr(background, "build_in_background", lambda: pytest.fail("it cannot be compiled"))
@@ -93,7 +91,7 @@ def test_without_numba_there_is_none_and_nothing_is_begun(monkeypatch: pytest.Mo
     prepare_kernel()
 
 
-def test_where_nothing_can_be_written_nothing_is_begun_and_one_warning_says_so(
+def test_in_a_folder_that_is_not_writable_no_build_starts_and_one_warning_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -104,14 +102,14 @@ def test_where_nothing_can_be_written_nothing_is_begun_and_one_warning_says_so(
     assert background.build_in_background() is None
     (message,) = caplog.messages
     assert f"'{tmp_path / 'file' / 'kernels'}'" in message
-    assert "libjpeg-turbo decodes, more slowly" in message
-    assert "point XDG_CACHE_HOME at a folder that can be written" in message
+    assert "uses libjpeg-turbo, which is slower" in message
+    assert "set XDG_CACHE_HOME to a writable folder" in message
 
 
-def test_a_build_that_cannot_write_its_file_ends_in_one_line(
+def test_a_build_that_cannot_write_its_file_fails_with_one_line(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The file is named, nothing of it is left, and the process that wanted it says why there is none."""
+    """The line names the file, nothing of the file remains, and the parent process logs the line."""
     make_folder(path.parent)
     monkeypatch.setattr(building, "_compile", lambda: ("name", bytes(5000)))
     monkeypatch.setattr(building, "Kernel", lambda *_: None)
@@ -132,16 +130,16 @@ def test_a_build_that_cannot_write_its_file_ends_in_one_line(
     build = background.build_in_background()
     assert build is not None
     build.watch()
-    assert f"ended with exit status 1 ({end.value}), and what it wrote is in {path.with_suffix('.log')}" in caplog.text
+    assert f"ended with exit status 1 ({end.value}); its output is in {path.with_suffix('.log')}" in caplog.text
 
 
-def test_compiling_it_beforehand_ends_in_one_line_where_nothing_can_be_written(
+def test_compiling_in_advance_fails_with_one_line_in_a_folder_that_is_not_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(sys, "argv", ["kernel"])
-    with pytest.raises(SystemExit, match=r"error: .*\.kernel cannot be written: .*/file'"):
+    with pytest.raises(SystemExit, match=r"error: cannot write .*\.kernel: .*/file'"):
         runpy.run_path(str(Path(building.__file__).with_name("__main__.py")), run_name="__main__")
 
 
@@ -154,7 +152,7 @@ background.build_and_remove_log()
 """
 
 
-def test_of_processes_that_find_none_at_once_one_begins_to_compile_it_and_says_so(tmp_path: Path) -> None:
+def test_one_of_several_processes_without_a_kernel_starts_to_compile_it_and_logs_that(tmp_path: Path) -> None:
     code = f"""
 import time
 import shardio.background
@@ -169,22 +167,22 @@ print(finding.find_kernel() is not None)
 """
     outputs = [process.communicate(timeout=60) for process in [run(code, tmp_path) for _ in range(4)]]
     assert [output for output, _ in outputs] == ["True\n"] * 4
-    assert sorted(said.count("compiles its JPEG decoder") for _, said in outputs) == [0, 0, 0, 1]
+    assert sorted(log.count("compiles its JPEG decoder") for _, log in outputs) == [0, 0, 0, 1]
 
 
-def test_a_process_forked_while_another_thread_loads_it_has_it(tmp_path: Path) -> None:
+def test_a_process_that_is_forked_while_another_thread_loads_it_has_it(tmp_path: Path) -> None:
     code = """
 import os, threading, time
 from shardio.images.kernel import finding
 
 def load_slowly():
-    is_begun.set()
+    is_loading.set()
     time.sleep(0.5)
     return load()
 
-load, finding._load, is_begun = finding._load, load_slowly, threading.Event()
+load, finding._load, is_loading = finding._load, load_slowly, threading.Event()
 threading.Thread(target=finding.find_kernel).start()
-is_begun.wait()
+is_loading.wait()
 if child := os.fork():
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), finding.find_kernel() is not None)
 else:
@@ -194,7 +192,7 @@ else:
 
 
 @pytest.mark.parametrize(("fields", "is_prepared"), [(("image", "label"), True), ("key", False)])
-def test_a_loader_that_decodes_images_has_it_prepared(
+def test_a_loader_that_decodes_images_prepares_it(
     packed: Path, monkeypatch: pytest.MonkeyPatch, fields: Fields, is_prepared: bool
 ) -> None:
     calls = list[None]()
@@ -204,22 +202,24 @@ def test_a_loader_that_decodes_images_has_it_prepared(
     assert bool(calls) == is_prepared
 
 
-def test_more_threads_than_processors_take_turns_and_a_fork_has_all_turns_anew(tmp_path: Path) -> None:
+def test_more_threads_than_processors_take_turns_and_a_fork_does_not_wait_for_its_parents_threads(
+    tmp_path: Path,
+) -> None:
     code = f"""
 import os, threading
 import numpy as np
 from concurrent.futures import ThreadPoolExecutor
 from shardio.images import CropPlan, render_chunk, open_image
 from shardio.images.kernel import find_kernel
-from tests.images.animals import by_pillow
+from tests.images.jpeg_files import by_pillow
 from tests.images.pictures import make_picture
 
 kernel, content = find_kernel(), by_pillow(make_picture(99, 77), quality=90)
-def draw():
+def render():
     return render_chunk([open_image(content)], CropPlan.whole(np.array([[99, 77]]))).images[0]
-expected = draw()
+expected = render()
 with ThreadPoolExecutor(16) as threads:
-    print(all((pixels == expected).all() for pixels in threads.map(lambda _: draw(), range(200))))
+    print(all((pixels == expected).all() for pixels in threads.map(lambda _: render(), range(200))))
 num_turns = 0
 while kernel._processors.acquire(blocking=False):  # As if threads decoded while this one forks.
     num_turns += 1
@@ -227,7 +227,7 @@ print(len(kernel._free) <= num_turns == {count_processors()})
 if child := os.fork():
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 else:
-    os._exit(7 if (draw() == expected).all() else 1)
+    os._exit(7 if (render() == expected).all() else 1)
 """
     process = run(code, loading.kernel_path().parents[2])
     assert process.communicate(timeout=60)[0] == "True\nTrue\n7\n"

@@ -15,7 +15,7 @@ import pytest
 
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation, open_image
 from shardio.images.tiling import tile_jpeg
-from tests.images.animals import by_pillow, patch
+from tests.images.jpeg_files import by_pillow, patch
 from tests.images.pictures import exif_of, make_picture, save
 
 SIZE = (20, 30)

@@ -1,4 +1,4 @@
-"""JPEGs that are encoded again: smaller, upright, tiled, and with nothing but the picture and its colours."""
+"""Reencoded JPEGs are smaller, upright and tiled, and keep no metadata but the colour profile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from PIL import Image, ImageOps
 from shardio.images import decode_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import reencode_jpeg, tile_jpeg
-from tests.images.animals import by_pillow, exif_with_thumbnail, segments_of
+from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, segments_of
 from tests.images.jpeg_writer import JpegOptions, write_jpeg
-from tests.images.laws_of_tiling import take_apart
 from tests.images.pictures import TURNS, Array, exif_of, make_picture, read_by_pillow, save
-from tests.images.strays import no_jpegs, strays, truncations
+from tests.images.tiling_laws import take_apart
+from tests.images.untileable_jpegs import not_jpegs, truncations, untileable_jpegs
 
 MAX_PIXELS = 10**6
 
 
 def _smooth(height: int, width: int, seed: int = 0) -> Array:
-    """Return a picture that scaling and subsampling hardly change."""
+    """Return an image that scaling and subsampling hardly change."""
     coarse = Image.fromarray(make_picture(5, 6, seed))
     return np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.uint8)
 
@@ -32,7 +32,7 @@ def _reencode(content: bytes, max_side: int | None = None, quality: int = 90) ->
 
 
 def _resized(image: Image.Image, max_side: int) -> Array:
-    """Return what Pillow makes of an image by averaging over areas, upright, uint8 [height, width, 3]."""
+    """Return an image turned upright and shrunk by Pillow, by averaging over areas, uint8 [height, width, 3]."""
     upright = ImageOps.exif_transpose(image).convert("RGB")
     ratio = max_side / max(upright.size)
     width, height = (max(round(side * ratio), 1) for side in upright.size)
@@ -65,7 +65,7 @@ def _profile_of(content: bytes) -> bytes | None:
         (300, 400, None, (300, 400)),
     ],
 )
-def test_the_longer_side_is_as_long_as_it_may_be_and_the_picture_is_tiled(
+def test_the_longer_side_has_the_permitted_length_and_the_image_is_tiled(
     height: int, width: int, max_side: int | None, expected: tuple[int, int]
 ) -> None:
     content = _reencode(by_pillow(_smooth(height, width)), max_side)
@@ -76,13 +76,13 @@ def test_the_longer_side_is_as_long_as_it_may_be_and_the_picture_is_tiled(
 
 @pytest.mark.parametrize("max_side", [61, 128, 256, 333, 512])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"keep_rgb": True}], ids=str)
-def test_the_picture_is_that_of_pillow(options: dict[str, Any], max_side: int) -> None:
+def test_the_pixels_are_close_to_pillows(options: dict[str, Any], max_side: int) -> None:
     content = by_pillow(_smooth(375, 512), quality=95, **options)
     with Image.open(io.BytesIO(content)) as image:
         assert _psnr_db(read_by_pillow(_reencode(content, max_side, 95)), _resized(image, max_side)) > 38
 
 
-def test_a_picture_that_is_small_enough_stays_as_close_as_its_quality_lets_it() -> None:
+def test_an_image_that_is_small_enough_differs_only_by_its_quality() -> None:
     content = by_pillow(_smooth(200, 300), quality=95)
     similarity = [
         _psnr_db(read_by_pillow(_reencode(content, 300, quality)), read_by_pillow(content)) for quality in (5, 50, 95)
@@ -92,13 +92,13 @@ def test_a_picture_that_is_small_enough_stays_as_close_as_its_quality_lets_it() 
 
 
 @pytest.mark.parametrize("max_side", [None, 60])
-@pytest.mark.parametrize("number", TURNS)
-def test_the_picture_is_turned_upright_and_says_so(number: int, max_side: int | None) -> None:
+@pytest.mark.parametrize("orientation", TURNS)
+def test_the_image_is_turned_upright_and_has_no_orientation(orientation: int, max_side: int | None) -> None:
     picture = _smooth(96, 128)
-    content = _reencode(save(picture, "JPEG", exif=exif_of(number), quality=95), max_side, 95)
+    content = _reencode(save(picture, "JPEG", exif=exif_of(orientation), quality=95), max_side, 95)
     with Image.open(io.BytesIO(content)) as image:
         assert image.getexif().get(274) is None
-        expected = _resized(Image.fromarray(TURNS[number](picture)), max_side or 128)
+        expected = _resized(Image.fromarray(TURNS[orientation](picture)), max_side or 128)
         assert _psnr_db(np.asarray(image), expected) > 35
     np.testing.assert_array_equal(decode_image(content, orientation="apply"), decode_image(content))
 
@@ -158,17 +158,17 @@ def test_all_other_metadata_is_dropped(with_profile: bool) -> None:
     assert {marker for marker, _, _ in segments_of(content)} >= {0xE1, 0xFE, *profile}
     kinds = {marker for marker, _, _ in segments_of(written)}
     assert kinds == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD, 0xE9, 0xDA, *profile}
-    # JFIF 1.02 wants its header first.
+    # JFIF 1.02 requires its header to come first.
     assert next(segments_of(written))[0] == 0xE0
 
 
-def test_encoding_again_is_a_function_of_the_bytes() -> None:
+def test_reencoding_is_a_function_of_the_bytes() -> None:
     content = by_pillow(_smooth(80, 120))
     assert _reencode(content, 50) == _reencode(content, 50)
     assert _reencode(tile_jpeg(content), 50) == _reencode(content, 50)
 
 
-def test_an_image_of_too_many_pixels_is_an_error() -> None:
+def test_an_image_with_too_many_pixels_is_an_error() -> None:
     content = by_pillow(_smooth(80, 120))
     assert reencode_jpeg(content, max_side=10, quality=90, max_pixels=9600)
     with pytest.raises(ValueError, match="120×80 pixels, more than max_pixels=9599"):
@@ -177,21 +177,25 @@ def test_an_image_of_too_many_pixels_is_an_error() -> None:
 
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("max_side", [None, 8])
-def test_a_file_that_is_cut_anywhere_is_an_error(progressive: bool, max_side: int | None) -> None:
+def test_a_file_truncated_anywhere_is_an_error(progressive: bool, max_side: int | None) -> None:
     content = by_pillow(_smooth(24, 32), progressive=progressive)
     for cut in truncations(content):
         with pytest.raises(ValueError, match=r".+"):
             _reencode(cut, max_side)
 
 
-def test_what_no_decoder_reads_is_an_error() -> None:
+def test_a_file_that_no_decoder_reads_is_an_error() -> None:
     broken = [
-        *no_jpegs(),
-        *(animal for animal in strays([(20, 30)]) if any(word in animal.name for word in ("no data", "half the data"))),
+        *not_jpegs(),
+        *(
+            file
+            for file in untileable_jpegs([(20, 30)])
+            if any(word in file.name for word in ("no data", "half the data"))
+        ),
     ]
-    for animal in broken:
+    for file in broken:
         with pytest.raises(ValueError, match=r".+"):
-            _reencode(animal.content)
+            _reencode(file.content)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tiling is without loss, is refused where it cannot be, and never takes a damaged file for a good one."""
+"""Tiling is lossless, refuses files that cannot be tiled, and never takes a damaged file for an intact one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from PIL import Image
 
 from shardio.images.tiling import NotTileable, tile_jpeg, untile_jpeg
 from shardio.images.tiling.transcode import choose_interval
-from tests.images.animals import SAMPLINGS, Animal, flat, patch, scan_start
+from tests.images.jpeg_corpus import small_corpus, truncations
+from tests.images.jpeg_files import SAMPLINGS, JpegFile, flat, patch, scan_start
 from tests.images.jpeg_tables import HuffmanTable
 from tests.images.jpeg_writer import JpegOptions, dht_segment, segment, write_jpeg
-from tests.images.laws_of_tiling import LONGEST_REASON, TILED, check_animal, check_file, take_apart, tile_by
 from tests.images.pictures import make_picture
-from tests.images.strays import no_jpegs, strays
-from tests.images.zoo import small_zoo, truncations
+from tests.images.tiling_laws import LONGEST_REASON, TILED, check_corpus_file, check_file, take_apart, tile_by
+from tests.images.untileable_jpegs import not_jpegs, untileable_jpegs
 
 NO_END = "damaged: no end of the image"
-TOO_MUCH = "damaged: there is more data than the picture needs"
-BREAKS_OFF = "damaged: its data breaks off or holds an unknown code"
+TOO_MUCH = "damaged: there is more data than the image needs"
+ENDS_EARLY = "damaged: the data ends early or holds an unknown code"
 WRONG_MARKER = "damaged: a restart marker is missing or wrong"
 
 REASONS = {
@@ -33,7 +33,7 @@ REASONS = {
     "coded by process SOF13": ["sofd"],
     "2 components": ["two components"],
     "4 components": ["cmyk by pillow", "four components", "four components of two sizes"],
-    "12 bits a sample": ["12 bits"],
+    "12 bits per sample": ["12 bits"],
     "no height in the frame header": ["height in dnl", "height in dnl, gray", "height 0"],
     "several scans": [
         *(f"{sampling}, one scan a component" for sampling in SAMPLINGS if sampling != "gray"),
@@ -64,7 +64,7 @@ REASONS = {
         "segment of length 1",
         "segment beyond the end",
         "stray byte between segments",
-        *(f"cut at {place}" for place in (1, 2, 3, 4, 20, 50, 160)),
+        *(f"cut at {length}" for length in (1, 2, 3, 4, 20, 50, 160)),
     ],
     NO_END: ["no eoi", "no eoi, restarts", "half an eoi"],
     TOO_MUCH: [
@@ -74,7 +74,7 @@ REASONS = {
         "restart interval that the data does not keep",
     ],
     WRONG_MARKER: ["a restart marker out of turn", "the last interval is missing"],
-    BREAKS_OFF: [
+    ENDS_EARLY: [
         "no data",
         "no data and no eoi",
         "half the data",
@@ -86,7 +86,7 @@ REASONS = {
         "cut after a restart marker",
     ],
 }
-"""The reason for each kind of stray."""
+"""The reason for each kind of file that cannot be tiled."""
 
 
 def _refusal(content: bytes) -> NotTileable:
@@ -96,13 +96,13 @@ def _refusal(content: bytes) -> NotTileable:
 
 
 @pytest.fixture(scope="module")
-def animals() -> list[Animal]:
-    return list(small_zoo())
+def files() -> list[JpegFile]:
+    return list(small_corpus())
 
 
 @pytest.fixture(scope="module")
 def small_files() -> dict[str, bytes]:
-    """Files of 400 to 2,500 bytes: of one and of three components, without restarts, with them, and tiled."""
+    """Files of 400 to 2,500 bytes: one and three components, with and without restarts, and tiled."""
     picture = make_picture(40, 48)
     subsampled = SAMPLINGS["4:2:0"]
     colour = write_jpeg(picture, JpegOptions(factors=subsampled, quality=60, huffman="best"))
@@ -115,41 +115,41 @@ def small_files() -> dict[str, bytes]:
     }
 
 
-def test_what_can_be_tiled_is_tiled_without_loss(animals: list[Animal]) -> None:
-    outcomes = [check_animal(animal) for animal in animals if animal.tileable and animal.readers]
+def test_tileable_files_are_tiled_without_loss(files: list[JpegFile]) -> None:
+    outcomes = [check_corpus_file(file) for file in files if file.tileable and file.readers]
     assert len(outcomes) > 150
     assert set(outcomes) == {TILED}
 
 
-def test_what_cannot_be_tiled_is_refused(animals: list[Animal]) -> None:
-    outcomes = [check_animal(animal) for animal in animals if not animal.tileable]
+def test_other_files_are_refused(files: list[JpegFile]) -> None:
+    outcomes = [check_corpus_file(file) for file in files if not file.tileable]
     assert len(outcomes) > 80
     assert TILED not in outcomes
 
 
-def test_images_that_no_decoder_reads_are_left_alone(animals: list[Animal]) -> None:
-    reasons = {check_animal(animal) for animal in animals if not animal.readers}
+def test_images_that_no_decoder_reads_are_left_alone(files: list[JpegFile]) -> None:
+    reasons = {check_corpus_file(file) for file in files if not file.readers}
     assert reasons == {"fractional sampling factors"}
 
 
 def test_all_images_of_a_kind_are_refused_for_the_same_reason() -> None:
     found = defaultdict[str, set[str]](set)
     for height, width in ((20, 30), (9, 15), (40, 100)):
-        for animal in strays([(height, width)]):
-            found[animal.name.removesuffix(f" {width}x{height}")].add(_refusal(animal.content).reason)
+        for file in untileable_jpegs([(height, width)]):
+            found[file.name.removesuffix(f" {width}x{height}")].add(_refusal(file.content).reason)
     for reason, names in REASONS.items():
         assert len(reason) <= LONGEST_REASON
         assert {name: found[name] for name in names} == {name: {reason} for name in names}
 
 
-@pytest.mark.parametrize("animal", list(no_jpegs()), ids=lambda animal: animal.name)
-def test_what_is_no_jpeg_has_a_damaged_head(animal: Animal) -> None:
-    assert _refusal(animal.content).reason == "damaged head"
+@pytest.mark.parametrize("file", list(not_jpegs()), ids=lambda file: file.name)
+def test_files_of_other_formats_have_a_damaged_head(file: JpegFile) -> None:
+    assert _refusal(file.content).reason == "damaged head"
 
 
 @pytest.mark.parametrize("reason", [reason for reason in REASONS if reason.startswith("damaged")])
 def test_the_message_about_damage_says_more_than_the_reason(reason: str) -> None:
-    contents = {animal.name.removesuffix(" 30x20"): animal.content for animal in strays([(20, 30)])}
+    contents = {file.name.removesuffix(" 30x20"): file.content for file in untileable_jpegs([(20, 30)])}
     for name in REASONS[reason]:
         error = _refusal(contents[name])
         if reason == NO_END:
@@ -158,15 +158,15 @@ def test_the_message_about_damage_says_more_than_the_reason(reason: str) -> None
             assert str(error).startswith(f"{reason} (")
 
 
-def test_a_refusal_has_another_error_or_none_as_its_cause(animals: list[Animal]) -> None:
-    for animal in animals:
-        if not animal.tileable:
-            error = _refusal(animal.content)
-            assert error.__cause__ is not error, f"{animal.name}: {error}"
+def test_a_refusal_has_another_error_or_none_as_its_cause(files: list[JpegFile]) -> None:
+    for file in files:
+        if not file.tileable:
+            error = _refusal(file.content)
+            assert error.__cause__ is not error, f"{file.name}: {error}"
 
 
 @pytest.mark.parametrize("name", ["gray", "colour", "colour with restarts", "one block", "tiled"])
-def test_a_file_that_is_cut_anywhere_is_damaged(name: str, small_files: dict[str, bytes]) -> None:
+def test_a_file_truncated_anywhere_is_damaged(name: str, small_files: dict[str, bytes]) -> None:
     content = small_files[name]
     assert tile_jpeg(content)
     for cut in truncations(content):
@@ -174,32 +174,32 @@ def test_a_file_that_is_cut_anywhere_is_damaged(name: str, small_files: dict[str
 
 
 @pytest.mark.parametrize("name", ["gray", "colour", "colour with restarts", "tiled"])
-def test_a_file_that_is_cut_anywhere_in_its_data_is_damaged_even_if_it_has_an_end(
+def test_a_file_truncated_in_its_data_is_damaged_even_if_it_ends_in_eoi(
     name: str, small_files: dict[str, bytes]
 ) -> None:
     content = small_files[name]
     for stop in range(scan_start(content), len(content) - 2):
         cut = content[:stop].rstrip(b"\xff") + b"\xff\xd9"
-        assert _refusal(cut).reason in (BREAKS_OFF, WRONG_MARKER), f"cut at {stop} of {len(content)}"
+        assert _refusal(cut).reason in (ENDS_EARLY, WRONG_MARKER), f"cut at {stop} of {len(content)}"
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_file_with_wrong_bytes_is_refused_or_stays_what_readers_take_it_for(
+def test_a_file_with_wrong_bytes_is_refused_or_keeps_the_pixels_that_decoders_read(
     seed: int, small_files: dict[str, bytes]
 ) -> None:
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     contents = [content for name, content in small_files.items() if name != "tiled"]
     outcomes = set()
     for _ in range(300):
-        content = bytearray(draw.choice(contents))
-        for _ in range(draw.choice((1, 1, 3))):
-            content[draw.randrange(len(content))] = draw.choice((0, 0xFF, 0xD9, draw.randrange(256)))
+        content = bytearray(rng.choice(contents))
+        for _ in range(rng.choice((1, 1, 3))):
+            content[rng.randrange(len(content))] = rng.choice((0, 0xFF, 0xD9, rng.randrange(256)))
         outcomes.add(check_file(f"seed {seed}, {content.hex()}", bytes(content)))
-    assert {TILED, "damaged head", BREAKS_OFF} <= outcomes
+    assert {TILED, "damaged head", ENDS_EARLY} <= outcomes
 
 
 @pytest.mark.parametrize("rewrite", [tile_jpeg, untile_jpeg], ids=["tile", "untile"])
-def test_a_picture_without_width_is_refused_also_if_it_has_no_data(rewrite: Callable[[bytes], bytes]) -> None:
+def test_an_image_of_width_0_is_refused_even_if_it_has_no_data(rewrite: Callable[[bytes], bytes]) -> None:
     content = write_jpeg(flat(8, 8), JpegOptions())
     narrow = patch(patch(content, 0xC0, 3, 0), 0xC0, 4, 0)
     with pytest.raises(NotTileable):
@@ -212,7 +212,7 @@ def test_a_restart_interval_of_another_length_is_damage(payload: bytes) -> None:
     assert _refusal(content).reason == "damaged head"
 
 
-def test_intervals_are_filled_up_with_ones() -> None:
+def test_the_last_byte_of_an_interval_is_filled_with_ones() -> None:
     # A block of the middle gray is a DC difference and an end of block, each the only symbol of its table: code 0.
     gray = np.full((8, 40), 128, np.uint8)
     options = JpegOptions(factors=SAMPLINGS["gray"], padding=0)
@@ -224,7 +224,7 @@ def test_intervals_are_filled_up_with_ones() -> None:
     assert take_apart(untile_jpeg(tile_by(wide, 1))).intervals == [b"\x00\x00\x03"]
 
 
-def test_a_huffman_table_with_a_code_of_ones_only_is_damage() -> None:
+def test_a_huffman_table_with_a_code_of_all_ones_is_damage() -> None:
     content = write_jpeg(np.full((8, 8), 128, np.uint8), JpegOptions(factors=SAMPLINGS["gray"]))
     two_codes = HuffmanTable(counts=bytes([2, *[0] * 15]), symbols=b"\x00\x01")
     two_lengths = HuffmanTable(counts=bytes([1, 1, *[0] * 14]), symbols=b"\x00\x01")
@@ -262,10 +262,10 @@ def test_a_smooth_photograph_becomes_no_larger() -> None:
         (21, 16, 3),
         (10, 16, 5),
         (22, 16, 2),
-        (31, 16, 1),  # nothing divides it; an MCU is wide enough
+        (31, 16, 1),  # No divisor; an MCU is wide enough.
         (64, 8, 8),
         (63, 8, 9),
-        (62, 8, 62),  # nothing divides it into 32 to 128 pixels; an MCU is too narrow: the row
+        (62, 8, 62),  # No divisor of 32 to 128 pixels; an MCU is too narrow: the row.
         (47, 8, 47),
         (20, 32, 2),
         (7, 32, 1),

@@ -1,4 +1,4 @@
-"""Code is loaded only from files that nobody but this user and root can have written."""
+"""Code is loaded only from files that no user but this one and root can have written."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 from shardio.images import trust
 from shardio.images.trust import UntrustedError, make_folder, read_trusted
 
-SOMEBODY = 12345
-"""A user who is neither root nor the one who runs the tests."""
+OTHER_USER = 12345
+"""A user other than root and the one that runs the tests."""
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change the owner of a file")
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     (tmp_path / "folder").mkdir(mode=0o755)
     path = tmp_path / "folder" / "code"
-    path.write_bytes(b"own")
+    path.write_bytes(b"ours")
     path.chmod(0o644)
     return path
 
@@ -41,21 +41,21 @@ def mode_of(path: Path) -> int:
 
 @pytest.mark.parametrize("mode", [0o644, 0o600, 0o755, 0o444])
 @pytest.mark.parametrize("folder_mode", [0o755, 0o700])
-def test_what_only_its_owner_may_write_is_read(path: Path, mode: int, folder_mode: int) -> None:
+def test_a_file_that_only_its_owner_may_write_to_is_read(path: Path, mode: int, folder_mode: int) -> None:
     path.chmod(mode)
     path.parent.chmod(folder_mode)
-    assert read_trusted(path) == b"own"
+    assert read_trusted(path) == b"ours"
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646, 0o666, 0o777, 0o620])
-def test_what_others_may_write_is_not(path: Path, mode: int) -> None:
+def test_a_file_that_other_users_may_write_to_is_not_read(path: Path, mode: int) -> None:
     path.chmod(mode)
     with pytest.raises(UntrustedError, match=f"the file {path} belongs to .* and has mode {mode:04o}"):
         read_trusted(path)
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777, 0o1777])
-def test_nor_what_lies_in_a_folder_that_others_may_write_to(path: Path, mode: int) -> None:
+def test_a_file_in_a_folder_that_other_users_may_write_to_is_not_read(path: Path, mode: int) -> None:
     path.parent.chmod(mode)
     with pytest.raises(UntrustedError, match=f"the folder {path.parent} belongs to .* and has mode {mode:04o}"):
         read_trusted(path)
@@ -63,14 +63,14 @@ def test_nor_what_lies_in_a_folder_that_others_may_write_to(path: Path, mode: in
 
 @as_root
 @pytest.mark.parametrize("which", ["file", "folder"])
-def test_nor_what_belongs_to_another_user(path: Path, which: str) -> None:
+def test_a_file_of_another_user_is_not_read(path: Path, which: str) -> None:
     others = path if which == "file" else path.parent
-    os.chown(others, SOMEBODY, -1)
-    with pytest.raises(UntrustedError, match=f"the {which} {others} belongs to uid {SOMEBODY} and has mode"):
+    os.chown(others, OTHER_USER, -1)
+    with pytest.raises(UntrustedError, match=f"the {which} {others} belongs to uid {OTHER_USER} and has mode"):
         read_trusted(path)
 
 
-def test_what_a_symbolic_link_leads_to_counts(path: Path, tmp_path: Path) -> None:
+def test_the_target_of_a_symbolic_link_is_checked(path: Path, tmp_path: Path) -> None:
     link, outside = path.with_name("link"), tmp_path / "outside"
     outside.write_bytes(b"others'")
     link.symlink_to(outside)
@@ -79,32 +79,30 @@ def test_what_a_symbolic_link_leads_to_counts(path: Path, tmp_path: Path) -> Non
     outside.chmod(0o666)
     with pytest.raises(UntrustedError):
         read_trusted(link)
-    (tmp_path / "way").symlink_to(path.parent)
-    assert read_trusted(tmp_path / "way" / "code") == b"own"
+    (tmp_path / "alias").symlink_to(path.parent)
+    assert read_trusted(tmp_path / "alias" / "code") == b"ours"
     path.parent.chmod(0o777)
     with pytest.raises(UntrustedError):
-        read_trusted(tmp_path / "way" / "code")
+        read_trusted(tmp_path / "alias" / "code")
 
 
-@pytest.mark.parametrize("exchanged", ["file", "folder"])
-def test_what_is_exchanged_after_the_check_is_not_read(
-    path: Path, monkeypatch: pytest.MonkeyPatch, exchanged: str
-) -> None:
+@pytest.mark.parametrize("replaced", ["file", "folder"])
+def test_a_replacement_after_the_check_is_not_read(path: Path, monkeypatch: pytest.MonkeyPatch, replaced: str) -> None:
     check = trust._check
 
-    def check_and_exchange(status: os.stat_result, checked: Path) -> None:
+    def check_and_replace(status: os.stat_result, checked: Path) -> None:
         check(status, checked)
-        if checked == (path if exchanged == "file" else path.parent):
+        if checked == (path if replaced == "file" else path.parent):
             checked.rename(checked.with_name("before"))
             checked.parent.mkdir(exist_ok=True)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(b"others'")
 
-    monkeypatch.setattr(trust, "_check", check_and_exchange)
-    assert read_trusted(path) == b"own"
+    monkeypatch.setattr(trust, "_check", check_and_replace)
+    assert read_trusted(path) == b"ours"
 
 
-def test_a_pipe_is_refused_and_not_waited_for(path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting_for_it(path: Path) -> None:
     path.unlink()
     os.mkfifo(path, 0o600)
     with pytest.raises(UntrustedError, match="not a regular file"):
@@ -112,13 +110,13 @@ def test_a_pipe_is_refused_and_not_waited_for(path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o002, 0o077])
-def test_a_folder_is_made_that_all_may_read_and_one_may_write_to(tmp_path: Path, mask: int) -> None:
+def test_a_new_folder_can_be_read_by_all_users_and_written_by_one(tmp_path: Path, mask: int) -> None:
     with umask(mask):
         make_folder(tmp_path / "a" / "b" / "c")
     assert (mode_of(tmp_path / "a" / "b"), mode_of(tmp_path / "a" / "b" / "c")) == (0o755, 0o755)
 
 
-def test_others_may_no_longer_write_to_an_own_folder_and_more_is_not_changed(tmp_path: Path) -> None:
+def test_an_existing_folder_loses_only_write_access_for_others(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     for before, after in ((0o777, 0o755), (0o770, 0o750), (0o700, 0o700)):
@@ -133,7 +131,7 @@ def test_a_folder_of_another_user_is_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    os.chown(folder, SOMEBODY, -1)
-    with pytest.raises(UntrustedError, match=f"belongs to uid {SOMEBODY} and has mode 0777"):
+    os.chown(folder, OTHER_USER, -1)
+    with pytest.raises(UntrustedError, match=f"belongs to uid {OTHER_USER} and has mode 0777"):
         make_folder(folder)
     assert mode_of(folder) == 0o777

@@ -13,9 +13,9 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel, finding
 from shardio.images.kernel.records import MAX_SIDE, WORKSPACE
 from shardio.images.tiling import tile_jpeg
-from tests.images.animals import SAMPLINGS, Animal, by_pillow, noise, own
+from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
+from tests.images.jpeg_files import SAMPLINGS, JpegFile, by_pillow, make_jpeg, noise
 from tests.images.pictures import make_picture, save
-from tests.images.zoo import ODD_FACTORS, small_zoo
 
 ENOUGH = MAX_SIDE // 16
 """A crop with sides up to this length is never too large for the kernel."""
@@ -40,38 +40,38 @@ def _crop(size: tuple[int, int], box: Box) -> CropPlan:
 
 
 @pytest.fixture(scope="module")
-def animals() -> list[Animal]:
-    return list(small_zoo())
+def files() -> list[JpegFile]:
+    return list(small_corpus())
 
 
-def test_every_rendered_file_was_predicted(animals: list[Animal]) -> None:
-    rendered = [animal for animal in animals if is_rendered(animal.content)]
-    assert [animal.name for animal in rendered if why_not_by_kernel(animal.content) is not None] == []
+def test_every_rendered_file_was_predicted(files: list[JpegFile]) -> None:
+    rendered = [file for file in files if is_rendered(file.content)]
+    assert [file.name for file in rendered if why_not_by_kernel(file.content) is not None] == []
     assert len(rendered) > 150
 
 
-def test_every_predicted_file_is_rendered_unless_it_is_damaged(animals: list[Animal]) -> None:
-    for animal in animals:
+def test_every_predicted_file_is_rendered_unless_it_is_damaged(files: list[JpegFile]) -> None:
+    for file in files:
         # No encoder writes bytes between an interval and its marker; only reading the whole scan would find them.
-        if animal.tileable and "fill bytes in the scan" not in animal.name:
-            assert is_rendered(animal.content) == (why_not_by_kernel(animal.content) is None), animal.name
+        if file.tileable and "fill bytes in the scan" not in file.name:
+            assert is_rendered(file.content) == (why_not_by_kernel(file.content) is None), file.name
 
 
-def test_tiling_does_not_change_the_prediction(animals: list[Animal]) -> None:
-    for animal in animals:
-        if animal.tileable and why_not_by_kernel(animal.content) is None:
-            tiled = tile_jpeg(animal.content)
-            assert why_not_by_kernel(tiled) is None, animal.name
-            assert is_rendered(tiled), animal.name
+def test_tiling_does_not_change_the_prediction(files: list[JpegFile]) -> None:
+    for file in files:
+        if file.tileable and why_not_by_kernel(file.content) is None:
+            tiled = tile_jpeg(file.content)
+            assert why_not_by_kernel(tiled) is None, file.name
+            assert is_rendered(tiled), file.name
 
 
 _PICTURE = make_picture(20, 30)
-_BASELINE = own("", _PICTURE, factors=SAMPLINGS["4:2:0"]).content
+_BASELINE = make_jpeg("", _PICTURE, factors=SAMPLINGS["4:2:0"]).content
 REASONS = {
     "progressive": by_pillow(_PICTURE, progressive=True),
     "4 components": by_pillow(np.dstack([_PICTURE, _PICTURE[..., :1]])),
-    "several scans": own("", _PICTURE, factors=SAMPLINGS["4:2:0"], scans=((0,), (1,), (2,))).content,
-    "unusual sampling factors": own("", _PICTURE, factors=ODD_FACTORS["4:1:0"]).content,
+    "several scans": make_jpeg("", _PICTURE, factors=SAMPLINGS["4:2:0"], scans=((0,), (1,), (2,))).content,
+    "unusual sampling factors": make_jpeg("", _PICTURE, factors=ODD_FACTORS["4:1:0"]).content,
     "unusual head": _BASELINE[:20] + b"\0" + _BASELINE[20:],
     "no EOI at the end": _BASELINE + b"\n",
     "not a JPEG": save(_PICTURE, "PNG"),

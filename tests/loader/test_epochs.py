@@ -46,7 +46,9 @@ def test_epochs_without_batches_are_told_of_once(packed: Path) -> None:
     ]
     for options in dropping:
         loader = DataLoader(batch_size=22, drop_last=True, **options)
-        with pytest.warns(RuntimeWarning, match=r"no batches: the 21 samples do not fill a step of all ranks .22 samples") as told:
+        with pytest.warns(
+            RuntimeWarning, match=r"no batches: the 21 samples do not fill a step of all ranks .22 samples"
+        ) as told:
             assert list(loader) == []
         assert told[0].filename == __file__
         assert list(loader) == []  # Warnings are errors in these tests.

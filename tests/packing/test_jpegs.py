@@ -37,7 +37,7 @@ FILES = {
     "d/masked.jpg": save(make_picture(71, 91), "JPEG"),
     "d/masked.json": b'{"mask": 1}',
 }
-BROKEN = "damaged: its data breaks off or holds an unknown code"
+BROKEN = "damaged: the data ends early or holds an unknown code"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_tiling_rewrites_what_it_can_and_stores_the_rest_as_it_is(source: Path, 
     assert result.jpegs.num_bytes_before == sum(len(FILES[name]) for name in jpegs)
     assert result.jpegs.num_bytes_after == sum(len(stored[name]) for name in jpegs)
     assert [problem.path for problem in result.jpegs.damaged] == [source / "d/broken.jpg"]
-    assert "breaks off" in result.jpegs.damaged[0].what
+    assert "ends early" in result.jpegs.damaged[0].what
     assert result.manifest.pack["jpeg"] == "tile"
     assert result.manifest.pack["num_tiled"] == 5
 
@@ -222,7 +222,7 @@ def test_an_unfinished_pack_is_not_gone_on_with_in_another_mode(tmp_path: Path) 
 def test_strict_refuses_a_damaged_jpeg(tmp_path: Path) -> None:
     (tmp_path / "in" / "d").mkdir(parents=True)
     (tmp_path / "in" / "d" / "broken.jpg").write_bytes(FILES["d/broken.jpg"])
-    with pytest.raises(PackError, match=r"d/broken\.jpg is damaged: its data breaks off"):
+    with pytest.raises(PackError, match=r"d/broken\.jpg is damaged: the data ends early"):
         shardio.pack(tmp_path / "in", tmp_path / "out", jpeg="tile", strict=True)
     shardio.pack(tmp_path / "in", tmp_path / "copied", strict=True)
 

@@ -27,8 +27,8 @@ def test_a_campaign_says_how_many_files_are_read_rightly(tmp_path: Path) -> None
 
 
 def test_a_file_is_that_of_its_seed() -> None:
-    files = [fuzz_images.draw_file(seed, fuzz_images.COLLECTION)[0] for seed in range(200)]
-    assert files == [fuzz_images.draw_file(seed, fuzz_images.COLLECTION)[0] for seed in range(200)]
+    files = [fuzz_images.make_damaged_file(seed, fuzz_images.ORIGINALS)[0] for seed in range(200)]
+    assert files == [fuzz_images.make_damaged_file(seed, fuzz_images.ORIGINALS)[0] for seed in range(200)]
     assert len(set(files)) > 190
 
 
@@ -53,9 +53,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_that_breaks_a_law_is_saved_and_named_by_its_seed(
     error: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong, *_ = fuzz_images.draw_file(37, fuzz_images.COLLECTION)
+    wrong, *_ = fuzz_images.make_damaged_file(37, fuzz_images.ORIGINALS)
 
-    def check_file(content: bytes, made_of: Any, draw: Any) -> list[str]:
+    def check_file(content: bytes, made_of: Any, rng: Any) -> list[str]:
         if content == wrong:
             raise error
         return ["fine"]

@@ -16,18 +16,18 @@ SCRIPT = ROOT / "tools" / "fuzz_kernel.py"
 def test_the_kernel_stays_between_guard_pages() -> None:
     done = run_python(SCRIPT, "--guard", "--files", 1000, "--start", 77, "--seed", 2)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1,000 files of seed 2 from 77 on --guard: nothing touched but its own; ")
+    assert done.stdout.startswith("1,000 files of seed 2 from 77 on --guard: no access outside the kernel's memory; ")
 
 
 FAULTS = {
-    "one file reads what nobody may": (
-        "len(chunk.contents) and 300 in numbers",
+    "one file alone": (
+        "len(chunk.contents) and 300 in files",
         "SIGSEGV",
         "file 300",
         "300 --files 1",
     ),
-    "two files do it together": (
-        "{300, 301} <= set(numbers)",
+    "two files together": (
+        "{300, 301} <= set(files)",
         "SIGSEGV",
         "files 300 to 303, together",
         "300 --files 4",
@@ -41,14 +41,14 @@ def test_files_that_end_the_process_are_named(condition: str, end: str, files: s
 import ctypes, multiprocessing
 from tools import fuzz_kernel
 
-def draw_chunk(seed, numbers, collection):
-    chunk = draw_chunk_as_usual(seed, numbers, collection)
+def make_chunk(seed, files, originals):
+    chunk = make_usual_chunk(seed, files, originals)
     if {condition}:
         ctypes.string_at(0)
     return chunk
 
-draw_chunk_as_usual, fuzz_kernel._draw_chunk = fuzz_kernel._draw_chunk, draw_chunk
-fork = multiprocessing.get_context("fork")  # Another process would not have this fault.
+make_usual_chunk, fuzz_kernel._make_chunk = fuzz_kernel._make_chunk, make_chunk
+fork = multiprocessing.get_context("fork")  # A spawned process would not have this fault.
 multiprocessing.get_context = lambda _: fork
 fuzz_kernel.main(files=400, seed=1, start=0, guard=True, tight=None)
 """
@@ -57,5 +57,5 @@ fuzz_kernel.main(files=400, seed=1, start=0, guard=True, tight=None)
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False, env=environment
     )
     assert done.returncode == 1
-    expected = f"{end}: seed 1, {files}; again by --seed 1 --start {again} --guard"
+    expected = f"{end}: seed 1, {files}; repeat with --seed 1 --start {again} --guard"
     assert done.stderr.splitlines()[-1] == expected

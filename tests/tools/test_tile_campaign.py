@@ -10,8 +10,8 @@ import pytest
 import typer
 
 from tests.images import crop_laws
-from tests.images.animals import by_pillow, noise
-from tests.images.laws_of_tiling import check_file
+from tests.images.jpeg_files import by_pillow, noise
+from tests.images.tiling_laws import check_file
 from tests.processes import run_python
 
 # Not an import statement: tools/ is no package, and mypy knows its files by another name.
@@ -49,7 +49,7 @@ def test_a_file_that_breaks_a_law_is_named_and_written(
     monkeypatch.setattr(tile_campaign, "check_file", check)
     broken = tmp_path / "found.bin"
     with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, zoo=False, broken=broken)
+        tile_campaign.main(photos=photos, corpus=False, broken=broken)
     assert exit_info.value.exit_code == 1
     assert "B.JPEG: broken is the law that pigs fly" in capsys.readouterr().out
     assert broken.read_bytes() == (photos / "more" / "B.JPEG").read_bytes()
@@ -63,7 +63,7 @@ def test_a_crop_of_other_pixels_is_a_broken_law(
 
     monkeypatch.setattr(tile_campaign, "full_decode", full_decode)
     with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, zoo=False, crops=1, broken=tmp_path / "found.bin")
+        tile_campaign.main(photos=photos, corpus=False, crops=1, broken=tmp_path / "found.bin")
     assert exit_info.value.exit_code == 1
     assert "has other pixels" in capsys.readouterr().out
 
@@ -76,7 +76,7 @@ def test_a_crash_is_a_broken_law(
 
     monkeypatch.setattr(tile_campaign, "check_file", check)
     with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, zoo=False, broken=tmp_path / "found.bin")
+        tile_campaign.main(photos=photos, corpus=False, broken=tmp_path / "found.bin")
     assert exit_info.value.exit_code == 1
     said = capsys.readouterr().out
     assert "a.jpg" in said
@@ -85,7 +85,7 @@ def test_a_crash_is_a_broken_law(
 
 def test_a_campaign_without_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=tmp_path, zoo=False)
+        tile_campaign.main(photos=tmp_path, corpus=False)
     assert exit_info.value.exit_code == 2
     assert "no files" in capsys.readouterr().out
 
@@ -117,7 +117,7 @@ def test_files_are_compared_with_those_of_jpegtran(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _install_jpegtran(tmp_path, monkeypatch, answer)
-    tile_campaign.main(photos=photos, zoo=False, jpegtran=True)
+    tile_campaign.main(photos=photos, corpus=False, jpegtran=True)
     assert f"jpegtran: {outcome}; " in capsys.readouterr().out
 
 
@@ -128,7 +128,7 @@ def test_other_pixels_of_jpegtran_break_a_law(
     answer = f"sys.stdout.buffer.write(open({str(tmp_path / 'other')!r}, 'rb').read())"
     _install_jpegtran(tmp_path, monkeypatch, answer)
     with pytest.raises(typer.Exit) as exit_info:
-        tile_campaign.main(photos=photos, zoo=False, jpegtran=True, broken=tmp_path / "found.bin")
+        tile_campaign.main(photos=photos, corpus=False, jpegtran=True, broken=tmp_path / "found.bin")
     assert exit_info.value.exit_code == 1
     assert "jpegtran's file has other pixels" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""JPEG decoding: libjpeg-turbo, by simplejpeg, for a part of the picture and at a part of its size."""
+"""JPEG decoding by libjpeg-turbo (through simplejpeg): a part of the image, at a fraction of its size."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.jpeg.markers import EOI, RST0, JpegHead
+from shardio.images.jpeg.head import JpegHead
 from shardio.images.jpeg.regions import Box, cut_rows, cut_tiles
+from shardio.images.jpeg.standard import EOI, RST0, marker_bytes
 from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.scratch import scratch_pixels
 
-_EOI = bytes([0xFF, EOI])
-
-_LEFT_OVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0x(d[0-9])")
-"""What libjpeg says when the frame ends before the scan does; the pixels are there."""
+_LEFTOVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0x(d[0-9])")
+"""libjpeg's warning when the frame ends before the scan does; the pixels are decoded."""
 
 
 class _Cut(NamedTuple):
-    """A smaller JPEG, which part of the picture it shows, and which marker ends what is left over."""
+    """A smaller JPEG, the part of the image that it shows, and the marker that ends the leftover bytes of its scan."""
 
     content: bytes | bytearray
     shown: Box
@@ -32,31 +31,31 @@ class _Cut(NamedTuple):
 def prepare_part(
     content: bytes, head: JpegHead, box: Box, scale: int, *, is_regular: bool
 ) -> Callable[[], NDArray[np.uint8]]:
-    """Cut a smaller JPEG out of one, with a part of its picture; return what decodes it.
+    """Cut a smaller JPEG that shows a part of the image out of a file; return a function that decodes it.
 
     Args:
         content: The file.
         head: Its head.
-        box: The part, in pixels of the picture at 1/scale of its size.
+        box: The part, in pixels of the image at 1/scale of its size.
         scale: 1, 2, 4 or 8.
-        is_regular: Whether the image can be decoded in parts.
+        is_regular: Whether parts of the image can be decoded on their own.
 
     Returns:
-        A function that returns uint8 [box.height, box.width, 3], RGB, the pixels of a full decode; valid until its
-        thread decodes again. It raises ValueError if the image is truncated or damaged where it was looked at.
+        A function that returns uint8 [box.height, box.width, 3], RGB: the pixels of a full decode. They are valid until
+        the thread decodes again. It raises ValueError if the image is truncated, or damaged where it was read.
     """
-    # In pixels of the whole picture.
-    asked = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
-    cut = _cut(content, head, asked, scale) if is_regular else None
+    # In pixels of the image at its full size.
+    requested = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
+    cut = _cut(content, head, requested, scale) if is_regular else None
 
-    def take(pixels: NDArray[np.uint8], shown: Box) -> NDArray[np.uint8]:
-        top, left = (asked.top - shown.top) // scale, (asked.left - shown.left) // scale
+    def crop(pixels: NDArray[np.uint8], shown: Box) -> NDArray[np.uint8]:
+        top, left = (requested.top - shown.top) // scale, (requested.left - shown.left) // scale
         return pixels[top : top + box.height, left : left + box.width]
 
     def decode() -> NDArray[np.uint8]:
         if cut is not None and (pixels := _decode_cut(cut, scale)) is not None:
-            return take(pixels, cut.shown)
-        return take(decode_whole(content, head.height, head.width, scale), Box(0, 0, head.height, head.width))
+            return crop(pixels, cut.shown)
+        return crop(decode_whole(content, head.height, head.width, scale), Box(0, 0, head.height, head.width))
 
     return decode
 
@@ -65,12 +64,12 @@ def decode_whole(content: bytes | bytearray, height: int, width: int, scale: int
     """Decode a JPEG of a known size to uint8 [height / scale, width / scale, 3], sizes rounded up.
 
     Raises:
-        ValueError: If libjpeg-turbo finds anything wrong with it; the pixels are in the scratch memory nonetheless.
+        ValueError: If libjpeg-turbo reports anything; the pixels are in the scratch memory nonetheless.
     """
     pixels = _destination(height, width, scale)
-    least = (0, 0) if scale == 1 else pixels.shape
-    decoded = simplejpeg.decode_jpeg(content, min_height=least[0], min_width=least[1], buffer=pixels)
-    assert decoded.shape == pixels.shape, "the head was read as libjpeg reads it"
+    min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
+    decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels)
+    assert decoded.shape == pixels.shape, "shardio and libjpeg read the same size from the head"
     return pixels
 
 
@@ -78,19 +77,19 @@ def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
     return scratch_pixels("decoded", -(-height // scale), -(-width // scale))
 
 
-def _cut(content: bytes, head: JpegHead, asked: Box, scale: int) -> _Cut | None:
-    """Cut the intervals around a box, or the rows down to its last; None if that would spare nothing."""
+def _cut(content: bytes, head: JpegHead, requested: Box, scale: int) -> _Cut | None:
+    """Cut out the intervals around a box, or the rows down to its last; return None if that saves nothing."""
     tiles = read_tiles(content, head)
     if tiles is not None:
-        return _Cut(*cut_tiles(content, head, tiles, asked, scale), next_marker=None)
-    if not content.endswith(_EOI):
-        return None  # Truncated, maybe below the box: decoding all of it will say so.
-    rows, shown = cut_rows(content, head, asked, scale)
-    return None if shown.height == head.height else _Cut(rows, shown, _marker_behind(head, shown.height))
+        return _Cut(*cut_tiles(content, head, tiles, requested, scale), next_marker=None)
+    if not content.endswith(marker_bytes(EOI)):
+        return None  # Perhaps truncated below the box: a full decode finds out.
+    rows, shown = cut_rows(content, head, requested, scale)
+    return None if shown.height == head.height else _Cut(rows, shown, _marker_after(head, shown.height))
 
 
-def _marker_behind(head: JpegHead, height: int) -> int:
-    """Return the marker at the end of the interval in which the scan goes on below a frame of another height."""
+def _marker_after(head: JpegHead, height: int) -> int:
+    """Return the marker that ends the interval in which the scan continues below a frame of a smaller height."""
     rows, row_mcus = head.num_mcus
     if not head.restart_interval:
         return EOI
@@ -100,11 +99,11 @@ def _marker_behind(head: JpegHead, height: int) -> int:
 
 
 def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
-    """Decode a cut; None if anything is wrong with it: decoding all of the image will say what."""
+    """Decode a cut; return None if anything is wrong with it: a full decode will say what."""
     _, _, height, width = cut.shown
     try:
         return decode_whole(cut.content, height, width, scale)
     except ValueError as error:
-        said = _LEFT_OVER.fullmatch(str(error))
-        is_expected = said is not None and int(said[1], 16) == cut.next_marker
+        leftover = _LEFTOVER.fullmatch(str(error))
+        is_expected = leftover is not None and int(leftover[1], 16) == cut.next_marker
         return _destination(height, width, scale) if is_expected else None

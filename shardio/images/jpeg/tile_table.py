@@ -1,24 +1,24 @@
 r"""The tile table: where the restart intervals of a tiled JPEG lie, in an application segment of the file.
 
-One or more APP9 segments, big-endian like the rest of a JPEG. Each holds
+The table fills one or more APP9 segments, big-endian like the rest of a JPEG. Each segment holds
 
     8 bytes   b"shardio\0"
     uint8     version, 1
-    uint8     number of this part, from 0
+    uint8     index of this part, from 0
     uint8     number of parts
 
-and then its part of the table, whose parts are laid end to end:
+followed by its part of the table. The parts, joined end to end, are
 
-    uint16    height of the picture in pixels
+    uint16    height of the image in pixels
     uint16    width
     uint16    restart interval in MCUs; it divides the MCU row
     uint8     bytes of each length below, 2 or 4
-    uint32    bytes of the scan, from behind its header to the EOI marker
-    uint16 or uint32 for each interval: the bytes of its entropy-coded data, without the marker behind it
+    uint32    bytes of the scan, from the end of its header to the EOI marker
+    uint16 or uint32 for each interval: the bytes of its entropy-coded data, without the marker that follows it
 
-Other decoders skip the segment. Other tools may carry it along when they rewrite the image, so it is believed
-only if all of it fits the file: sizes, interval, and the right marker at the end of every single interval. No
-other two bytes of entropy-coded data look like such a marker, so a table that fits is right.
+Other decoders skip the segment. Other tools may copy it when they rewrite the image, so it is trusted only if all of
+it fits the file: sizes, interval, and the right marker at the end of every single interval. Entropy-coded data never
+contains such a marker, so a table that fits is right.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.jpeg.markers import APP9, EOI, RST0, JpegHead, Segment
+from shardio.images.jpeg.head import JpegHead, Segment
+from shardio.images.jpeg.standard import APP9, EOI, MAX_SEGMENT_LENGTH, RST0, marker_bytes
 
 SIGNATURE = b"shardio\0"
 VERSION = 1
 
-_MARKER = bytes([0xFF, APP9])
 _PART = struct.Struct(">8sBBB")
 _FIXED = struct.Struct(">HHHBI")
-_MAX_PAYLOAD = 65535 - 2 - _PART.size
+_MAX_PART_LENGTH = MAX_SEGMENT_LENGTH - 2 - _PART.size
 _MAX_PARTS = 255
 
 
@@ -47,8 +47,8 @@ class Tiles(NamedTuple):
 
     Attributes:
         interval: MCUs in each.
-        starts: int64 [MCU rows, intervals in a row], the first byte of each.
-        stops: int64 [MCU rows, intervals in a row], the byte behind the marker that follows each.
+        starts: int64 [MCU rows, intervals per row], the first byte of each interval.
+        stops: int64 [MCU rows, intervals per row], the end of the marker that follows each interval.
     """
 
     interval: int
@@ -60,10 +60,10 @@ def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.
     """Return the segments that hold the table of an image.
 
     Args:
-        height: Of the picture in pixels.
-        width: Likewise.
+        height: The height of the image in pixels.
+        width: Its width.
         interval: MCUs between restart markers.
-        lengths: int64 [intervals], the bytes of each without its marker.
+        lengths: int64 [intervals], the bytes of each interval without its marker.
 
     Raises:
         ValueError: If there are too many intervals.
@@ -71,22 +71,25 @@ def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.
     num_bytes = 2 if lengths.max() < 2**16 else 4
     scan_length = int(lengths.sum()) + 2 * (len(lengths) - 1)
     table = _FIXED.pack(height, width, interval, num_bytes, scan_length) + lengths.astype(f">u{num_bytes}").tobytes()
-    parts = [table[i : i + _MAX_PAYLOAD] for i in range(0, len(table), _MAX_PAYLOAD)]
+    parts = [table[i : i + _MAX_PART_LENGTH] for i in range(0, len(table), _MAX_PART_LENGTH)]
     if len(parts) > _MAX_PARTS:
         raise ValueError(f"a tile table of {len(lengths)} intervals does not fit into {_MAX_PARTS} segments")
     return b"".join(
-        _MARKER + struct.pack(">H", 2 + _PART.size + len(part)) + _PART.pack(SIGNATURE, VERSION, i, len(parts)) + part
+        marker_bytes(APP9)
+        + struct.pack(">H", 2 + _PART.size + len(part))
+        + _PART.pack(SIGNATURE, VERSION, i, len(parts))
+        + part
         for i, part in enumerate(parts)
     )
 
 
 def is_tile_table(content: bytes, segment: Segment) -> bool:
-    """Say whether a segment is a part of a tile table, of any version."""
+    """Return whether a segment is a part of a tile table, of any version."""
     return segment.marker == APP9 and content.startswith(SIGNATURE, segment.payload_start)
 
 
 def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
-    """Return where the intervals of an image lie, or None if it has no tile table, or one that does not fit."""
+    """Return where the intervals of an image lie; None if it has no tile table, or one that does not fit."""
     table = _join_parts(content, head.segments)
     if table is None or len(table) < _FIXED.size:
         return None
@@ -102,7 +105,7 @@ def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
         return None
     bounds = np.zeros(num_intervals + 1, np.int64)
     np.frombuffer(table, f">u{num_bytes}", offset=_FIXED.size).cumsum(out=bounds[1:])
-    bounds += _marker_bytes(num_intervals)
+    bounds += _marker_offsets(num_intervals)
     bounds += head.scan_start
     starts, stops = bounds[:-1], bounds[1:]
     if stops[-1] != head.scan_start + scan_length + 2 or stops[-1] > len(content):
@@ -124,13 +127,13 @@ def restart_codes(num_markers: int) -> NDArray[np.uint8]:
 
 @lru_cache(maxsize=256)
 def _marker_codes(num_intervals: int) -> bytes:
-    """Return the second bytes of the markers that stand behind the intervals of a whole scan."""
+    """Return the second bytes of the markers that follow the intervals of a complete scan."""
     return restart_codes(num_intervals - 1).tobytes() + bytes([EOI])
 
 
 @lru_cache(maxsize=256)
-def _marker_bytes(num_intervals: int) -> NDArray[np.int64]:
-    """Return how many bytes of markers there are before each interval, and at the end, int64 [intervals + 1]."""
+def _marker_offsets(num_intervals: int) -> NDArray[np.int64]:
+    """Return the bytes of markers before each interval, and after the last one, int64 [intervals + 1]."""
     return 2 * np.arange(num_intervals + 1)
 
 
@@ -143,8 +146,8 @@ def _join_parts(content: bytes, segments: list[Segment]) -> bytes | None:
         start = segment.payload_start
         if segment.stop < start + _PART.size:
             return None
-        _, version, number, num_parts = _PART.unpack_from(content, start)
-        if version != VERSION or number != len(parts):
+        _, version, part_index, num_parts = _PART.unpack_from(content, start)
+        if version != VERSION or part_index != len(parts):
             return None
         parts.append(content[start + _PART.size : segment.stop])
     return b"".join(parts) if parts and len(parts) == num_parts else None

@@ -1,6 +1,6 @@
-"""``python -m shardio.images.kernel``: compile the kernel now, for instance when a container's image is made.
+"""``python -m shardio.images.kernel``: compile the kernel now, for instance while building a container image.
 
-Usually it is for this user. With ``--system`` it is for all users of the machine, or of the image: it goes to the cache
+By default it is for this user. With ``--system`` it is for all users of the machine or the image: it goes to the cache
 folder that they share, ``/var/cache/shardio`` on Linux, which usually only root may write to.
 """
 
@@ -13,10 +13,12 @@ from shardio.images.trust import UntrustedError
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m shardio.images.kernel", description="Compile the JPEG kernel.")
-    parser.add_argument("--system", action="store_true", help="for all users of this machine or container image")
+    parser.add_argument(
+        "--system", action="store_true", help="compile it for all users of this machine or container image"
+    )
     is_for_all = parser.parse_args().system
     path = system_kernel_path() if is_for_all else kernel_path()
     try:
         sys.stdout.write(f"{build(path)}\n")
     except (OSError, UntrustedError) as error:
-        sys.exit(f"error: {path} cannot be written: {error}")
+        sys.exit(f"error: cannot write {path}: {error}")

@@ -1,4 +1,4 @@
-"""Compile the kernel in a background process, which outlives this one and keeps none of its files open."""
+"""Compile the kernel in a background process that outlives this one and keeps none of its files open."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardio.background import start_process
 from shardio.images.kernel.loading import kernel_path, read_kernel, why_untrusted_kernel
 from shardio.images.trust import UntrustedError, make_folder
 
-_NO_PLACE = (
-    "shardio cannot compile its JPEG decoder here, and libjpeg-turbo decodes, more slowly: {}. Make room there, or "
-    "point XDG_CACHE_HOME at a folder that can be written"
+_NOT_WRITABLE = (
+    "shardio cannot compile its JPEG decoder and uses libjpeg-turbo, which is slower: {}. Free some space, or set "
+    "XDG_CACHE_HOME to a writable folder"
 )
 
 _log = logging.getLogger("shardio")
@@ -26,12 +26,12 @@ _log = logging.getLogger("shardio")
 class BackgroundBuild:
     """A background process that compiles the kernel.
 
-    Its standard error is a file: a pipe of this process would stay open, and its reader wait, until the kernel is
+    Its output goes to a file: an inherited pipe would stay open, and keep its reader waiting, until the kernel is
     compiled. The process inherits the lock and holds it until it ends, however it ends.
 
     Args:
         lock: The descriptor that holds the lock. It is closed here.
-        log: Where its standard output and error go.
+        log: The file for its standard output and error.
     """
 
     def __init__(self, lock: int, log: Path) -> None:
@@ -48,27 +48,27 @@ class BackgroundBuild:
             os.close(lock)
 
     def watch(self) -> None:
-        """Warn if the process has ended without a kernel that can be used; wait for nothing."""
+        """Warn if the process has ended without a usable kernel; do not wait for it."""
         if self._process is None or (code := self._process.poll()) is None:
             return
         self._process = None
         if code:
             _log.warning(
-                "shardio could not compile its JPEG decoder: the background process ended with exit status %d%s, and "
-                "what it wrote is in %s. libjpeg-turbo decodes, more slowly.",
+                "shardio could not compile its JPEG decoder and uses libjpeg-turbo, which is slower: the background "
+                "process ended with exit status %d%s; its output is in %s",
                 code,
                 _last_line(self._log),
                 self._log,
             )
         elif (kernel := read_kernel()) is not None and not kernel[1]:
-            from shardio.images.kernel.building import say_unused
+            from shardio.images.kernel.building import describe_difference
 
-            _log.warning("%s", say_unused(kernel[0]))
+            _log.warning("%s", describe_difference(kernel[0]))
 
 
 def build_in_background() -> BackgroundBuild | None:
-    """Start a process that compiles the kernel, and say so; return None if that is done, under way or impossible."""
-    if read_kernel() is not None:  # One that must not be used.
+    """Start a process that compiles the kernel; return None if the kernel exists, is being compiled or cannot be."""
+    if read_kernel() is not None:  # Its pixels differ: it must not be used.
         return None
     path, untrusted = kernel_path(), why_untrusted_kernel()
     try:
@@ -76,14 +76,14 @@ def build_in_background() -> BackgroundBuild | None:
         lock = _take(path.with_suffix(".lock"))
     except UntrustedError as error:
         _log.warning(
-            "shardio has no JPEG kernel here, and libjpeg-turbo decodes, more slowly: %s. Point XDG_CACHE_HOME at a "
-            "folder of your own, change the owner or the mode (chmod go-w), or compile a kernel for all users as root: "
+            "shardio has no JPEG kernel and uses libjpeg-turbo, which is slower: %s. Set XDG_CACHE_HOME to a folder of "
+            "your own, change the owner or the mode (chmod go-w), or compile a kernel for all users as root: "
             "python -m shardio.images.kernel --system",
             untrusted or error,
         )
         return None
-    except OSError as error:  # Nothing can be written or locked there.
-        _warn_once(_NO_PLACE.format(error))
+    except OSError as error:  # The folder or the lock file cannot be written.
+        _warn_once(_NOT_WRITABLE.format(error))
         return None
     if lock is None:
         return None
@@ -91,23 +91,23 @@ def build_in_background() -> BackgroundBuild | None:
         os.close(lock)
         return None
     if untrusted is not None:
-        _log.warning("shardio does not load a JPEG kernel that is there, and compiles its own: %s", untrusted)
+        _log.warning("shardio compiles its own JPEG kernel, because it does not load the existing one: %s", untrusted)
     log = path.with_suffix(".log")
     _log.warning(
-        "shardio compiles its JPEG decoder for this machine, in the background: once, for about half a minute of one "
-        "core. Until then libjpeg-turbo decodes. (`python -m shardio.images.kernel` does it beforehand. Errors go to "
-        "%s.)",
+        "shardio compiles its JPEG decoder for this machine in the background, once, which takes one core about half a "
+        "minute. Until then it uses libjpeg-turbo. (To compile it in advance: `python -m shardio.images.kernel`. "
+        "Errors go to %s.)",
         log,
     )
     try:
         return BackgroundBuild(lock, log)
     except OSError as error:
-        _warn_once(_NO_PLACE.format(error))
+        _warn_once(_NOT_WRITABLE.format(error))
         return None
 
 
 def build_and_remove_log() -> None:
-    """Compile the kernel, in a process that inherited the lock; what it wrote is removed if that succeeds."""
+    """Compile the kernel in a process that inherited the lock; remove the log on success."""
     from shardio.images.kernel.building import build_locked
 
     try:
@@ -118,14 +118,14 @@ def build_and_remove_log() -> None:
 
 
 def _take(path: Path) -> int | None:
-    """Return a descriptor that holds the lock that filelock uses, too; None if another process holds it."""
+    """Return a descriptor that holds the lock, as filelock takes it; None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
-    except BaseException:  # Ctrl-C as well must not leave it open.
+    except BaseException:  # Not even Ctrl-C may leave it open.
         os.close(descriptor)
         raise
     return descriptor
@@ -137,7 +137,7 @@ def _warn_once(message: str) -> None:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log in brackets; nothing if there is none."""
+    """Return the last line of a log in brackets; an empty string without one."""
     with suppress(OSError):
         if line := log.read_text(errors="replace").strip().rpartition("\n")[2]:
             return f" ({line})"

@@ -1,4 +1,4 @@
-"""Compiling the kernel, once for each machine and version."""
+"""Compile the kernel, once for each machine and version."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _log = logging.getLogger("shardio")
 
 
 def build(path: Path | None = None) -> Path:
-    """Compile the kernel for this machine, unless that is done; return where it is.
+    """Compile the kernel for this machine unless that has been done; return its path.
 
-    Several processes may do so at once: one compiles, the others wait for it. Where its pixels differ from the
-    libraries', the file says so, and the kernel is not used. All users may read the file, whatever the umask.
+    Several processes may call this at once: one compiles, the others wait for it. If the kernel's pixels differ from
+    the libraries', the file says so, and the kernel is not used. All users may read the file, whatever the umask.
 
     Args:
-        path: Where it goes; by default into the user's cache folder.
+        path: The kernel's file; by default in the user's cache folder.
 
     Raises:
-        UntrustedError: If others may write to its folder.
-        OSError: If it cannot be written.
+        UntrustedError: If other users may write to its folder.
+        OSError: If the file cannot be written.
     """
     path = kernel_path() if path is None else path
     make_folder(path.parent)
@@ -38,7 +38,7 @@ def build(path: Path | None = None) -> Path:
 
 
 def build_locked(path: Path) -> None:
-    """Compile the kernel unless that is done, in a process that holds the lock; say so if it must not be used."""
+    """Compile the kernel unless that has been done, in a process that holds the lock; warn if it cannot be used."""
     kernel = read_kernel(path)
     if kernel is None:
         from shardio.images.kernel.checking import find_difference
@@ -50,14 +50,14 @@ def build_locked(path: Path) -> None:
         _write(path, pack_kernel(*kernel))
     name, code = kernel
     if not code:
-        _log.warning("%s", say_unused(name))
+        _log.warning("%s", describe_difference(name))
 
 
-def say_unused(difference: str) -> str:
-    """Return the message for users whose machine draws other pixels with the kernel."""
+def describe_difference(difference: str) -> str:
+    """Return the warning for users on whose machine the kernel's pixels differ."""
     return (
-        "shardio's JPEG decoder is not used on this machine, since its pixels are not those of libjpeg-turbo and "
-        f"OpenCV here: {difference}. They decode, more slowly. Please report this line."
+        "shardio does not use its JPEG decoder on this machine, because its pixels differ from those of libjpeg-turbo "
+        f"and OpenCV: {difference}. It uses these libraries, which are slower. Please report this line."
     )
 
 
@@ -77,10 +77,10 @@ def _compile() -> tuple[str, bytes]:
 
 
 def _close(code: str) -> str:
-    """Return LLVM code that refers to nothing outside of it but C's memory functions.
+    """Return LLVM code without external references, except to C's memory functions.
 
-    What allocates arrays and raises errors, in numba's runtime and Python's, is declared and never called: the kernel
-    does neither. Should it ever come to that, the process ends there and then.
+    numba declares functions of its own runtime and of Python's that allocate arrays and raise errors. The kernel does
+    neither, so they are never called. If one is called nevertheless, the process ends at once.
     """
     code = re.sub(
         r"^declare (?!.*@llvm\.)(.*\))(.*)$",
@@ -101,8 +101,6 @@ def _write(path: Path, content: bytes) -> None:
         Path(temporary).replace(path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if (
-            isinstance(error, OSError) and error.errno is not None and error.filename is None
-        ):  # As where the disk is full.
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:  # The disk may be full.
             error.filename = str(path)
         raise

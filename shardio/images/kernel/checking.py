@@ -1,7 +1,7 @@
-"""Whether the kernel's pixels are, on this machine, those of the libraries that draw where it does not.
+"""Check that the kernel's pixels are, on this machine, those of the libraries that decode wherever it does not.
 
-The kernel is written after libjpeg-turbo's and OpenCV's code. Both have other code for other processors, and other
-versions may round otherwise: then what a crop looks like would depend on who draws it.
+The kernel follows the code of libjpeg-turbo and OpenCV. Both have different code for other processors, and other
+versions may round differently. Then a crop's pixels would depend on the decoder.
 """
 
 from __future__ import annotations
@@ -11,71 +11,68 @@ from collections.abc import Iterator
 import cv2
 import numpy as np
 import simplejpeg
+from numpy.typing import NDArray
 
-from shardio.images.by_kernel import as_records
-from shardio.images.crop_plan import CropPlan
-from shardio.images.jpeg.regions import Box
 from shardio.images.kernel.loading import Kernel
-from shardio.images.opening import open_image
-from shardio.images.pixels import Pixels
-from shardio.images.rendering import prepare_render
-from shardio.images.resizing import flip
+from shardio.images.kernel.records import PLAN
 from shardio.images.tiling import tile_jpeg
 
 _SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 _HEIGHT, _WIDTH = 150, 203
 _ROWS, _COLUMNS = 96, 101
 
-_PLANS = CropPlan(
-    box=np.array([(20, 30, 96, 101), (0, 0, 150, 203), (31, 47, 50, 41), (3, 90, 120, 77), (70, 6, 33, 160)]),
-    size=np.array([(96, 101), (96, 101), (96, 101), (130, 140), (96, 101)]),
-    window=np.array([(0, 0, 96, 101), (0, 0, 96, 101), (0, 0, 96, 101), (20, 25, 96, 101), (-9, 5, 96, 101)]),
-    flip=np.array([False, True, False, True, False]),
+_PLANS = np.array(
+    [
+        (20, 30, 96, 101, 96, 101, 0, 0, False),  # Not resized,
+        (0, 0, 150, 203, 96, 101, 0, 0, True),  # shrunk,
+        (31, 47, 50, 41, 96, 101, 0, 0, False),  # enlarged,
+        (3, 90, 120, 77, 130, 140, 20, 25, True),  # a window of an enlarged part,
+        (70, 6, 33, 160, 96, 101, -9, 5, False),  # and one that extends beyond it.
+    ],
+    PLAN,
 )
-"""As it is, made smaller, made larger, a window of what is larger, and one that reaches beyond; two are mirrored."""
 
 
 def find_difference(kernel: Kernel) -> str | None:
-    """Draw some pictures with the kernel and without it; return what differs, if anything does."""
+    """Render some images with the kernel and with the libraries; return the first difference, or None."""
     names, files = zip(*_make_files(), strict=True)
-    # One call, in which neighbours are different files.
-    tasks = [(file, plan) for plan in range(len(_PLANS.box)) for file in range(len(files))]
-    records, order = as_records(_PLANS)[[plan for _, plan in tasks]], np.arange(len(tasks))
+    # One call, in which adjacent images are different files.
+    tasks = [(file, plan) for plan in range(len(_PLANS)) for file in range(len(files))]
     rows = np.zeros((len(tasks), _ROWS, _COLUMNS, 3), np.uint8)
-    is_drawn = kernel.decode([files[file] for file, _ in tasks], records, order, rows)
-    for (file, plan), row, is_done in zip(tasks, rows, is_drawn.tolist(), strict=True):
-        what = f"{names[file]}, {_PLANS.box[plan].tolist()} to {_PLANS.size[plan].tolist()}"
+    plans = _PLANS[[plan for _, plan in tasks]]
+    is_rendered = kernel.decode([files[file] for file, _ in tasks], plans, np.arange(len(tasks)), rows)
+    for (file, _), plan, row, is_done in zip(tasks, plans, rows, is_rendered.tolist(), strict=True):
+        top, left, height, width, new_height, new_width = plan.tolist()[:6]
+        what = f"{names[file]}, {[top, left, height, width]} to {[new_height, new_width]}"
         if not is_done:
-            return f"{what}: not drawn"
-        differences = np.abs(row.astype(np.int64) - _draw(files[file], plan))
+            return f"{what}: not rendered"
+        differences = np.abs(row.astype(np.int64) - _render(files[file], plan))
         if differences.any():
             count = f"{np.count_nonzero(differences)} of {differences.size} values"
-            return f"{what}: {count}, by {differences.max()} at the most"
+            return f"{what}: {count} differ by up to {differences.max()}"
     return None
 
 
 def _make_files() -> Iterator[tuple[str, bytes]]:
-    """Yield JPEGs of smooth pictures with some noise, of each sampling, untouched and tiled, and what to call them."""
+    """Yield JPEGs of smooth images with some noise, of each sampling, untouched and tiled, and their names."""
     random = np.random.default_rng(0)
     for sampling in _SAMPLINGS:
         for quality in (60, 95):
             coarse = random.integers(0, 256, (7, 9, 3), np.uint8)
-            picture = cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC).astype(np.int64)
-            picture = (picture + random.integers(-20, 21, picture.shape)).clip(0, 255).astype(np.uint8)
-            colours = (picture[..., :1].copy(), "GRAY") if sampling == "Gray" else (picture, "RGB")
-            content = simplejpeg.encode_jpeg(colours[0], quality, colours[1], sampling)
+            smooth = cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC).astype(np.int64)
+            image = (smooth + random.integers(-20, 21, smooth.shape)).clip(0, 255).astype(np.uint8)
+            pixels, colours = (image[..., :1].copy(), "GRAY") if sampling == "Gray" else (image, "RGB")
+            content = simplejpeg.encode_jpeg(pixels, quality, colours, sampling)
             yield f"{sampling}, quality {quality}", content
             yield f"{sampling}, quality {quality}, tiled", tile_jpeg(content)
 
 
-def _draw(content: bytes, number: int) -> Pixels:
-    """Draw by libjpeg-turbo and OpenCV."""
-    box, window = Box(*_PLANS.box[number].tolist()), Box(*_PLANS.window[number].tolist())
-    height, width = _PLANS.size[number].tolist()
-    row = np.zeros((_ROWS, _COLUMNS, 3), np.uint8)
-    prepare_render(open_image(content), box, height, width, window, antialias=False)(row)
-    if not _PLANS.flip[number]:
-        return row
-    mirrored = np.empty_like(row)
-    flip(row, out=mirrored)
-    return mirrored
+def _render(content: bytes, plan: np.void) -> NDArray[np.uint8]:
+    """Render an image by libjpeg-turbo and OpenCV."""
+    top, left, height, width, new_height, new_width, window_top, window_left, is_flipped = plan.tolist()
+    box = simplejpeg.decode_jpeg(content)[top : top + height, left : left + width]
+    if (height, width) != (new_height, new_width):
+        box = cv2.resize(box, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    padded = np.pad(box, ((_ROWS, _ROWS), (_COLUMNS, _COLUMNS), (0, 0)))  # Black beyond the box.
+    window = padded[_ROWS + window_top :, _COLUMNS + window_left :][:_ROWS, :_COLUMNS]
+    return window[:, ::-1] if is_flipped else window

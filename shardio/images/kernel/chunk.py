@@ -1,4 +1,4 @@
-"""A chunk of JPEGs, from files to the rows of a batch: what is done in turn, for up to three images side by side."""
+"""Decode a chunk of JPEGs into the rows of a batch, in groups of up to three images."""
 
 from __future__ import annotations
 
@@ -10,90 +10,90 @@ from shardio.images.kernel.colour import convert_ycc, join_colours
 from shardio.images.kernel.entropy import decode_streams
 from shardio.images.kernel.heads import GRAY, RGB, read_head
 from shardio.images.kernel.idct import transform_block
-from shardio.images.kernel.memory import compiled, pointer, shaped
-from shardio.images.kernel.records import MAX_PIXELS, MAX_SEATS, MAX_SIDE, NUM_CHAINS
+from shardio.images.kernel.memory import kernel_function, pointer, shaped
+from shardio.images.kernel.records import GROUP_SIZE, MAX_PIXELS, MAX_SIDE, NUM_CHAINS
 from shardio.images.kernel.regions import lay_out_region
 from shardio.images.kernel.resizing import find_range, find_sources, mix_rows, resize_row
 from shardio.images.kernel.streams import find_streams
 from shardio.images.kernel.upsampling import extend_borders, upsample
 
 _ALIGNED = 32
-"""Coefficients in a line of the cache."""
+"""Coefficients per cache line."""
 
 
-@compiled
+@kernel_function
 def decode_chunk(files, lengths, plans, order, rows, is_done, work):
     """Decode, crop, resize and mirror some JPEGs into the rows of a batch.
 
     Args:
         files: int64 [n], the files' addresses.
-        lengths: int64 [n], the bytes of each.
+        lengths: int64 [n], the bytes of each file.
         plans: PLAN [n].
-        order: int64 [n], in which order to decode them. Neighbours are decoded side by side, until they have as many
-            streams as are decoded at once: a tiled image is alone. Best, neighbours take equally long.
+        order: int64 [n], the order in which to decode them. Adjacent images form a group until they have as many
+            streams as are decoded at once, so a tiled image is alone. The members of a group should take equally long.
         rows: uint8 [n, height, width, 3], for the results.
-        is_done: uint8 [n], to be made 1 for each image that is drawn. All others are left to libjpeg-turbo: they are
-            damaged, or none that this is made for.
-        work: A WORKSPACE that nobody else uses meanwhile.
+        is_done: uint8 [n], set to 1 for each rendered image. The others are left to libjpeg-turbo: they are damaged, or
+            of a kind that the kernel does not decode.
+        work: A WORKSPACE that nothing else uses meanwhile.
     """
     if not work.is_prepared:
         prepare_tables(work)
         work.is_prepared = 1
     is_done[:] = 0
-    num_seated = 0
-    _clear_seats(work)
+    num_members = 0
+    _clear_group(work)
     for i in order:
         data = carray(pointer(files[i]), lengths[i], np.uint8)
         height, width = rows.shape[1], rows.shape[2]
-        is_seated = _take_seat(data, plans[i], height, width, num_seated, work)
-        if not is_seated and work.is_full:
-            _empty_seats(num_seated, plans, rows, is_done, work)
-            num_seated = 0
-            is_seated = _take_seat(data, plans[i], height, width, num_seated, work)
-        if is_seated:
-            work.seated[num_seated] = i
-            num_seated += 1
-        if num_seated == MAX_SEATS or work.num_streams >= NUM_CHAINS:
-            _empty_seats(num_seated, plans, rows, is_done, work)
-            num_seated = 0
-    _empty_seats(num_seated, plans, rows, is_done, work)
+        is_added = _add_member(data, plans[i], height, width, num_members, work)
+        if not is_added and work.is_full:
+            _finish_group(num_members, plans, rows, is_done, work)
+            num_members = 0
+            is_added = _add_member(data, plans[i], height, width, num_members, work)
+        if is_added:
+            work.indices[num_members] = i
+            num_members += 1
+        if num_members == GROUP_SIZE or work.num_streams >= NUM_CHAINS:
+            _finish_group(num_members, plans, rows, is_done, work)
+            num_members = 0
+    _finish_group(num_members, plans, rows, is_done, work)
 
 
-@compiled
-def _empty_seats(num_seated, plans, rows, is_done, work):
-    """Decode and draw the images that have seats."""
+@kernel_function
+def _finish_group(num_members, plans, rows, is_done, work):
+    """Decode and render the members of the group, and empty it."""
     decode_streams(work)
-    for seat in range(num_seated):
-        if work.good[seat] and _make_pixels(seat, work):
-            i = work.seated[seat]
-            _draw(seat, plans[i], rows[i], work)
+    for member in range(num_members):
+        if work.is_good[member] and _make_pixels(member, work):
+            i = work.indices[member]
+            _render(member, plans[i], rows[i], work)
             is_done[i] = 1
-    _clear_seats(work)
+    _clear_group(work)
 
 
-@compiled
-def _clear_seats(work):
+@kernel_function
+def _clear_group(work):
     work.num_streams = work.num_bytes = 0
-    work.num_coefficients = 1  # The first one is where chains write that have no stream.
+    work.num_coefficients = 1  # Chains without a stream write to the first one.
 
 
-@compiled
-def _take_seat(data, plan, height, width, seat, work):
-    """Prepare to decode an image beside those that have a seat already.
+@kernel_function
+def _add_member(data, plan, height, width, member, work):
+    """Add an image to the group.
 
     Args:
         data: uint8, its file.
-        plan: What is to be made of it.
-        height: Of its row of the batch.
-        width: Of that.
-        seat: Its number.
+        plan: Its crop plan.
+        height: The height of its row of the batch.
+        width: The width of its row.
+        member: Its index in the group.
         work: The workspace.
 
     Returns:
-        Whether it can be decoded. If it can but for those that have a seat, ``is_full`` says so.
+        Whether the kernel can decode it now. ``is_full`` says whether only the other members prevent that.
     """
     work.is_full = 0
-    head, region = work.heads[seat], work.regions[seat]
+    head, region = work.heads[member], work.regions[member]
     if not read_head(data, head):
         return False
     if plan.top < 0 or plan.left < 0 or plan.height < 1 or plan.width < 1:
@@ -105,10 +105,10 @@ def _take_seat(data, plan, height, width, seat, work):
     top, bottom, left, right = _visible(plan, height, width)
     if top >= bottom or left >= right:
         return False
-    first, behind = find_range(plan.height, plan.new_height, plan.window_top + top, plan.window_top + bottom)
-    top, height = plan.top + first, behind - first
-    first, behind = find_range(plan.width, plan.new_width, plan.window_left + left, plan.window_left + right)
-    left, width = plan.left + first, behind - first
+    first, stop = find_range(plan.height, plan.new_height, plan.window_top + top, plan.window_top + bottom)
+    top, height = plan.top + first, stop - first
+    first, stop = find_range(plan.width, plan.new_width, plan.window_left + left, plan.window_left + right)
+    left, width = plan.left + first, stop - first
     lay_out_region(head, top, left, height, width, region)
     if 64 * head.across * head.down * (region.num_lanes + 2 * _margin(region)) > MAX_PIXELS:
         return False
@@ -116,41 +116,41 @@ def _take_seat(data, plan, height, width, seat, work):
     region.skipped = region.coefficients + (1 + 64 * region.num_blocks) * region.num_lanes
     num_coefficients = region.skipped + NUM_CHAINS * (1 + region.num_blocks) * head.columns
     if num_coefficients > len(work.coefficients):
-        work.is_full = seat > 0
+        work.is_full = member > 0
         return False
-    if not read_huffman_tables(data, seat, work):
+    if not read_huffman_tables(data, member, work):
         return False
     num_streams, num_bytes = work.num_streams, work.num_bytes
-    if not find_streams(data, seat, work):
+    if not find_streams(data, member, work):
         work.num_streams, work.num_bytes = num_streams, num_bytes
         return False
-    lay_out_states(seat, work)
+    lay_out_states(member, work)
     work.coefficients[region.coefficients + region.num_lanes : region.skipped] = 0
     work.num_coefficients = num_coefficients
-    work.good[seat] = 1
+    work.is_good[member] = 1
     return True
 
 
-@compiled
+@kernel_function
 def _visible(plan, height, width):
-    """Return which rows and columns of a window have something in them: where it does not reach beyond the picture."""
+    """Return the rows and columns of a window that lie within the resized part."""
     top, bottom = max(-plan.window_top, 0), min(plan.new_height - plan.window_top, height)
     left, right = max(-plan.window_left, 0), min(plan.new_width - plan.window_left, width)
     return top, bottom, left, right
 
 
-@compiled
+@kernel_function
 def _margin(region):
     return region.stride + 1
 
 
-@compiled
-def _make_pixels(seat, work):
-    """Make pixels of coefficients; return whether the numbers are such as libjpeg-turbo computes with.
+@kernel_function
+def _make_pixels(member, work):
+    """Compute pixels from coefficients; return whether all numbers are in the range that libjpeg-turbo computes with.
 
     Pixels are uint32 [rows of an MCU, columns of an MCU, lanes].
     """
-    head, region = work.heads[seat], work.regions[seat]
+    head, region = work.heads[member], work.regions[member]
     lanes, num_luma = region.num_lanes, head.across * head.down
     margin = _margin(region)
     between = shaped(work.between, 0, (8, 8, lanes))
@@ -191,13 +191,13 @@ def _make_pixels(seat, work):
     return True
 
 
-@compiled
-def _draw(seat, plan, out, work):
-    """Resize a box of the picture, and put a window of that into uint8 [height, width, 3]."""
-    head, region = work.heads[seat], work.regions[seat]
+@kernel_function
+def _render(member, plan, out, work):
+    """Resize a part of the image, and write a window of the result to uint8 [height, width, 3]."""
+    head, region = work.heads[member], work.regions[member]
     height, width = out.shape[0], out.shape[1]
     top, bottom, left, right = _visible(plan, height, width)
-    if top > 0 or left > 0 or bottom < height or right < width:  # Black beyond what there is.
+    if top > 0 or left > 0 or bottom < height or right < width:  # Black beyond the part.
         out[:] = 0
     num_columns, num_rows = right - left, bottom - top
     down, across, lanes = 8 * head.down, 8 * head.across, region.num_lanes
@@ -215,7 +215,7 @@ def _draw(seat, plan, out, work):
         column_weights[i] = weights[0, i] | weights[1, i] << 16
     rows = work.rows[:num_rows]
     find_sources(plan.height, plan.new_height, plan.window_top + top, 1, False, rows, weights)
-    kept = work.kept  # Which rows are resized already; neighbours are one odd and one even row.
+    kept = work.kept  # Which two rows are resized already; of adjacent rows, one is even and one is odd.
     kept[:] = -1
     for i in range(num_rows):
         upper, lower = max(rows[i], 0), min(rows[i] + 1, plan.height - 1)

@@ -1,16 +1,16 @@
 """From samples to pixels: YCbCr to RGB as libjpeg converts it (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert).
 
-A pixel is one number of 32 bits in which each colour has 8: red the lowest, then green, then blue.
+A pixel is a 32-bit number with 8 bits per colour: red in the lowest bits, then green, then blue.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.memory import compiled
+from shardio.images.kernel.memory import kernel_function
 from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
 
-# jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded; but less a whole number, so that 16 bits hold it.
+# jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded; less an integer, so that it fits into 16 bits.
 _CR_RED, _CB_BLUE = 91881 - (1 << 16), 116130 - (2 << 16)
 _CR_GREEN, _CB_GREEN = (1 << 16) - 46802, -22554
 _ROUND, _CENTRE = 1 << 15, 128
@@ -27,7 +27,7 @@ def _convert(luma: Vector, cb: Vector, cr: Vector) -> Vector:
 
 
 def _weigh(chroma: Vector, weight: int) -> Vector:
-    """Return (chroma * weight + 2^15) >> 16, as processors can: they have the upper half of a product of 16 bits."""
+    """Return (chroma * weight + 2^15) >> 16 from the upper halves of 16-bit products, which processors have."""
     return upper_half_of_product(chroma + chroma, weight) + 1 >> 1
 
 
@@ -39,15 +39,15 @@ _convert_sixteen = sixteen_at_once(_convert)
 _join_sixteen = sixteen_at_once(lambda red, green, blue: _join(red.unsigned(16), green.unsigned(16), blue.unsigned(16)))
 
 
-@compiled
+@kernel_function
 def convert_ycc(luma, cb, cr, pixels):
-    """Make pixels, uint32 [n], of samples, uint8 [n] each; n is a multiple of 16."""
+    """Convert samples, uint8 [n] each, to pixels, uint32 [n]; n is a multiple of 16."""
     for at in range(0, len(pixels) - (LENGTH - 1), LENGTH):
         _convert_sixteen((luma, cb, cr), (pixels,), np.uint64(at))
 
 
-@compiled
+@kernel_function
 def join_colours(red, green, blue, pixels):
-    """Join colours, uint8 [n] each, to pixels, uint32 [n]; n is a multiple of 16."""
+    """Join colours, uint8 [n] each, into pixels, uint32 [n]; n is a multiple of 16."""
     for at in range(0, len(pixels) - (LENGTH - 1), LENGTH):
         _join_sixteen((red, green, blue), (pixels,), np.uint64(at))

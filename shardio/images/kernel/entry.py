@@ -1,4 +1,4 @@
-"""The kernel as C sees it: a function of one address, for processes that do not load numba."""
+"""The kernel as a C function of one address, for processes that do not load numba."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether there is a kernel; having it compiled where there is none. Without numba there is none, and nothing fails."""
+"""Find the kernel, and start to compile it if it is missing. Without numba there is no kernel, and nothing fails."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardio.images.kernel.loading import Kernel
 
 LOOK_AGAIN_S = 1.0
-"""How often somebody who decodes looks whether a kernel has been compiled meanwhile."""
+"""How often a decoding process checks whether the kernel has been compiled."""
 
 
 class _Finder:
@@ -48,7 +48,7 @@ class _Finder:
             self._build = started
 
     def _hold_back_forks(self) -> None:
-        """Delay forks while a thread loads the kernel: in the child, the lock of that thread would stay locked."""
+        """Make forks wait until no thread loads the kernel: in the child, its lock would never be released."""
         if not self._is_registered:
             self._is_registered = True
             call_at_fork(
@@ -66,12 +66,12 @@ _finder = _Finder()
 
 
 def find_kernel() -> Kernel | None:
-    """Return the kernel, or None where it is not compiled yet, or cannot be."""
+    """Return the kernel; None if it is not compiled yet or cannot be compiled."""
     return _finder.find()
 
 
 def why_no_kernel() -> str | None:
-    """Return why there is no kernel in this process, or None if there is one."""
+    """Return why this process has no kernel, or None if it has one."""
     if find_kernel() is not None:
         return None
     if not _is_possible():
@@ -79,17 +79,17 @@ def why_no_kernel() -> str | None:
     from shardio.images.kernel.loading import kernel_path, read_kernel, why_untrusted_kernel
 
     if (refused := read_kernel()) is not None and not refused[1]:
-        return f"its pixels are not those of libjpeg-turbo and OpenCV here: {refused[0]}"
+        return f"its pixels differ from those of libjpeg-turbo and OpenCV on this machine: {refused[0]}"
     if (untrusted := why_untrusted_kernel()) is not None:
         return untrusted
     log = kernel_path().with_suffix(".log")
     if log.exists() and log.stat().st_size:
         return f"the last attempt to compile it failed: see {log}"
-    return "it is not compiled yet (the first epoch begins with that, or python -m shardio.images.kernel)"
+    return "it is not compiled yet (the first epoch starts that; to do it now: python -m shardio.images.kernel)"
 
 
 def prepare_kernel() -> None:
-    """Compile the kernel in the background unless it is compiled; one process does it, and its parent says so."""
+    """Compile the kernel in the background unless it is compiled; one process does it, and its parent logs that."""
     _finder.prepare()
 
 

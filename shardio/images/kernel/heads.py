@@ -1,38 +1,44 @@
-"""Reading a JPEG's head: all that decoding needs, into one record (ITU-T T.81, annex B)."""
+"""Read a JPEG's head, all that decoding needs, into one record (annex B)."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.jpeg.markers import APP0, APP9, APP14, COM, DHT, DQT, DRI, SOF0, SOF1, SOI, SOS
+from shardio.images.jpeg.standard import (
+    APP0,
+    APP9,
+    APP14,
+    APP15,
+    COM,
+    DHT,
+    DQT,
+    DRI,
+    FIRST_AC_TABLE,
+    MAX_CODE_LENGTH,
+    MAX_TABLE_ID,
+    NATURAL_ORDER,
+    SOF0,
+    SOF1,
+    SOI,
+    SOS,
+)
 from shardio.images.jpeg.tile_table import SIGNATURE, VERSION
-from shardio.images.kernel.memory import compiled
-from shardio.images.kernel.records import FIRST_AC_SLOT, LUMA_FACTORS
+from shardio.images.kernel.memory import kernel_function
+from shardio.images.kernel.records import LUMA_FACTORS
 
 GRAY, YCC, RGB = 0, 1, 2
-"""How components become colours."""
-
-NATURAL_ORDER = np.array(
-    [
-        *(0, 1, 8, 16, 9, 2, 3, 10, 17, 24, 32, 25, 18, 11, 4, 5),
-        *(12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6, 7, 14, 21, 28),
-        *(35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51),
-        *(58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63),
-    ],
-    np.int64,
-)
-"""By its place in the zigzag sequence, a coefficient's place in the block, row by row (figure A.6)."""
+"""Ways in which components become colours."""
 
 JFIF_VERSION = 1
 _JFIF, _ADOBE = np.frombuffer(b"JFIF\0", np.uint8), np.frombuffer(b"Adobe", np.uint8)
-_TILES = np.frombuffer(SIGNATURE + bytes([VERSION, 0, 1]), np.uint8)  # The first of one part.
+_TILES = np.frombuffer(SIGNATURE + bytes([VERSION, 0, 1]), np.uint8)  # The only part of a table.
 
 
-@compiled
+@kernel_function
 def read_head(data, head):
     """Read the head of a file, uint8 [n]; return whether the kernel can decode it.
 
-    What is damaged or unusual in any way is left to libjpeg-turbo.
+    Damaged and unusual files are left to libjpeg-turbo.
     """
     stop = len(data)
     head.num_components = 0
@@ -83,7 +89,7 @@ def read_head(data, head):
                 head.tile_table, head.tile_table_stop = first + len(_TILES), end
         elif marker == SOS:
             break
-        elif not (APP0 <= marker <= APP0 + 15 or marker == COM):
+        elif not (APP0 <= marker <= APP15 or marker == COM):
             return False
         at = end
     if not frame or not _read_scan(data, first, end, frame, head):
@@ -93,7 +99,7 @@ def read_head(data, head):
     return head.colour >= 0
 
 
-@compiled
+@kernel_function
 def _starts_with(data, first, end, words):
     if end - first < len(words):
         return False
@@ -103,45 +109,45 @@ def _starts_with(data, first, end, words):
     return is_equal
 
 
-@compiled
+@kernel_function
 def _read_quantisers(data, first, end, head):
     """Read a DQT segment (B.2.4.1)."""
     at = first
     while at < end:
-        num_bytes, number = 1 + np.int64(data[at] >> 4), np.int64(data[at] & 15)
+        num_bytes, table_id = 1 + np.int64(data[at] >> 4), np.int64(data[at] & 15)
         at += 1
-        if num_bytes > 2 or number > 3 or at + 64 * num_bytes > end:
+        if num_bytes > 2 or table_id > MAX_TABLE_ID or at + 64 * num_bytes > end:
             return False
         for i in range(64):
             value = np.int64(data[at])
             if num_bytes == 2:
                 value = value << 8 | np.int64(data[at + 1])
-            head.quantisers[number, NATURAL_ORDER[i]] = value
+            head.quantisers[table_id, NATURAL_ORDER[i]] = value
             at += num_bytes
     return True
 
 
-@compiled
+@kernel_function
 def _find_huffman_tables(data, first, end, head):
-    """Note where the tables of a DHT segment lie (B.2.4.2)."""
+    """Note the offsets of the tables of a DHT segment (B.2.4.2)."""
     at = first
     while at < end:
-        kind, number = data[at] >> 4, data[at] & 15
-        if kind > 1 or number > 3 or at + 17 > end:
+        is_ac, table_id = data[at] >> 4, data[at] & 15
+        if is_ac > 1 or table_id > MAX_TABLE_ID or at + 1 + MAX_CODE_LENGTH > end:
             return False
         num_symbols = 0
-        for i in range(16):
+        for i in range(MAX_CODE_LENGTH):
             num_symbols += np.int64(data[at + 1 + i])
-        if num_symbols > 256 or at + 17 + num_symbols > end:
+        if num_symbols > 256 or at + 1 + MAX_CODE_LENGTH + num_symbols > end:
             return False
-        head.huffman[FIRST_AC_SLOT * kind + number] = at + 1
-        at += 17 + num_symbols
+        head.huffman[FIRST_AC_TABLE * is_ac + table_id] = at + 1
+        at += 1 + MAX_CODE_LENGTH + num_symbols
     return True
 
 
-@compiled
+@kernel_function
 def _read_frame(data, first, end, head):
-    """Read a frame header (B.2.2): 8 bits, one component or three, the first with all samples."""
+    """Read a frame header (B.2.2): 8 bits, one component or three; only the first may have more samples."""
     if end - first < 6 or data[first] != 8:
         return False
     head.height = np.int64(data[first + 1]) << 8 | np.int64(data[first + 2])
@@ -158,7 +164,7 @@ def _read_frame(data, first, end, head):
             return False
         across = down = np.int64(1)  # Its MCU is one block, whatever the factors say (A.2.2).
     for c in range(num_components):
-        if data[first + 8 + 3 * c] > 3 or (c > 0 and data[first + 7 + 3 * c] != 0x11):
+        if data[first + 8 + 3 * c] > MAX_TABLE_ID or (c > 0 and data[first + 7 + 3 * c] != 0x11):
             return False
         head.quantiser[c] = data[first + 8 + 3 * c]
     head.across, head.down = across, down
@@ -170,7 +176,7 @@ def _read_frame(data, first, end, head):
     return is_supported
 
 
-@compiled
+@kernel_function
 def _read_scan(data, first, end, frame, head):
     """Read a scan header (B.2.3): all components in one scan, and all of their coefficients."""
     n = head.num_components
@@ -179,18 +185,20 @@ def _read_scan(data, first, end, frame, head):
     if data[end - 3] != 0 or data[end - 2] != 63 or data[end - 1] != 0:
         return False
     for c in range(n):
-        slots = data[first + 2 + 2 * c]
-        if data[first + 1 + 2 * c] != data[frame + 6 + 3 * c] or slots >> 4 > 3 or slots & 15 > 3:
+        table_ids = data[first + 2 + 2 * c]
+        if table_ids >> 4 > MAX_TABLE_ID or table_ids & 15 > MAX_TABLE_ID:
             return False
-        head.dc_slot[c], head.ac_slot[c] = np.int64(slots >> 4), np.int64(FIRST_AC_SLOT + (slots & 15))
-        if head.huffman[head.dc_slot[c]] == 0 or head.huffman[head.ac_slot[c]] == 0:
+        if data[first + 1 + 2 * c] != data[frame + 6 + 3 * c]:
+            return False
+        head.dc_table[c], head.ac_table[c] = np.int64(table_ids >> 4), np.int64(FIRST_AC_TABLE + (table_ids & 15))
+        if head.huffman[head.dc_table[c]] == 0 or head.huffman[head.ac_table[c]] == 0:
             return False
         if head.quantisers[head.quantiser[c], 0] == 0:
             return False
     return True
 
 
-@compiled
+@kernel_function
 def _find_colour(data, frame, num_components, has_jfif, adobe):
     """Return what the components mean, as libjpeg guesses it (jdapimin.c, default_decompress_parms); -1 if it warns."""
     if num_components == 1:

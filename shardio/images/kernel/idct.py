@@ -1,16 +1,16 @@
 """From coefficients to samples: dequantisation and the inverse DCT of libjpeg's ``islow`` method (jidctint.c).
 
-Its integers are those of libjpeg, bit for bit, and as in libjpeg-turbo's vector code (jidctint-avx2.asm) samples out of
-range become 0 or 255. That code computes in 16 bits in some places; blocks whose numbers would not fit there, which no
-encoder makes, are reported.
+The integers are those of libjpeg, bit for bit. As in libjpeg-turbo's vector code (jidctint-avx2.asm), samples out of
+range become 0 or 255. That code computes in 16 bits in some places. Blocks whose numbers do not fit, which no encoder
+writes, are reported.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.codes import MAX_AC_SIZE, MAX_DC
-from shardio.images.kernel.memory import compiled, shaped
+from shardio.images.jpeg.standard import MAX_AC_SIZE, MAX_DC
+from shardio.images.kernel.memory import kernel_function, shaped
 from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once
 
 _S = np.int16
@@ -23,30 +23,30 @@ _F_0_899, _F_1_175, _F_1_501, _F_1_847 = 7373, 9633, 12299, 15137
 _F_1_961, _F_2_053, _F_2_562, _F_3_072 = 16069, 16819, 20995, 25172
 
 _HALF_RANGE = 1 << 14
-"""Sums of two numbers below it fit into 16 bits."""
+"""The sum of two numbers below it fits into 16 bits."""
 
 _MAX_AC = (1 << MAX_AC_SIZE) - 1
 
 
-@compiled
+@kernel_function
 def transform_block(coefficients, quantiser, between, samples, margin):
     """Transform one block of each lane.
 
     Args:
         coefficients: int16 [8, 8, lanes], by vertical and horizontal frequency.
         quantiser: uint16 [64], in natural order.
-        between: int16 [8, 8, lanes], for what comes between.
+        between: int16 [8, 8, lanes], for intermediate results.
         samples: uint8 [8, 8, margin + lanes + …], for the result, by row and column.
         margin: Lanes before the first.
 
     Returns:
         Whether all numbers are in range.
     """
-    for place in range(64):
-        factor = np.int64(quantiser[place])
-        largest = _MAX_AC if place else MAX_DC
-        if factor * largest >= _HALF_RANGE:  # Then it is worth a look.
-            largest = _largest(coefficients[place // 8, place % 8])
+    for i in range(64):
+        factor = np.int64(quantiser[i])
+        largest = _MAX_AC if i else MAX_DC
+        if factor * largest >= _HALF_RANGE:  # Only then does the actual value matter.
+            largest = _largest(coefficients[i // 8, i % 8])
         if factor * largest >= _HALF_RANGE:
             return False
     for column in range(8):
@@ -58,7 +58,7 @@ def transform_block(coefficients, quantiser, between, samples, margin):
     return True
 
 
-@compiled
+@kernel_function
 def _largest(numbers):
     """Return the largest absolute value of int16 [n]."""
     low = high = _S(0)
@@ -69,7 +69,7 @@ def _largest(numbers):
     return max(np.int64(high), -np.int64(low))
 
 
-@compiled
+@kernel_function
 def _transform_columns(coefficients, quantiser, between, i):
     q0, q1, q2, q3 = _S(quantiser[i]), _S(quantiser[8 + i]), _S(quantiser[16 + i]), _S(quantiser[24 + i])
     q4, q5, q6, q7 = _S(quantiser[32 + i]), _S(quantiser[40 + i]), _S(quantiser[48 + i]), _S(quantiser[56 + i])
@@ -85,7 +85,7 @@ def _transform_columns(coefficients, quantiser, between, i):
         )
 
 
-@compiled
+@kernel_function
 def _transform_rows(between, samples, margin, i):
     b0, b1, b2, b3 = between[i, 0], between[i, 1], between[i, 2], between[i, 3]
     b4, b5, b6, b7 = between[i, 4], between[i, 5], between[i, 6], between[i, 7]
@@ -101,13 +101,13 @@ def _first_pass(*numbers: Vector) -> tuple[Vector, ...]:
     dequantised = (coefficient * quantiser for coefficient, quantiser in zip(numbers[:8], numbers[8:], strict=True))
     shift = _CONST_BITS - _PASS1_BITS
     sums = _transform(*dequantised, added=1 << shift - 1)
-    limit = 1 << 15  # What is beyond it is out of range, too.
+    limit = 1 << 15  # The clamped numbers are still out of range.
     return tuple((total >> shift).clamp(-limit, limit - 1).low(16) for total in sums)
 
 
 @sixteen_at_once
 def _second_pass(*numbers: Vector) -> tuple[Vector, ...]:
-    """Transform, and shift the level: samples are numbers without a sign (A.3.1)."""
+    """Transform, and shift the level: samples are unsigned (A.3.1)."""
     shift = _CONST_BITS + _PASS1_BITS + 3
     sums = _transform(*numbers, added=(128 << shift) + (1 << shift - 1))
     return tuple((total >> shift).clamp(0, 255).low(8) for total in sums)
@@ -118,8 +118,8 @@ def _transform(
 ) -> tuple[Vector, ...]:
     """Return the transform of eight numbers of 15 bits, times 2^13, plus ``added`` (jidctint.c).
 
-    Sums of two products of 16 bits are one instruction. So libjpeg's terms are collected: for each pair of numbers,
-    what the one is multiplied by in all, and what the other.
+    The sum of two products of 16-bit numbers is one instruction. So libjpeg's terms are collected into total factors of
+    each pair of numbers.
     """
     even0, even1 = ((c0 + c4).signed(32) << _CONST_BITS) + added, ((c0 - c4).signed(32) << _CONST_BITS) + added
     even2 = _two_products(c2, _F_0_541, c6, _F_0_541 - _F_1_847)

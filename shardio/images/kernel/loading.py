@@ -1,4 +1,4 @@
-"""The compiled kernel: found in a cache folder, loaded, called. For this, numba is not needed, only LLVM."""
+"""Load the compiled kernel from a cache folder, and call it. This needs LLVM, but not numba."""
 
 from __future__ import annotations
 
@@ -27,48 +27,48 @@ from shardio.images.trust import UntrustedError, read_trusted, why_untrusted
 from shardio.processors import count_processors
 
 _MAGIC = b"shardio kernel\0\0"
-_HEADER = struct.Struct("<16sQQ")  # _MAGIC, the xxh3 hash of what follows, how many bytes the name has.
+_HEADER = struct.Struct("<16sQQ")  # _MAGIC, the xxh3 hash of what follows, the length of the name.
 
 _NOT_COMPILED = ("__init__", "__main__", "background", "finding", "loading")
-_COMPILED_ELSEWHERE = ("markers", "tile_table")
+_COMPILED_IN_JPEG = ("standard", "tile_table")
+"""The files outside this folder whose names are compiled in as constants."""
 
 
 @cache
 def kernel_name() -> str:
-    """Return the name of the kernel's file, which says for which source, compiler, processor and libraries it is."""
+    """Return the name of the kernel's file, a hash of its source, compiler, processor and reference libraries."""
     hasher = xxhash.xxh3_128()
     here = Path(__file__).parent
     sources = [source for source in sorted(here.glob("*.py")) if source.stem not in _NOT_COMPILED]
-    for source in (*sources, *(here.parent / "jpeg" / f"{name}.py" for name in _COMPILED_ELSEWHERE)):
+    for source in (*sources, *(here.parent / "jpeg" / f"{name}.py" for name in _COMPILED_IN_JPEG)):
         hasher.update(source.read_bytes())
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-    # Which pixels are right is for them to say; OpenCV also says here what it is built of, which are not the same
-    # everywhere.
+    # They define the right pixels. OpenCV's build information names the libraries it is built from, which differ.
     libraries = (simplejpeg.__version__, cv2.getBuildInformation())
     hasher.update(repr((machine, version("numba"), version("llvmlite"), libraries)).encode())
     return f"{hasher.hexdigest()}.kernel"
 
 
 def kernel_path() -> Path:
-    """Return where the kernel is, or will be, in the user's cache folder."""
+    """Return the path of the kernel in the user's cache folder, whether it exists or not."""
     return user_cache_path("shardio") / "kernels" / kernel_name()
 
 
 def system_kernel_path() -> Path:
-    """Return where a kernel for all users of the machine, or of a container's image, is or will be."""
+    """Return the path of the kernel for all users of the machine or container image, whether it exists or not."""
     return site_cache_path("shardio") / "kernels" / kernel_name()
 
 
 def pack_kernel(name: str, code: bytes) -> bytes:
-    """Return a kernel's file: its function's name and its object file; or why there must be none, and no bytes."""
+    """Return a kernel's file: its function's name and object file, or why it must not be used and no bytes."""
     content = name.encode() + code
     return _HEADER.pack(_MAGIC, xxhash.xxh3_64_intdigest(content), len(name.encode())) + content
 
 
 def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:
-    """Return what :func:`pack_kernel` packed; None if the file is damaged."""
+    """Return the arguments of :func:`pack_kernel`; None if the file is damaged."""
     body = content[_HEADER.size :]
     if len(content) < _HEADER.size:
         return None
@@ -79,12 +79,12 @@ def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:
 
 
 def read_kernel(*paths: Path) -> tuple[str, bytes] | None:
-    """Return the name of the function and the object file that were compiled for this machine, if they are there.
+    """Return the name and the object file of the function that was compiled for this machine; None without one.
 
-    If its pixels are not those that they must be, the name says what differs, and the object file is empty.
+    If the kernel's pixels differ from the libraries', the name says how, and the object file is empty.
 
     Args:
-        paths: Where to look; by default for the user's own kernel, and then for that of all users.
+        paths: The files to try; by default the user's own kernel, and then the one for all users.
     """
     for path in paths or (kernel_path(), system_kernel_path()):
         with suppress(OSError, UntrustedError):
@@ -94,31 +94,31 @@ def read_kernel(*paths: Path) -> tuple[str, bytes] | None:
 
 
 def why_untrusted_kernel() -> str | None:
-    """Return why a kernel's file that is there is not loaded; None if there is no such file."""
+    """Return why an existing kernel file is not trusted; None if there is no such file."""
     return why_untrusted(kernel_path()) or why_untrusted(system_kernel_path())
 
 
 class Kernel:
     """The kernel, loaded into this process.
 
-    All threads may call it at once; it runs in as many of them as there are processors, so that the others take no
-    memory, and those that run find theirs in the caches.
+    All threads may call it at once. It runs in as many of them as there are processors: the others take no memory, and
+    those that run find theirs in the processor's caches.
 
     Args:
-        name: Of its function.
+        name: The name of its function.
         code: Its object file.
     """
 
     def __init__(self, name: str, code: bytes) -> None:
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
         # The engine owns the code's memory. Code and data refer to each other by 32-bit distances (x86-64's
-        # R_X86_64_PC32; aarch64's ADRP reaches 4 GiB). LLVM's own memory manager maps each section by itself, so among
-        # many libraries they come to lie too far apart, and LLVM ends the process. llvmlite's reserves them as one.
+        # R_X86_64_PC32; aarch64's ADRP reaches 4 GiB). LLVM's own memory manager maps each section separately, so with
+        # many libraries they may lie too far apart, and LLVM ends the process. llvmlite's manager maps them together.
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
         address = self._engine.get_function_address(name)
-        self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # It is called without the GIL.
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes releases the GIL.
         self._free = deque[NDArray[np.void]]()  # Workspaces.
         self._count_processors()
         # In a forked child, the parent's threads never leave the kernel.
@@ -130,23 +130,23 @@ class Kernel:
         """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.chunk.decode_chunk`.
 
         Args:
-            contents: n files.
+            contents: The bytes of n files.
             plans: PLAN [n].
             order: int64 [n], the order in which to decode them.
             rows: uint8 [n, height, width, 3], contiguous.
 
         Returns:
-            bool [n], whether each was drawn. All others are to be decoded by libjpeg-turbo.
+            bool [n], whether each was rendered. The others are left to libjpeg-turbo.
         """
         files = (ctypes.c_char_p * len(contents))(*contents)
         lengths = np.array([len(content) for content in contents], np.int64)
         is_done = np.empty(len(contents), np.bool_)
-        assert plans.dtype == PLAN, "the kernel reads memory as it is"
-        assert rows.flags.c_contiguous, "rows follow each other"
+        assert plans.dtype == PLAN, "the kernel reads plans as raw memory"
+        assert rows.flags.c_contiguous, "the kernel writes rows as raw memory"
         call = np.zeros(1, CALL)
         with self._processors:
             try:
-                workspace = self._free.pop()  # The one that was used last.
+                workspace = self._free.pop()  # The most recently used one.
             except IndexError:
                 workspace = _make_workspace()
             call[0] = (
@@ -162,15 +162,15 @@ class Kernel:
 
 
 def _make_workspace() -> NDArray[np.void]:
-    """Return a workspace. What is never used of it takes no memory, with small pages: a little of each part is used."""
+    """Return a workspace. Its untouched pages take no memory; small pages, since a little of each array is used."""
     memory = mmap.mmap(-1, WORKSPACE.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with suppress(OSError):  # A kernel without huge pages.
+        with suppress(OSError):  # The operating system has no huge pages.
             memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, WORKSPACE)
 
 
 def load_kernel() -> Kernel | None:
-    """Load the kernel that was compiled for this machine, if there is one and its pixels are right."""
+    """Load the kernel that was compiled for this machine; None without one, or if its pixels differ."""
     name, code = read_kernel() or ("", b"")
     return Kernel(name, code) if code else None

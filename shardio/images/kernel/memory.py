@@ -1,4 +1,4 @@
-"""How the kernel's functions are compiled, and what plain numba has no words for, in a few lines of LLVM each."""
+"""Compile the kernel's functions, and access memory in ways that plain numba cannot express, by a few lines of LLVM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numba import carray, config, njit, types  # type: ignore[attr-defined]  # I
 from numba.extending import intrinsic
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function of the kernel. numba keeps no code of it: it would not see that another file has changed.
+def kernel_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function of the kernel by numba, without numba's cache, which does not notice changes in other files.
 
-    Numbers are divided as numpy does it, without a check for zeros that could raise an error.
+    Division follows numpy: it does not check for zero, which would raise an error.
     """
     return njit(nogil=True, error_model="numpy")(function)
 
@@ -21,18 +21,18 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def elements(context: Any, builder: Any, kind: Any, array: Any, start: Any, count: int, as_type: Any) -> Any:
     """Return a pointer to elements of an array, for intrinsics.
 
-    They must be there, which is checked only where numba checks indices (NUMBA_BOUNDSCHECK).
+    The elements must exist. That is checked only where numba checks indices (NUMBA_BOUNDSCHECK).
 
     Args:
-        context: numba's,
-        builder: and LLVM's.
-        kind: The array's type; its elements lie side by side.
+        context: numba's context.
+        builder: LLVM's builder.
+        kind: The array's type; its elements are contiguous.
         array: The array.
         start: The first element's index, uint64.
-        count: How many.
-        as_type: What to point to.
+        count: The number of elements.
+        as_type: The type that the pointer points to.
     """
-    assert (kind.ndim, kind.layout) == (1, "C"), f"{kind} is not one row of elements"
+    assert (kind.ndim, kind.layout) == (1, "C"), f"{kind} is not one-dimensional and contiguous"
     structure = context.make_array(kind)(context, builder, array)
     if config.BOUNDSCHECK:  # type: ignore[attr-defined]  # It is set from the environment.
         word = start.type
@@ -46,20 +46,20 @@ def elements(context: Any, builder: Any, kind: Any, array: Any, start: Any, coun
 
 @intrinsic
 def load_word(_context: Any, data: Any, at: Any) -> Any:
-    """Return the eight bytes of ``data``, uint8, from ``at`` on as one number, the first being the highest."""
+    """Return the eight bytes of ``data``, uint8, from ``at`` on as one big-endian number."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
-        place = elements(context, builder, signature.args[0], arguments[0], arguments[1], 8, word)
+        address = elements(context, builder, signature.args[0], arguments[0], arguments[1], 8, word)
         swap = builder.module.declare_intrinsic("llvm.bswap", [word])
-        return builder.call(swap, [builder.load(place, align=1)])
+        return builder.call(swap, [builder.load(address, align=1)])
 
     return types.uint64(data, at), generate
 
 
 @intrinsic
 def pointer(_context: Any, address: Any) -> Any:
-    """Return a pointer to an address, for ``numba.carray``."""
+    """Return an address as a pointer, for ``numba.carray``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -69,11 +69,11 @@ def pointer(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any, out: Any, to: Any) -> Any:
-    """Weigh the four bytes of the ``first`` and the ``second`` of ``pixels``, uint32, and add them up.
+    """Add the four bytes of the ``first`` and the ``second`` of ``pixels``, uint32, by weight.
 
-    Indices are uint64. Weights are two numbers of 16 bits in one; the sums, without their lowest four bits, go to
-    ``out``, int16, the four elements from ``to`` on. Processors have an instruction that multiplies and adds eight such
-    pairs (x86's pmaddwd). LLVM finds it in this, in no loop that numba makes.
+    Indices are uint64. ``weights`` holds two 16-bit numbers. The sums, without their lowest four bits, go to the four
+    elements of ``out``, int16, from ``to`` on. Processors have an instruction that multiplies and adds eight such pairs
+    (x86's pmaddwd). LLVM uses it for this code, but not for a loop that numba compiles.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -82,26 +82,26 @@ def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any
         def vector(kind: Any, count: int) -> Any:
             return ir.VectorType(kind, count)
 
-        def place(number: int, at: Any, count: int, kind: Any) -> Any:
-            return elements(context, builder, signature.args[number], arguments[number], at, count, kind)
+        def address(argument: int, at: Any, count: int, kind: Any) -> Any:
+            return elements(context, builder, signature.args[argument], arguments[argument], at, count, kind)
 
-        def pick(one: Any, other: Any, *numbers: int) -> Any:
-            return builder.shuffle_vector(one, other, ir.Constant(vector(word, len(numbers)), numbers))
+        def pick(one: Any, other: Any, *indices: int) -> Any:
+            return builder.shuffle_vector(one, other, ir.Constant(vector(word, len(indices)), indices))
 
-        one, other = (builder.load(place(0, arguments[number], 1, vector(byte, 4)), align=4) for number in (1, 2))
+        one, other = (builder.load(address(0, arguments[i], 1, vector(byte, 4)), align=4) for i in (1, 2))
         pairs = builder.zext(pick(one, other, 0, 4, 1, 5, 2, 6, 3, 7), vector(word, 8))
         both = builder.bitcast(arguments[3], vector(short, 2))
         factors = builder.sext(pick(both, both, 0, 1, 0, 1, 0, 1, 0, 1), vector(word, 8))
         products = builder.mul(pairs, factors)
         sums = builder.add(pick(products, products, 0, 2, 4, 6), pick(products, products, 1, 3, 5, 7))
         kept = builder.lshr(sums, ir.Constant(sums.type, [4] * 4))
-        builder.store(builder.trunc(kept, vector(short, 4)), place(4, arguments[5], 4, vector(short, 4)), align=2)
+        builder.store(builder.trunc(kept, vector(short, 4)), address(4, arguments[5], 4, vector(short, 4)), align=2)
         return context.get_dummy_value()
 
     return types.void(pixels, first, second, weights, out, to), generate
 
 
-@compiled
+@kernel_function
 def shaped(array, start, shape):
-    """Return a part of a flat array, from ``start`` on, in another shape; ``reshape`` can fail, which takes Python."""
+    """Return a part of a flat array from ``start`` on in another shape. ``reshape`` could raise, which needs Python."""
     return carray(pointer(array.ctypes.data + start * array.itemsize), shape, array.dtype)

@@ -1,22 +1,22 @@
-"""Which MCUs a part of a picture needs, and where their samples lie in memory.
+"""Which MCUs a part of an image needs, and where their samples lie in memory.
 
-A *lane* is one MCU's place in every array: arrays are [..., lanes], so that neighbours in memory are the same sample of
-neighbouring MCUs, and each loop over lanes does one thing to many of them. The lanes of an MCU row are followed by one
-more that belongs to no MCU; it holds what lies beyond the picture's border.
+A *lane* is an MCU's index in every array: arrays are [..., lanes]. So adjacent elements are the same sample of adjacent
+MCUs, and each loop over lanes is a vector loop. One more lane follows those of an MCU row. It holds no MCU but what
+lies beyond the image's border.
 """
 
 from __future__ import annotations
 
-from shardio.images.kernel.memory import compiled
+from shardio.images.kernel.memory import kernel_function
 from shardio.images.kernel.vectors import LENGTH
 
 
-@compiled
+@kernel_function
 def lay_out_region(head, top, left, height, width, region):
-    """Find out which MCUs a box of the picture, in pixels, depends on, and lay them out.
+    """Determine the MCUs that a box of the image, in pixels, depends on, and lay them out.
 
-    Beside its own MCUs the box needs one chroma sample around it, where chroma is subsampled: by it libjpeg
-    interpolates (jdsample.c).
+    Where chroma is subsampled, the box needs a margin of one chroma sample, from which libjpeg interpolates
+    (jdsample.c).
     """
     down, across = 8 * head.down, 8 * head.across
     margin_down = head.down if head.down > 1 else 0
@@ -27,7 +27,7 @@ def lay_out_region(head, top, left, height, width, region):
     region.stop_column = min((left + width + margin_across + across - 1) // across, head.columns)
     region.stride = region.stop_column - region.first_column + 1
     used = (region.stop_row - region.first_row) * region.stride
-    # Whole vectors, of an odd number: a power of two would put all coefficients into the same lines of the cache.
+    # An odd number of whole vectors: a power of two would map all coefficients to the same cache lines.
     region.num_lanes = ((used + LENGTH - 1) // LENGTH | 1) * LENGTH
     num_first = head.across * head.down  # Blocks of the first component; the others have one each.
     region.num_blocks = num_first + head.num_components - 1

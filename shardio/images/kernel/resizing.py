@@ -1,15 +1,15 @@
-"""Bilinear resizing with the pixels of OpenCV's INTER_LINEAR (resize.cpp), read from wherever a pixel lies.
+"""Bilinear resizing with the pixels of OpenCV's INTER_LINEAR (resize.cpp), from pixels in any layout.
 
-OpenCV weighs in whole numbers: weights are 11 bits, rows are resized first and kept with 7 bits more than a pixel has,
-and then two of them are mixed. Here, rows of the source are not in order in memory, which costs nothing: a table says
-where a column's pixels are.
+OpenCV computes with integers: weights have 11 bits; rows are resized first and keep 7 bits more than a pixel has; then
+two of them are mixed. Here the source's pixels are not in order in memory. That costs nothing, since a table holds the
+index of each column's pixels.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.memory import compiled, mix_pixels
+from shardio.images.kernel.memory import kernel_function, mix_pixels
 from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
 
 WEIGHT_BITS = 11
@@ -19,23 +19,24 @@ _I, _U = np.int32, np.uint64
 _ONE = np.float32(1 << WEIGHT_BITS)
 
 
-@compiled
+@kernel_function
 def find_sources(num_before, num_after, first, step, is_clamped, sources, weights):
-    """Say which two pixels of a row some pixels of the resized row are mixed of.
+    """Determine the two pixels of a row that each pixel of the resized row mixes.
 
     Args:
         num_before: Pixels of the row.
         num_after: Pixels of the whole resized row.
-        first: The first of those that are wanted,
-        step: and from one to the next.
-        is_clamped: As OpenCV does across: beyond the border, all weight is the last pixel's. Down, both are that pixel.
-        sources: int64 [n], for the first of the two.
+        first: The first pixel of the resized row to compute.
+        step: The distance from one computed pixel to the next.
+        is_clamped: Whether the last pixel gets all the weight beyond the border, as OpenCV does across. Down, both
+            pixels are the last one there.
+        sources: int64 [n], for the index of the first of the two pixels.
         weights: int32 [2, n], for their weights.
     """
     for i in range(len(sources)):
-        place = _place(num_before, num_after, first + i * step)
-        source = np.int64(np.floor(place))
-        part = np.float32(place - np.float32(source))
+        position = _position(num_before, num_after, first + i * step)
+        source = np.int64(np.floor(position))
+        part = np.float32(position - np.float32(source))
         if is_clamped and source < 0:
             source, part = np.int64(0), np.float32(0)
         if is_clamped and source >= num_before - 1:
@@ -45,33 +46,33 @@ def find_sources(num_before, num_after, first, step, is_clamped, sources, weight
         weights[1, i] = _I(np.rint(part * _ONE))
 
 
-@compiled
+@kernel_function
 def find_range(num_before, num_after, start, stop):
-    """Return the first and behind the last pixel of a row that the pixels [start, stop) of the resized row need."""
-    first = np.int64(np.floor(_place(num_before, num_after, start)))
-    last = np.int64(np.floor(_place(num_before, num_after, stop - 1))) + 1
+    """Return the range of pixels of a row that the pixels [start, stop) of the resized row need."""
+    first = np.int64(np.floor(_position(num_before, num_after, start)))
+    last = np.int64(np.floor(_position(num_before, num_after, stop - 1))) + 1
     return max(first, 0), min(last + 1, num_before)
 
 
-@compiled
-def _place(num_before, num_after, i):
-    """Return where the centre of a pixel of the resized row lies in the row."""
+@kernel_function
+def _position(num_before, num_after, i):
+    """Return the position in the row of the centre of a pixel of the resized row."""
     return np.float32((i + 0.5) * (1.0 / (num_after / num_before)) - 0.5)
 
 
-@compiled
-def resize_row(pixels, places, next_places, weights, out):
+@kernel_function
+def resize_row(pixels, indices, next_indices, weights, out):
     """Resize one row across.
 
     Args:
-        pixels: uint32 [...], as :mod:`colour` makes them, from the lane on in which the row begins.
-        places: int64 [n], where the first pixel of each two lies.
-        next_places: int64 [n], and the second one.
-        weights: uint32 [n], of the first in the lower half, of the second in the upper one.
-        out: int16 [3 n + 1], for red, green and blue of each, times 128.
+        pixels: uint32 [...], in :mod:`colour`'s format, from the lane on in which the row begins.
+        indices: int64 [n], the index of the first pixel of each pair.
+        next_indices: int64 [n], the index of the second one.
+        weights: uint32 [n], the weights of the first in the lower half, of the second in the upper half.
+        out: int16 [3 n + 1], for red, green and blue of each pixel, times 128.
     """
-    for i in range(len(places)):
-        mix_pixels(pixels, _U(places[i]), _U(next_places[i]), weights[i], out, _U(3 * i))
+    for i in range(len(indices)):
+        mix_pixels(pixels, _U(indices[i]), _U(next_indices[i]), weights[i], out, _U(3 * i))
 
 
 def _mix(upper: Vector, lower: Vector, upper_weight: Vector, lower_weight: Vector) -> Vector:
@@ -82,9 +83,9 @@ def _mix(upper: Vector, lower: Vector, upper_weight: Vector, lower_weight: Vecto
 _mix_sixteen = sixteen_at_once(_mix)
 
 
-@compiled
+@kernel_function
 def mix_rows(upper, lower, upper_weight, lower_weight, out):
-    """Mix two resized rows, int16 [n], by int16 weights, into one of pixels, uint8 [n]."""
+    """Mix two resized rows, int16 [n], by int16 weights, into a row of the result, uint8 [n]."""
     rest = len(out) % LENGTH
     for at in range(0, len(out) - rest, LENGTH):
         _mix_sixteen((upper, lower, upper_weight, lower_weight), (out,), np.uint64(at))

@@ -1,40 +1,40 @@
-"""From a scan to streams: the restart intervals that a part of the picture needs, freed of stuffed bytes.
+"""Split a scan into streams: the restart intervals that a part of the image needs, without stuffed bytes.
 
-A stream is what can be decoded without knowing anything that stands before it: a restart interval, or the whole scan of
-an image that has no restart markers (ITU-T T.81, E.1.4 and F.1.2.3).
+A stream can be decoded without the data before it: it is a restart interval, or the whole scan of an image without
+restart markers (E.1.4 and F.1.2.3).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.jpeg.markers import EOI, RST0
-from shardio.images.kernel.memory import compiled, load_word
+from shardio.images.jpeg.standard import EOI, RST0
+from shardio.images.kernel.memory import kernel_function, load_word
 from shardio.images.kernel.records import PADDING
 
 _LOW, _HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _EIGHT = np.uint64(8)
 
 
-@compiled
-def find_streams(data, seat, work):
+@kernel_function
+def find_streams(data, member, work):
     """Append the streams that an image's region needs to the workspace's.
 
     Args:
         data: uint8, the file.
-        seat: The image's.
+        member: The index of the image in the group.
         work: The workspace.
 
     Returns:
-        Whether the scan is as it should be, and there was place enough; if not for the streams of others, ``is_full``
-        says so.
+        Whether the scan looks intact and there is enough room. ``is_full`` says whether only the streams of other
+        members take the room.
     """
-    head, region, stop = work.heads[seat], work.regions[seat], len(data)
+    head, region, stop = work.heads[member], work.regions[member], len(data)
     num_mcus = head.rows * head.columns
     interval = head.interval if head.interval else num_mcus
     num_intervals = (num_mcus + interval - 1) // interval
     if stop - head.scan_start < 2 or data[stop - 2] != 0xFF or data[stop - 1] != EOI:
-        return False  # Truncated, perhaps below the part.
+        return False  # Perhaps truncated below the part.
     lengths, length_bytes = _find_tile_table(data, head, num_intervals)
     at = head.scan_start
     for i in range(num_intervals):
@@ -47,7 +47,7 @@ def find_streams(data, seat, work):
         start = work.num_bytes
         if is_wanted or not lengths:
             if work.num_streams == len(work.streams) or start + (end - at) + PADDING > len(work.bits):
-                work.is_full = seat > 0
+                work.is_full = member > 0
                 return False
             found, after = _unstuff(data, at, end, work.bits, start)
             if lengths and found != end:
@@ -58,7 +58,7 @@ def find_streams(data, seat, work):
             end = found
             if is_wanted:
                 stream = work.streams[work.num_streams]
-                stream.seat, stream.mcu, stream.num_mcus, stream.is_whole = seat, mcu, count, 1
+                stream.member, stream.mcu, stream.num_mcus, stream.is_whole = member, mcu, count, 1
                 if head.interval == 0:
                     stream.num_mcus = region.stop_row * head.columns
                     stream.is_whole = region.stop_row == head.rows
@@ -69,9 +69,9 @@ def find_streams(data, seat, work):
     return True
 
 
-@compiled
+@kernel_function
 def _meets(mcu, count, columns, region):
-    """Say whether some MCU of a stream lies in the region."""
+    """Return whether some MCU of a stream lies in the region."""
     first_row, stop_row = region.first_row, region.stop_row
     first_column, stop_column = region.first_column, region.stop_column
     last = mcu + count - 1
@@ -87,7 +87,7 @@ def _meets(mcu, count, columns, region):
     return last_row < stop_row and last - last_row * columns >= first_column
 
 
-@compiled
+@kernel_function
 def _big_endian(data, at, num_bytes):
     value = np.int64(0)
     for i in range(num_bytes):
@@ -95,11 +95,11 @@ def _big_endian(data, at, num_bytes):
     return value
 
 
-@compiled
+@kernel_function
 def _find_tile_table(data, head, num_intervals):
-    """Return where the intervals' lengths stand, and the bytes of each; 0 twice if there are none that fit the file.
+    """Return the offset of the intervals' lengths and the bytes of each length; 0 and 0 without a table that fits.
 
-    See :mod:`shardio.images.jpeg.tile_table`, of which this is the reader for a table in one segment.
+    This reads tables that fill one segment: see :mod:`shardio.images.jpeg.tile_table`.
     """
     at, stop = head.tile_table, len(data)
     if at == 0 or head.interval == 0 or head.columns % head.interval or head.tile_table_stop - at < 11:
@@ -121,12 +121,12 @@ def _find_tile_table(data, head, num_intervals):
     return at + 11, num_bytes
 
 
-@compiled
+@kernel_function
 def _unstuff(data, start, stop, out, num_bytes):
-    """Copy entropy-coded bytes up to a marker, or to ``stop``, without the zero behind each 0xFF.
+    """Copy entropy-coded bytes up to a marker, or to ``stop``, without the zero after each 0xFF.
 
     Returns:
-        Where it stopped, and how many bytes there are in ``out``.
+        Where it stopped, and the number of bytes in ``out``.
     """
     at, end, to = np.uint64(start), np.uint64(stop), np.uint64(num_bytes)
     while at < end:
@@ -138,7 +138,7 @@ def _unstuff(data, start, stop, out, num_bytes):
                 at += _EIGHT
                 to += _EIGHT
                 continue
-        # Up to the next 0xFF, and the byte behind it.
+        # Byte by byte, up to the next 0xFF and the byte after it.
         byte = data[at]
         if byte == 0xFF:
             if at + np.uint64(1) >= end or data[at + np.uint64(1)] != 0:

@@ -1,30 +1,29 @@
-"""Chroma samples between those that there are: libjpeg's "fancy" upsampling (jdsample.c).
+"""libjpeg's "fancy" upsampling of chroma (jdsample.c).
 
-A component with fewer samples than the picture has pixels gets the missing ones by interpolation: three quarters of the
+A component with fewer samples than the image has pixels gets the missing ones by interpolation: three quarters of the
 nearer sample and a quarter of the farther one. Arrays are uint8 [8, 8, lanes] before and [8 down, 8 across, lanes]
-after. Before, there are ``margin`` lanes on both sides, so that the neighbours of the first and the last lanes can be
-looked at.
+after. Before, there are ``margin`` more lanes on both sides, so that the first and the last lane have neighbours.
 
-Beyond the picture's border a sample is taken for as large as the one at the border, which makes the weights of
-libjpeg's rules for the first and last columns and rows come out by themselves.
+Samples beyond the image's border equal those at the border. That gives the weights of libjpeg's rules for the first and
+last columns and rows.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.memory import compiled
+from shardio.images.kernel.memory import kernel_function
 
-_I = np.int16  # Of which numba makes int64, unless each result is told not to.
+_I = np.int16  # numba widens results to int64 unless each one is cast.
 
 
-@compiled
+@kernel_function
 def extend_borders(samples, margin, head, region):
-    """Repeat the samples at the picture's borders where they are in the region.
+    """Repeat the samples at the image's borders as far as they lie in the region.
 
     Args:
-        samples: uint8 [8, 8, margin + lanes + margin], to be extended.
-        margin: As above.
+        samples: uint8 [8, 8, margin + lanes + margin].
+        margin: The lanes on each side.
         head: The file's head.
         region: The lanes.
     """
@@ -32,7 +31,7 @@ def extend_borders(samples, margin, head, region):
     num_rows = region.stop_row - region.first_row
     if head.across > 1:
         width = (head.width + head.across - 1) // head.across
-        last, place = (width - 1) // 8, (width - 1) % 8
+        last, column = (width - 1) // 8, (width - 1) % 8
         for row in range(num_rows):
             first_lane = margin + row * stride
             if region.first_column == 0:
@@ -41,14 +40,15 @@ def extend_borders(samples, margin, head, region):
             if region.first_column <= last < region.stop_column:
                 lane = first_lane + last - region.first_column
                 for i in range(8):
-                    if place == 7:
+                    if column == 7:
                         samples[i, 0, lane + 1] = samples[i, 7, lane]
                     else:
-                        samples[i, place + 1, lane] = samples[i, place, lane]
+                        samples[i, column + 1, lane] = samples[i, column, lane]
     if head.down > 1:
         height = (head.height + head.down - 1) // head.down
-        last, place = (height - 1) // 8, (height - 1) % 8
-        # A lane between two rows is the right neighbour of the upper one in column 0, the lower one's left one in 7.
+        last, line = (height - 1) // 8, (height - 1) % 8
+        # The lane between two rows of MCUs is the upper row's right neighbour in column 0, the lower row's left one in
+        # column 7.
         if region.first_row == 0:
             for j in range(8):
                 start, stop = margin - (j == 7), margin + stride - (j != 0)
@@ -57,25 +57,25 @@ def extend_borders(samples, margin, head, region):
             lane = margin + (last - region.first_row) * stride
             for j in range(8):
                 start, stop = lane - (j == 7), lane + stride - (j != 0)
-                if place == 7:
+                if line == 7:
                     samples[0, j, start + stride : stop + stride] = samples[7, j, start:stop]
                 else:
-                    samples[place + 1, j, start:stop] = samples[place, j, start:stop]
+                    samples[line + 1, j, start:stop] = samples[line, j, start:stop]
 
 
-@compiled
+@kernel_function
 def upsample(samples, margin, head, stride, sums, out):
-    """Upsample a component by the picture's sampling factors.
+    """Upsample a component by the image's sampling factors.
 
     Args:
         samples: uint8 [8, 8, margin + lanes + margin], with borders extended.
         margin: More than ``stride``.
         head: The file's head.
         stride: Lanes from an MCU to the one below it.
-        sums: int16 [8, lanes + 2], for what comes between.
+        sums: int16 [8, lanes + 2], for intermediate results.
         out: uint8 [8 down, 8 across, lanes].
     """
-    # Rows of two samples and less are not interpolated (jdsample.c, jinit_upsampler: downsampled_width > 2).
+    # Rows of one or two samples are not interpolated (jdsample.c, jinit_upsampler: downsampled_width > 2).
     is_fancy = (head.width + head.across - 1) // head.across > 2
     if head.across == 2 and head.down == 2 and is_fancy:
         _upsample_both(samples, margin, stride, sums, out)
@@ -87,7 +87,7 @@ def upsample(samples, margin, head, stride, sums, out):
         _repeat(samples, margin, head.down, head.across, out)
 
 
-@compiled
+@kernel_function
 def _upsample_both(samples, margin, stride, sums, out):
     """h2v2_fancy_upsample."""
     num_lanes = out.shape[2]
@@ -105,15 +105,15 @@ def _upsample_both(samples, margin, stride, sums, out):
         for j in range(8):
             this = sums[j, 1:]
             before = sums[j - 1, 1:] if j else sums[7, 0:]
-            behind = sums[j + 1, 1:] if j < 7 else sums[0, 2:]
+            after = sums[j + 1, 1:] if j < 7 else sums[0, 2:]
             left, right = out[row, 2 * j], out[row, 2 * j + 1]
             for lane in range(num_lanes):
                 three = _I(_I(this[lane]) * _I(3))
                 left[lane] = np.uint8(_I(_I(three + _I(before[lane])) + _I(8)) >> _I(4))
-                right[lane] = np.uint8(_I(_I(three + _I(behind[lane])) + _I(7)) >> _I(4))
+                right[lane] = np.uint8(_I(_I(three + _I(after[lane])) + _I(7)) >> _I(4))
 
 
-@compiled
+@kernel_function
 def _upsample_across(samples, margin, out):
     """h2v1_fancy_upsample."""
     num_lanes = out.shape[2]
@@ -121,15 +121,15 @@ def _upsample_across(samples, margin, out):
         for j in range(8):
             this = samples[i, j, margin:]
             before = samples[i, j - 1, margin:] if j else samples[i, 7, margin - 1 :]
-            behind = samples[i, j + 1, margin:] if j < 7 else samples[i, 0, margin + 1 :]
+            after = samples[i, j + 1, margin:] if j < 7 else samples[i, 0, margin + 1 :]
             left, right = out[i, 2 * j], out[i, 2 * j + 1]
             for lane in range(num_lanes):
                 three = _I(_I(this[lane]) * _I(3))
                 left[lane] = np.uint8(_I(_I(three + _I(before[lane])) + _I(1)) >> _I(2))
-                right[lane] = np.uint8(_I(_I(three + _I(behind[lane])) + _I(2)) >> _I(2))
+                right[lane] = np.uint8(_I(_I(three + _I(after[lane])) + _I(2)) >> _I(2))
 
 
-@compiled
+@kernel_function
 def _upsample_down(samples, margin, stride, out):
     """h1v2_fancy_upsample."""
     num_lanes = out.shape[2]
@@ -145,7 +145,7 @@ def _upsample_down(samples, margin, stride, out):
                 lower[lane] = np.uint8(_I(_I(three + _I(below[lane])) + _I(2)) >> _I(2))
 
 
-@compiled
+@kernel_function
 def _repeat(samples, margin, down, across, out):
     """h2v1_upsample, h2v2_upsample and int_upsample."""
     num_lanes = out.shape[2]

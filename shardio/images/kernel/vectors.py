@@ -1,7 +1,7 @@
 """Formulas that are applied to sixteen numbers at once.
 
-LLVM makes vectors of plain loops by itself, but of few numbers: numba computes in 64 bits, or in 32 if it is told so at
-every step, and a processor does twice as many multiplications of 16 bits.
+LLVM vectorises plain loops, but with few numbers per vector: numba computes in 64 bits, or in 32 if each step is cast.
+A processor does twice as many multiplications of 16 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LENGTH = 16
 
 
 class Vector:
-    """Sixteen integers in LLVM's code; an operand may be one integer for all of them."""
+    """Sixteen integers in LLVM's code; an integer operand applies to all of them."""
 
     def __init__(self, builder: Any, value: Any) -> None:
         self._builder = builder
@@ -51,19 +51,19 @@ class Vector:
         return Vector(self._builder, getattr(self._builder, operation)(self.value, _kind(bits)))
 
     def signed(self, bits: int) -> Vector:
-        """Return them in more bits, as numbers with a sign."""
+        """Return the integers, taken as signed, with more bits."""
         return self._resized("sext", bits)
 
     def unsigned(self, bits: int) -> Vector:
-        """Return them in more bits, as numbers without a sign."""
+        """Return the integers, taken as unsigned, with more bits."""
         return self._resized("zext", bits)
 
     def low(self, bits: int) -> Vector:
-        """Return their lowest bits."""
+        """Return the lowest bits of the integers."""
         return self._resized("trunc", bits)
 
     def clamp(self, low: int, high: int) -> Vector:
-        """Return them, numbers with a sign, or the nearest ones from ``low`` to ``high``."""
+        """Return the integers, taken as signed, limited to ``low`` to ``high``."""
         builder, value = self._builder, self.value
         for sign, limit in ((">", low), ("<", high)):
             bound = ir.Constant(value.type, [limit] * LENGTH)
@@ -72,33 +72,33 @@ class Vector:
 
 
 def upper_half_of_product(one: Vector, other: Vector | int) -> Vector:
-    """Return the upper 16 of the 32 bits of each product of two numbers of 16 bits; it costs less than the product."""
+    """Return the upper half of each product of two 16-bit numbers; it costs less than the 32-bit product."""
     return (one.signed(32) * (other.signed(32) if isinstance(other, Vector) else other) >> 16).low(16)
 
 
 def sixteen_at_once(formula: Callable[..., Vector | tuple[Vector, ...]]) -> Callable[..., None]:
     """Return a function for the kernel that applies a formula.
 
-    It takes a tuple of arrays and numbers, a tuple of as many arrays as there are results, and an index: where the
-    sixteen elements of each array begin, uint64. A number is the same sixteen times.
+    It takes a tuple of operands, arrays and numbers, a tuple of arrays for the results, and the index, uint64, of the
+    first of sixteen elements of each array. A number is repeated sixteen times.
     """
 
     @intrinsic
     def apply(_context: Any, operands: Any, results: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            def place(kind: Any, array: Any) -> Any:
+            def address(kind: Any, array: Any) -> Any:
                 return elements(context, builder, kind, array, arguments[2], LENGTH, _kind(kind.dtype.bitwidth))
 
             def load(kind: Any, operand: Any) -> Vector:
                 if isinstance(kind, types.Array):
-                    return Vector(builder, builder.load(place(kind, operand), align=1))
+                    return Vector(builder, builder.load(address(kind, operand), align=1))
                 one = builder.insert_element(ir.Constant(_kind(kind.bitwidth), ir.Undefined), operand, _FIRST)
                 return Vector(builder, builder.shuffle_vector(one, one, ir.Constant(_kind(32), [0] * LENGTH)))
 
             kinds, outs = signature.args[0].types, signature.args[1].types
             made = formula(*(load(kind, builder.extract_value(arguments[0], i)) for i, kind in enumerate(kinds)))
             for i, result in enumerate(made if isinstance(made, tuple) else (made,)):
-                builder.store(result.value, place(outs[i], builder.extract_value(arguments[1], i)), align=1)
+                builder.store(result.value, address(outs[i], builder.extract_value(arguments[1], i)), align=1)
             return context.get_dummy_value()
 
         return types.void(operands, results, at), generate

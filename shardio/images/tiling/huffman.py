@@ -1,4 +1,4 @@
-"""Huffman tables: as a DHT segment states them, for decoding, and the best ones for given counts (ITU-T T.81)."""
+"""Huffman tables: as DHT segments state them, for decoding, and the best ones for given counts."""
 
 from __future__ import annotations
 
@@ -7,27 +7,39 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.compiled import compiled
-from shardio.images.jpeg.markers import DHT, JpegHead
+from shardio.images.jit import cached_jit
+from shardio.images.jpeg.head import JpegHead
+from shardio.images.jpeg.standard import (
+    DHT,
+    FIRST_AC_TABLE,
+    MAX_CODE_LENGTH,
+    MAX_DC_SYMBOL,
+    MAX_TABLE_ID,
+    NUM_HUFFMAN_TABLES,
+    marker_bytes,
+)
 
-MAX_LENGTH = 16
-"""Bits of a code at the most."""
-
-SHORT = 9
-"""Bits of the codes that are found by one look."""
-
-MAX_DC_SYMBOL = 15
-"""libjpeg refuses tables with larger ones (jdhuff.c), used or not."""
-
-NUM_SLOTS = 8
-"""Tables that a scan can name: DC 0 to 3, then AC 0 to 3."""
+LOOKUP_BITS = 9
+"""Codes of up to so many bits are decoded by one lookup."""
 
 Counts = NDArray[np.int64]
-"""int64 [256]: how often each symbol comes."""
+"""int64 [256]: how often each symbol occurs."""
 
 
-def read_tables(content: bytes, head: JpegHead) -> dict[int, tuple[bytes, bytes]]:
-    """Return the tables that hold when the scan begins: by slot, the number of codes of each length, and the symbols.
+class HuffmanTable(NamedTuple):
+    """A Huffman table as a DHT segment states it (B.2.4.2).
+
+    Attributes:
+        lengths: 16 bytes: the number of codes of 1 to 16 bits.
+        symbols: The symbols in the order of their codes.
+    """
+
+    lengths: bytes
+    symbols: bytes
+
+
+def read_tables(content: bytes, head: JpegHead) -> dict[int, HuffmanTable]:
+    """Return the tables in force when the scan begins, by index: DC 0 to 3, then AC 0 to 3.
 
     Raises:
         ValueError: If a DHT segment is damaged.
@@ -36,110 +48,101 @@ def read_tables(content: bytes, head: JpegHead) -> dict[int, tuple[bytes, bytes]
     for segment in head.segments:
         if segment.marker != DHT:
             continue
-        position = segment.payload_start
-        while position < segment.stop:
-            kind, number = content[position] >> 4, content[position] & 15
-            lengths = content[position + 1 : position + 1 + MAX_LENGTH]
-            stop = position + 1 + MAX_LENGTH + sum(lengths)
-            symbols = content[position + 1 + MAX_LENGTH : stop]
+        offset = segment.payload_start
+        while offset < segment.stop:
+            is_ac, table_id = content[offset] >> 4, content[offset] & 15
+            lengths = content[offset + 1 : offset + 1 + MAX_CODE_LENGTH]
+            stop = offset + 1 + MAX_CODE_LENGTH + sum(lengths)
+            symbols = content[offset + 1 + MAX_CODE_LENGTH : stop]
+            is_named = is_ac <= 1 and table_id <= MAX_TABLE_ID
             is_too_long = stop > segment.stop or len(symbols) > 256
-            if kind > 1 or number > 3 or is_too_long or (kind == 0 and max(symbols, default=0) > MAX_DC_SYMBOL):
-                raise ValueError(f"the Huffman table at byte {position} is damaged")
-            tables[4 * kind + number] = lengths, symbols
-            position = stop
+            if not is_named or is_too_long or (not is_ac and max(symbols, default=0) > MAX_DC_SYMBOL):
+                raise ValueError(f"the Huffman table at byte {offset} is damaged")
+            tables[FIRST_AC_TABLE * is_ac + table_id] = HuffmanTable(lengths, symbols)
+            offset = stop
     return tables
 
 
-def dump_tables(tables: dict[int, tuple[bytes, bytes]]) -> bytes:
-    """Return one DHT segment with the tables, by slot."""
+def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
+    """Return one DHT segment with these tables, given by index."""
     body = b"".join(
-        bytes([(slot // 4) << 4 | slot % 4]) + lengths + symbols for slot, (lengths, symbols) in sorted(tables.items())
+        bytes([(index // FIRST_AC_TABLE) << 4 | index % FIRST_AC_TABLE]) + table.lengths + table.symbols
+        for index, table in sorted(tables.items())
     )
-    return bytes([0xFF, DHT]) + (2 + len(body)).to_bytes(2, "big") + body
+    return marker_bytes(DHT) + (2 + len(body)).to_bytes(2, "big") + body
 
 
-class Decoding(NamedTuple):
-    """What codes mean, for each slot.
-
-    Attributes:
-        short: uint16 [slots, 512], by the next 9 bits: a code's length << 8 | its symbol; 0 where it is longer.
-        limit: int64 [slots, 17], by the length: the first number of so many bits that is no code, nor begins with one.
-        offset: int64 [slots, 17], by the length: what to add to a code for its symbol's place.
-        symbols: uint8 [slots, 256].
-    """
-
-    short: NDArray[np.uint16]
-    limit: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    symbols: NDArray[np.uint8]
+CODING = np.dtype(
+    [
+        ("short", np.uint16, 1 << LOOKUP_BITS),  # By the next 9 bits: a code's length << 8 | its symbol; 0 if longer.
+        ("limits", np.int64, MAX_CODE_LENGTH + 1),  # By length: the smallest number that neither is nor begins a code.
+        ("offsets", np.int64, MAX_CODE_LENGTH + 1),  # By length: what to add to a code for the index of its symbol.
+        ("symbols", np.uint8, 256),
+        ("counts", np.int64, 256),  # How often each symbol is to be written.
+        ("codes", np.uint32, 256),  # How to write each symbol: its code's length << 16 | the code.
+    ],
+    align=True,
+)
+"""How compiled code reads symbols by one Huffman table, counts them, and writes them by another."""
 
 
-def make_decoding(tables: dict[int, tuple[bytes, bytes]]) -> Decoding:
-    """Return what the codes of some tables mean (F.2.2.3, with a lookup table for short codes).
-
-    Args:
-        tables: By slot, the number of codes of each length, and the symbols.
+def make_coding(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
+    """Return how to read by some tables, given by index, CODING [8] (F.2.2.3, with a lookup table for short codes).
 
     Raises:
-        ValueError: If a table has more codes than bits can tell apart.
+        ValueError: If a table has more codes than its lengths allow.
     """
-    decoding = Decoding(
-        np.zeros((NUM_SLOTS, 1 << SHORT), np.uint16),
-        np.zeros((NUM_SLOTS, MAX_LENGTH + 1), np.int64),
-        np.zeros((NUM_SLOTS, MAX_LENGTH + 1), np.int64),
-        np.zeros((NUM_SLOTS, 256), np.uint8),
-    )
-    for slot, (lengths, symbols) in tables.items():
+    coding = np.zeros(NUM_HUFFMAN_TABLES, CODING)
+    for index, (lengths, symbols) in tables.items():
         values = np.frombuffer(symbols, np.uint8)
-        decoding.symbols[slot, : len(values)] = values
-        code = place = 0
-        for length, number in enumerate(lengths, 1):
-            stop = code + number
-            # A code of ones alone is kept free (C.2).
-            if stop > (1 << length) - (number > 0):
+        coding["symbols"][index, : len(values)] = values
+        code = first = 0
+        for length, num_codes in enumerate(lengths, 1):
+            stop = code + num_codes
+            # The code of all ones stays unused (C.2).
+            if stop > (1 << length) - (num_codes > 0):
                 raise ValueError("a Huffman table has more codes than its lengths allow")
-            decoding.limit[slot, length], decoding.offset[slot, length] = stop, place - code
-            if length <= SHORT:
-                span = 1 << (SHORT - length)
-                entries = values[place : place + number].astype(np.uint16) | length << 8
-                decoding.short[slot, code * span : stop * span] = np.repeat(entries, span)
-            code, place = stop << 1, place + number
-    return decoding
+            coding["limits"][index, length], coding["offsets"][index, length] = stop, first - code
+            if length <= LOOKUP_BITS:
+                span = 1 << (LOOKUP_BITS - length)
+                entries = values[first : first + num_codes].astype(np.uint16) | length << 8
+                coding["short"][index, code * span : stop * span] = np.repeat(entries, span)
+            code, first = stop << 1, first + num_codes
+    return coding
 
 
-def make_codes(lengths: bytes, symbols: bytes) -> NDArray[np.uint32]:
-    """Return each symbol's code, uint32 [256]: its length << 16 | its bits; 0 where it has none (C.2)."""
+def make_codes(table: HuffmanTable) -> NDArray[np.uint32]:
+    """Return how to write each symbol, uint32 [256]: its code's length << 16 | the code; 0 if it has none (C.2)."""
     codes = np.zeros(256, np.uint32)
-    code = place = 0
-    for length, number in enumerate(lengths, 1):
-        for symbol in symbols[place : place + number]:
+    code = first = 0
+    for length, num_codes in enumerate(table.lengths, 1):
+        for symbol in table.symbols[first : first + num_codes]:
             codes[symbol] = length << 16 | code
             code += 1
-        place += number
+        first += num_codes
         code <<= 1
     return codes
 
 
-def make_best_table(counts: Counts) -> tuple[bytes, bytes]:
-    """Return a table for symbols that come so often, as lengths and symbols.
+def make_best_table(counts: Counts) -> HuffmanTable:
+    """Return the table of K.2, which libjpeg makes, too, for symbols that occur so often.
 
-    It is that of K.2, which libjpeg makes, too: the fewest bits, but for the code that is kept free and, where codes
-    would be longer than 16 bits, for how they are shortened.
+    It needs the fewest bits, apart from the code that stays unused and the way codes above 16 bits are shortened.
     """
     lengths, symbols = _make_best_table(counts)
-    return lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes()
+    return HuffmanTable(lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes())
 
 
-@compiled
-def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba finds the types
-    """Follow figures K.1 to K.4: code sizes, how many of each, none above 16 bits, symbols by size."""
+@cached_jit
+def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba infers the types
+    """Follow figures K.1 to K.4: code sizes, the number of codes of each, none above 16 bits, symbols by size."""
     frequency = np.zeros(257, np.int64)
     frequency[:256] = counts
-    frequency[256] = 1  # So that no symbol's code is all ones.
+    frequency[256] = 1  # So that no symbol gets the code of all ones.
     code_size = np.zeros(257, np.int64)
     others = np.full(257, -1, np.int64)
     while True:
-        # The two least frequent trees, of equal ones the last symbol's.
+        # The two least frequent trees; of equal ones, the one of the last symbol.
         first = second = -1
         for i in range(257):
             if frequency[i] > 0:
@@ -162,11 +165,11 @@ def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba finds the
             second = others[second]
             code_size[second] += 1
 
-    num_codes = np.zeros(258, np.int64)  # by length
+    num_codes = np.zeros(258, np.int64)  # By length.
     for i in range(257):
         if code_size[i]:
             num_codes[code_size[i]] += 1
-    for length in range(257, MAX_LENGTH, -1):
+    for length in range(257, MAX_CODE_LENGTH, -1):
         while num_codes[length] > 0:
             shorter = length - 2
             while num_codes[shorter] == 0:
@@ -175,10 +178,10 @@ def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba finds the
             num_codes[length - 1] += 1
             num_codes[shorter + 1] += 2
             num_codes[shorter] -= 1
-    longest = MAX_LENGTH
+    longest = MAX_CODE_LENGTH
     while num_codes[longest] == 0:
         longest -= 1
-    num_codes[longest] -= 1  # The code that nobody gets.
+    num_codes[longest] -= 1  # The code that stays unused.
 
     symbols = np.zeros(256, np.int64)
     num_symbols = 0
@@ -187,4 +190,4 @@ def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba finds the
             if code_size[i] == length:
                 symbols[num_symbols] = i
                 num_symbols += 1
-    return num_codes[1 : MAX_LENGTH + 1], symbols[:num_symbols]
+    return num_codes[1 : MAX_CODE_LENGTH + 1], symbols[:num_symbols]

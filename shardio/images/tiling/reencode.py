@@ -1,4 +1,4 @@
-"""Encoding JPEGs again, smaller: other pixels for fewer bytes."""
+"""Reencode JPEGs at a smaller size: other pixels, fewer bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import cv2
 import simplejpeg
 
 from shardio.images.decode import decode_image
-from shardio.images.jpeg.markers import APP0, APP2, JpegHead, read_head
+from shardio.images.jpeg.head import JpegHead, read_head
+from shardio.images.jpeg.standard import APP0, APP2
 from shardio.images.pixels import Pixels
 from shardio.images.tiling.transcode import tile_jpeg
 
@@ -15,15 +16,16 @@ _SOI_LENGTH = 2
 
 
 def reencode_jpeg(content: bytes, *, max_side: int | None, quality: int, max_pixels: int) -> bytes:
-    """Decode a JPEG, turn it upright, make it smaller, and encode it as a tiled JPEG.
+    """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
-    Colour is stored as 4:2:0, gray stays gray. The colour profile is kept, all other metadata is dropped.
+    Colour is stored as 4:2:0; gray stays gray. The colour profile is kept; all other metadata is dropped.
 
     Args:
         content: A JPEG file.
-        max_side: Pixels of the longer side at the most (by averaging over areas), or None.
-        quality: 1 to 100, libjpeg's scale.
-        max_pixels: An image of more pixels is an error.
+        max_side: The largest permitted side in pixels; a larger image is shrunk by averaging over areas. None for
+            no limit.
+        quality: 1 to 100, on libjpeg's scale.
+        max_pixels: An image with more pixels is an error.
 
     Raises:
         ValueError: If the image is damaged or too large.
@@ -34,7 +36,7 @@ def reencode_jpeg(content: bytes, *, max_side: int | None, quality: int, max_pix
         encoded = simplejpeg.encode_jpeg(pixels[..., :1].copy(), quality, "GRAY", "Gray")
     else:
         encoded = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
-    profile = _read_profile(content, head) if len(head.factors) < 4 else b""  # CMYK became RGB.
+    profile = _read_profile(content, head) if len(head.factors) < 4 else b""  # Pillow converts CMYK to RGB.
     return tile_jpeg(_insert(encoded, profile))
 
 
@@ -48,7 +50,7 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
 
 
 def _read_profile(content: bytes, head: JpegHead) -> bytes:
-    """Return the segments that hold the colour profile."""
+    """Return the segments of the colour profile."""
     return b"".join(
         content[segment.start : segment.stop]
         for segment in head.segments
@@ -57,7 +59,7 @@ def _read_profile(content: bytes, head: JpegHead) -> bytes:
 
 
 def _insert(content: bytes, segments: bytes) -> bytes:
-    """Insert segments behind the JFIF header, which comes first."""
+    """Insert segments after the JFIF header, or after SOI without one."""
     first = read_head(content).segments[0]
     stop = first.stop if first.marker == APP0 else _SOI_LENGTH
     return content[:stop] + segments + content[stop:]

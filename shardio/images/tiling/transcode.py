@@ -1,7 +1,7 @@
-"""Tiling a JPEG, and undoing it: the same coefficients and metadata, with and without restart intervals.
+"""Tile and untile JPEGs: the same coefficients and metadata, with and without restart intervals.
 
-Read with restart intervals of a few MCUs, whose places a table in the file tells
-(:mod:`shardio.images.jpeg.tile_table`), a crop can be decoded without the rest of the picture.
+A tiled JPEG has restart intervals of a few MCUs, and a table that says where they lie
+(:mod:`shardio.images.jpeg.tile_table`). So a crop can be decoded without the rest of the image.
 """
 
 from __future__ import annotations
@@ -9,30 +9,33 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardio.images.jpeg.markers import DHT, DRI, EOI, SOI, SOS, JpegHead, read_head, why_irregular
-from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
-from shardio.images.tiling.huffman import (
-    NUM_SLOTS,
-    dump_tables,
-    make_best_table,
-    make_codes,
-    make_decoding,
-    read_tables,
+from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
+from shardio.images.jpeg.standard import (
+    DHT,
+    DRI,
+    EOI,
+    FIRST_AC_TABLE,
+    MAX_TABLE_ID,
+    SOI,
+    marker_bytes,
 )
-from shardio.images.tiling.scan import ScanError, ScanLayout, count_symbols, write_scan
+from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
+from shardio.images.tiling.huffman import dump_tables, make_best_table, make_codes, make_coding, read_tables
+from shardio.images.tiling.scan import COMPONENT, Scan, ScanError, count_symbols, write_scan
 
 TILE_WIDTH = 64
-"""Pixels that a restart interval had best be wide."""
+"""The preferred width of a restart interval, in pixels."""
 
-NARROWEST, WIDEST = TILE_WIDTH // 2, TILE_WIDTH * 2
-"""Pixels that it may be wide if the MCU row can be divided so."""
+MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
+"""The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
 
-NARROWEST_MCU = 16
-"""Pixels of an MCU that may be an interval of its own, if the row cannot be divided otherwise."""
+MIN_LONE_MCU_WIDTH = 16
+"""The least width in pixels of an MCU that may be an interval of its own if the row has no suitable divisor."""
 
 
-class NotTileable(ValueError):  # noqa: N818  # The image is in order; it is only not one of those that can be tiled.
+class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image; it just cannot be tiled.
     """An image cannot be tiled.
 
     Attributes:
@@ -45,41 +48,40 @@ class NotTileable(ValueError):  # noqa: N818  # The image is in order; it is onl
 
 
 def tile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG with restart intervals, a tile table and the best Huffman tables, without loss.
+    """Rewrite a JPEG without loss, with restart intervals, a tile table and the best Huffman tables.
 
-    All coefficients, quantisation tables and metadata segments stay as they are. Tiling what is tiled already gives
-    the same bytes.
+    All coefficients, quantisation tables and metadata segments stay as they are. Tiling a tiled file changes nothing.
 
     Raises:
-        NotTileable: If the image is progressive, damaged, or of another kind that stays as it is.
+        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
     """
-    head = _read(content)
-    return _recode(content, head, choose_interval(head.num_mcus[1], head.mcu_size[1]))
+    head = _read_head(content)
+    return _transcode(content, head, choose_interval(head.num_mcus[1], head.mcu_size[1]))
 
 
 def choose_interval(row_mcus: int, mcu_width: int) -> int:
-    """Return how many MCUs of a row are an interval: a divisor of the row, and the row itself if no other will do.
+    """Return the number of MCUs in an interval: a divisor of the MCU row, or one MCU or the whole row.
 
     Args:
         row_mcus: MCUs in a row.
-        mcu_width: Pixels.
+        mcu_width: The width of an MCU in pixels.
     """
-    divisors = [i for i in range(1, row_mcus + 1) if row_mcus % i == 0 and NARROWEST <= i * mcu_width <= WIDEST]
+    divisors = [i for i in range(1, row_mcus + 1) if row_mcus % i == 0 and MIN_WIDTH <= i * mcu_width <= MAX_WIDTH]
     if divisors:
         return min(divisors, key=lambda i: abs(math.log(i * mcu_width / TILE_WIDTH)))
-    return 1 if mcu_width >= NARROWEST_MCU else row_mcus
+    return 1 if mcu_width >= MIN_LONE_MCU_WIDTH else row_mcus
 
 
 def untile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without restart intervals and tile table, with the best Huffman tables, without loss.
+    """Rewrite a JPEG without loss, without restart intervals and tile table, with the best Huffman tables.
 
     Raises:
-        NotTileable: As :func:`tile_jpeg` does.
+        NotTileable: If :func:`tile_jpeg` would raise it.
     """
-    return _recode(content, _read(content), 0)
+    return _transcode(content, _read_head(content), 0)
 
 
-def _read(content: bytes) -> JpegHead:
+def _read_head(content: bytes) -> JpegHead:
     try:
         head = read_head(content)
     except ValueError as error:
@@ -90,16 +92,10 @@ def _read(content: bytes) -> JpegHead:
     return head
 
 
-def _recode(content: bytes, head: JpegHead, interval: int) -> bytes:
-    data = np.frombuffer(content, np.uint8, offset=head.scan_start)
+def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
     try:
-        tables = read_tables(content, head)
-        layout = _lay_out(content, head, interval)
-        used = {int(slot) for slot in (*layout.dc_slot, *layout.ac_slot)}
-        if not used <= tables.keys():
-            raise NotTileable("a missing Huffman table")
-        decoding = make_decoding({slot: tables[slot] for slot in used})
-        counts, stop = count_symbols(data, layout, decoding)
+        scan = _read_scan(content, head)
+        stop = count_symbols(scan, interval)
     except NotTileable:
         raise
     except ScanError as error:
@@ -107,30 +103,37 @@ def _recode(content: bytes, head: JpegHead, interval: int) -> bytes:
     except ValueError as error:
         raise NotTileable(f"damaged head ({error})") from error
     _check_end(content, head.scan_start + stop)
-    best = {slot: make_best_table(counts[slot]) for slot in used}
-    codes = np.zeros((NUM_SLOTS, 256), np.uint32)
-    for slot, table in best.items():
-        codes[slot] = make_codes(*table)
-    scan, lengths = write_scan(data, layout, decoding, codes, counts)
-    return _join(content, head, dump_tables(best), interval, lengths, scan)
+    counts, tables = scan.coding["counts"], {}
+    for index in np.flatnonzero(counts.any(axis=1)).tolist():
+        tables[index] = make_best_table(counts[index])
+        scan.coding["codes"][index] = make_codes(tables[index])
+    data, lengths = write_scan(scan, interval)
+    return _join(content, head, dump_tables(tables) + _dump_intervals(head, interval, lengths), data)
 
 
-def _lay_out(content: bytes, head: JpegHead, interval: int) -> ScanLayout:
-    """Return the layout of a scan of all components; a lone component's MCU is one block (A.2.2)."""
+def _read_scan(content: bytes, head: JpegHead) -> Scan:
+    """Return a scan that holds all components; the MCU of a single component is one block (A.2.2)."""
+    tables = read_tables(content, head)
     rows, row_mcus = head.num_mcus
     num_components = len(head.factors)
     num_blocks = [1] if num_components == 1 else [across * down for across, down in head.factors]
-    scan = head.segments[-1]
-    slots = [content[scan.start + 6 + 2 * i] for i in range(num_components)]
-    if any(slot >> 4 > 3 or slot & 15 > 3 for slot in slots):
-        raise NotTileable("damaged head (the scan names a Huffman table above 3)")
-    return ScanLayout(
+    header = head.segments[-1]
+    table_ids = [content[header.start + 6 + 2 * i] for i in range(num_components)]
+    dc_ids, ac_ids = [ids >> 4 for ids in table_ids], [ids & 15 for ids in table_ids]
+    if max(*dc_ids, *ac_ids) > MAX_TABLE_ID:
+        raise NotTileable(f"damaged head (the scan names a Huffman table above {MAX_TABLE_ID})")
+    used = {*dc_ids, *(FIRST_AC_TABLE + table_id for table_id in ac_ids)}
+    if not used <= tables.keys():
+        raise NotTileable("a missing Huffman table")
+    components = np.zeros(num_components, COMPONENT)
+    components["dc_table"], components["ac_table"] = dc_ids, FIRST_AC_TABLE + np.array(ac_ids)
+    return Scan(
+        data=np.frombuffer(content, np.uint8, offset=head.scan_start),
+        coding=make_coding({index: tables[index] for index in used}),
+        components=components,
+        blocks=np.repeat(np.arange(num_components), num_blocks),
         num_mcus=rows * row_mcus,
-        component=np.repeat(np.arange(num_components), num_blocks),
-        dc_slot=np.array([slot >> 4 for slot in slots]),
-        ac_slot=np.array([4 + (slot & 15) for slot in slots]),
-        old_interval=head.restart_interval,
-        new_interval=interval,
+        interval=head.restart_interval,
     )
 
 
@@ -138,28 +141,30 @@ def _check_end(content: bytes, stop: int) -> None:
     """Raise NotTileable unless the scan is followed by EOI and nothing else."""
     while content[stop : stop + 2] == b"\xff\xff":  # Fill bytes (B.1.1.2).
         stop += 1
-    if content[stop : stop + 2] != bytes([0xFF, EOI]):
+    if content[stop : stop + 2] != marker_bytes(EOI):
         raise NotTileable("damaged: no end of the image" if stop + 2 > len(content) else "more after the scan")
     if stop + 2 != len(content):
         raise NotTileable("bytes after the end of the image")
 
 
-def _join(content: bytes, head: JpegHead, tables: bytes, interval: int, lengths: np.ndarray, scan: bytes) -> bytes:
-    """Return the file: all other segments in their order, then what is new, then the scan."""
-    replaced = {DHT, DRI, SOS}
+def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -> bytes:
+    """Return a DRI segment and a tile table; nothing without restart intervals."""
+    if not interval:
+        return b""
+    try:
+        table = dump_tile_table(head.height, head.width, interval, lengths)
+    except ValueError as error:
+        raise NotTileable(f"too many intervals for a tile table ({error})") from error
+    return marker_bytes(DRI) + b"\0\4" + interval.to_bytes(2, "big") + table
+
+
+def _join(content: bytes, head: JpegHead, tables: bytes, data: bytes) -> bytes:
+    """Return the file: the other segments in their order, then the new tables, then the scan."""
+    *segments, scan_header = head.segments
     kept = [
         content[segment.start : segment.stop]
-        for segment in head.segments
-        if segment.marker not in replaced and not is_tile_table(content, segment)
+        for segment in segments
+        if segment.marker not in {DHT, DRI} and not is_tile_table(content, segment)
     ]
-    tiles = []
-    if interval:
-        try:
-            table = dump_tile_table(head.height, head.width, interval, lengths)
-        except ValueError as error:
-            raise NotTileable(f"too many intervals for a tile table ({error})") from error
-        tiles = [bytes([0xFF, DRI, 0, 4]) + interval.to_bytes(2, "big"), table]
-    start = head.segments[-1]
-    return b"".join(
-        [bytes([0xFF, SOI]), *kept, tables, *tiles, content[start.start : start.stop], scan, bytes([0xFF, EOI])]
-    )
+    header = content[scan_header.start : scan_header.stop]
+    return b"".join([marker_bytes(SOI), *kept, tables, header, data, marker_bytes(EOI)])

@@ -1,6 +1,6 @@
-"""The laws of tiling, checked for one file by decoders and by a walk of the file that shares no code with shardio.
+"""The laws of tiling, checked by decoders and by a parser that shares no code with shardio.
 
-``test_tiling.py`` checks them on the small zoo, and ``tools/tile_campaign.py`` on all of it and on photographs.
+``test_tiling.py`` checks them on the small corpus, ``tools/tile_campaign.py`` on the full corpus and on photographs.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ import simplejpeg
 from shardio.images import decode_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg, transcode, untile_jpeg
-from tests.images.animals import Animal
+from tests.images.jpeg_files import JpegFile
 from tests.images.pictures import Array, read_by_pillow
 
 TILED = "tiled"
-"""What comes of a file that can be tiled; of another one, the reason why not."""
+"""The outcome for a file that can be tiled; for another one, it is the reason."""
 
 LONGEST_REASON = 60
-"""Characters of a reason that can be counted and shown in a table."""
+"""Characters of a reason, so that reasons can be shown in a table."""
 
 _RST = re.compile(rb"\xff[\xd0-\xd7]")
 _SIZES = struct.Struct(">HHHBI")
 
 
 def read_by_simplejpeg(content: bytes) -> Array:
-    """Return what TurboJPEG makes of a file, uint8 [height, width, 3]; any warning is an error."""
+    """Decode a file by TurboJPEG to uint8 [height, width, 3]; any warning is an error."""
     return np.asarray(simplejpeg.decode_jpeg(content, strict=True))
 
 
 def read_by_cv2(content: bytes) -> Array:
-    """Return what OpenCV makes of a file, uint8 [height, width, 3], its orientation ignored."""
+    """Decode a file by OpenCV to uint8 [height, width, 3], without its orientation."""
     pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     if pixels is None:
         raise ValueError("OpenCV cannot read the file")
@@ -54,11 +54,11 @@ READERS: dict[str, Callable[[bytes], Array]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A JPEG file taken apart.
+    """The parts of a JPEG file.
 
     Attributes:
-        tables: DHT and DRI segments, and those of tile tables.
-        others: All other segments before the scan's data, and its header at the end.
+        tables: The DHT and DRI segments, and those of tile tables.
+        others: All other segments before the scan's data; the scan's header is the last.
         scan: The scan's data, up to the EOI marker.
     """
 
@@ -67,7 +67,7 @@ class Parts:
     scan: bytes
 
     def all_of(self, *markers: int) -> list[bytes]:
-        """Return the segments of these markers."""
+        """Return the segments with these markers."""
         return [segment for segment in self.tables + self.others if segment[1] in markers]
 
     @property
@@ -77,7 +77,7 @@ class Parts:
 
     @property
     def intervals(self) -> list[bytes]:
-        """What stands between the restart markers."""
+        """The data between the restart markers."""
         return _RST.split(self.scan)
 
     @property
@@ -87,43 +87,43 @@ class Parts:
 
 
 def take_apart(content: bytes) -> Parts:
-    """Take a file apart that has one scan, and ends with it; fill bytes before markers are left out."""
+    """Return the parts of a file that ends with its only scan, without fill bytes before markers."""
     tables, others = list[bytes](), list[bytes]()
-    place = 2
+    start = 2
     while not others or others[-1][1] != 0xDA:
-        while content[place + 1] == 0xFF:
-            place += 1
-        assert content[place] == 0xFF, f"there is no marker at byte {place}"
-        end = place + 2 + int.from_bytes(content[place + 2 : place + 4], "big")
-        segment = content[place:end]
+        while content[start + 1] == 0xFF:
+            start += 1
+        assert content[start] == 0xFF, f"there is no marker at byte {start}"
+        end = start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")
+        segment = content[start:end]
         is_table = segment[1] in (0xC4, 0xDD) or (segment[1] == 0xE9 and segment[4:12] == b"shardio\0")
         (tables if is_table else others).append(segment)
-        place = end
-    return Parts(tables=tables, others=others, scan=content[place : content.rindex(b"\xff\xd9")])
+        start = end
+    return Parts(tables=tables, others=others, scan=content[start : content.rindex(b"\xff\xd9")])
 
 
 def tile_by(content: bytes, interval: int) -> bytes:
-    """Tile a JPEG with an interval of so many MCUs, which must divide its row, instead of the one that is chosen."""
+    """Tile a JPEG with this interval in MCUs, which must divide the row, instead of the chosen one."""
     with patch.object(transcode, "choose_interval", lambda *_: interval):
         return tile_jpeg(content)
 
 
-def check_animal(animal: Animal) -> str:
-    """Check the laws for an animal, and that it is tiled if it can be.
+def check_corpus_file(file: JpegFile) -> str:
+    """Check the laws for a file of the corpus, and that it is tiled if and only if it can be.
 
     Raises:
-        AssertionError: If a law is broken; the message names the animal and the law.
+        AssertionError: If a law is broken; the message names the file and the law.
     """
-    _hold(not has_tiles(animal.content), animal.name, "a file that nobody tiled has no tiles")
-    outcome = check_file(animal.name, animal.content)
-    # No decoder reads fractional factors, so they are left alone.
-    is_tileable = animal.tileable and animal.readers != ()
-    _hold((outcome == TILED) == is_tileable, animal.name, f"it is tiled if it can be, and not: {outcome}")
+    _hold(not has_tiles(file.content), file.name, "an untiled file has no tiles")
+    outcome = check_file(file.name, file.content)
+    # No decoder supports fractional factors, so these files are not tiled.
+    is_tileable = file.tileable and file.readers != ()
+    _hold((outcome == TILED) == is_tileable, file.name, f"it is tiled if and only if it can be, not: {outcome}")
     return outcome
 
 
 def check_file(name: str, content: bytes) -> str:
-    """Check the laws for any file; return what came of it.
+    """Check the laws for any file; return the outcome.
 
     Raises:
         AssertionError: If a law is broken; the message names the file and the law.
@@ -144,7 +144,7 @@ def check_file(name: str, content: bytes) -> str:
 
 def _hold(is_so: bool, name: str, law: str) -> None:
     if not is_so:
-        raise AssertionError(f"{name}: broken is the law that {law}")
+        raise AssertionError(f"{name}: this law is broken: {law}")
 
 
 def _check_refusal(name: str, content: bytes, error: NotTileable) -> None:
@@ -154,9 +154,9 @@ def _check_refusal(name: str, content: bytes, error: NotTileable) -> None:
     try:
         untile_jpeg(content)
     except NotTileable as other:
-        _hold(other.reason == error.reason, name, "what is not tiled is not untiled for the same reason")
+        _hold(other.reason == error.reason, name, "tiling and untiling refuse a file for the same reason")
     else:
-        _hold(False, name, "what is not tiled is not untiled")
+        _hold(False, name, "untiling refuses what tiling refuses")
 
 
 def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> None:
@@ -168,7 +168,7 @@ def _check_segments(name: str, content: bytes, tiled: bytes, plain: bytes) -> No
     _hold(not back.tile_table and not back.all_of(0xDD) and not back.restarts, name, "untiled is without restarts")
     for parts, file in ((after, tiled), (back, plain)):
         rest = b"".join([b"\xff\xd8", *sorted(parts.tables + parts.others), parts.scan, b"\xff\xd9"])
-        _hold(len(rest) == len(file), name, "nothing stands between the segments, nor behind EOI")
+        _hold(len(rest) == len(file), name, "there are no bytes between segments or after EOI")
 
 
 def _check_tiles(name: str, tiled: bytes) -> None:
@@ -181,8 +181,8 @@ def _check_tiles(name: str, tiled: bytes) -> None:
     row_mcus = -(-width // mcu_width)
     _hold(scan_header[4] == num_components, name, "one scan holds all components")
 
-    numbers = [segment[12:15] for segment in parts.tile_table]
-    _hold(numbers == [bytes([1, i, len(numbers)]) for i in range(len(numbers))], name, "a table's parts are numbered")
+    headers = [segment[12:15] for segment in parts.tile_table]
+    _hold(headers == [bytes([1, i, len(headers)]) for i in range(len(headers))], name, "a table's parts are numbered")
     table = b"".join(segment[15:] for segment in parts.tile_table)
     table_height, table_width, interval, num_bytes, scan_length = _SIZES.unpack_from(table)
     lengths = np.frombuffer(table, f">u{num_bytes}", offset=_SIZES.size).tolist()
@@ -191,7 +191,7 @@ def _check_tiles(name: str, tiled: bytes) -> None:
     _hold(parts.all_of(0xDD) == [struct.pack(">HHH", 0xFFDD, 4, interval)], name, "a table has the interval of DRI")
     choices = [i for i in range(1, 17) if row_mcus % i == 0 and 32 <= i * mcu_width <= 128] or [1, row_mcus]
     _hold(interval in choices, name, f"an interval of {interval} is one of {choices}")
-    _hold(len(parts.intervals) * interval == rows * row_mcus, name, "there is a marker behind each interval")
+    _hold(len(parts.intervals) * interval == rows * row_mcus, name, "a marker follows each interval")
     _hold(len(lengths) == len(parts.restarts) + 1, name, "a table has as many lengths as there are intervals")
     _hold(lengths == [len(data) for data in parts.intervals], name, "a table's lengths are those of the intervals")
     _hold(scan_length == len(parts.scan), name, "a table has the length of the scan")
@@ -211,7 +211,7 @@ def _check_ways_back(name: str, content: bytes, tiled: bytes, plain: bytes) -> N
 
 
 def _check_pixels(name: str, reader: str, content: bytes, rewritten: dict[str, bytes]) -> None:
-    """Check that a reader finds the same pixels in all of the files, if it reads the first."""
+    """Check that a decoder that reads a file reads the same pixels from the rewritten files."""
     try:
         expected = READERS[reader](content)
     except (ValueError, OSError):

@@ -1,4 +1,4 @@
-"""An animal of the zoo of JPEG files, and the encoders, contents and shapes that animals are made of."""
+"""JPEG files for tests: the encoders that write them, the contents of their images, and their segments."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ KNOWN_TO_TURBOJPEG = {
     ((2, 2), (1, 2)),
     ((2, 2), (2, 1)),
 }
-"""Factors of luma and of both chromas that TurboJPEG's interface, and so simplejpeg, has a name for."""
+"""Factors of luma and of both chromas for which TurboJPEG's interface, and so simplejpeg, has a name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Animal:
-    """A file of the zoo.
+class JpegFile:
+    """A JPEG file, or a file that is almost one.
 
     Args:
-        name: What is special about it; unique in a zoo.
+        name: What is special about it; unique in a corpus.
         content: The file.
-        tileable: Whether it is plain enough to be transcoded: SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
+        tileable: Whether it can be tiled: SOF0 or SOF1, 8 bits, one scan with all of 1 or 3
             components, no DNL, and entropy-coded data that has every MCU and ends at EOI, the last bytes of the file.
-        readers: Which of simplejpeg and Pillow reads its sampling; said of tileable animals only.
+        readers: Which of simplejpeg and Pillow support its sampling; only for tileable files.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Animal:
 
 
 def readers_of(factors: Factors) -> tuple[str, ...]:
-    """Return which readers take these sampling factors."""
+    """Return the decoders that support these sampling factors."""
     if len(factors) == 1:
         return BOTH
     if any(max(column) % factor for column in zip(*factors, strict=True) for factor in column):
@@ -75,15 +75,15 @@ def readers_of(factors: Factors) -> tuple[str, ...]:
 
 
 def gray_or_colour(factors: Factors, picture: Array) -> Array:
-    """Return the picture with as many components as there are factors."""
+    """Return the image with as many components as there are factors."""
     return np.ascontiguousarray(picture[..., 0] if len(factors) == 1 else picture)
 
 
-def own(name: str, picture: Array, *, tileable: bool = True, **options: Any) -> Animal:
-    """Return a file of the writer of this folder."""
+def make_jpeg(name: str, picture: Array, *, tileable: bool = True, **options: Any) -> JpegFile:
+    """Return a file that :func:`write_jpeg` writes with these options."""
     chosen = JpegOptions(**options)
     content = write_jpeg(gray_or_colour(chosen.factors, picture), chosen)
-    return Animal(name=name, content=content, tileable=tileable, readers=readers_of(chosen.factors))
+    return JpegFile(name=name, content=content, tileable=tileable, readers=readers_of(chosen.factors))
 
 
 def by_pillow(picture: Array, **options: Any) -> bytes:
@@ -96,7 +96,7 @@ def by_pillow(picture: Array, **options: Any) -> bytes:
 
 
 def by_cv2(picture: Array, *options: int) -> bytes:
-    """Encode with OpenCV; the options are its names and values by turns."""
+    """Encode with OpenCV; the options are its names and values in turn."""
     return cv2.imencode(".jpg", picture, list(options))[1].tobytes()
 
 
@@ -108,22 +108,22 @@ def by_simplejpeg(picture: Array, sampling: str, quality: int = 85) -> bytes:
 
 
 def flat(height: int, width: int) -> Array:
-    """Return a picture of one colour: no coefficients but the first DC."""
+    """Return an image of one colour: no coefficients but the first DC."""
     return np.full((height, width, 3), (200, 90, 30), np.uint8)
 
 
 def noise(height: int, width: int) -> Array:
-    """Return a picture of noise: as many coefficients, as long as can be."""
+    """Return an image of noise: as many and as long coefficients as possible."""
     return np.random.default_rng([height, width]).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def extremes(height: int, width: int) -> Array:
-    """Return black and white by chance: coefficients that reach the ends of their range."""
+    """Return random black and white: coefficients that reach the ends of their range."""
     return np.where(noise(height, width) < 128, 0, 255).astype(np.uint8)
 
 
 def waves(height: int, width: int) -> Array:
-    """Return in each block the signs of a basis function of the DCT: the largest coefficients at any place."""
+    """Return in each block the signs of a basis function of the DCT: the largest coefficients of any frequency."""
     random = np.random.default_rng([2, height, width])
     rows, columns = np.indices((height, width))
     shape = (-(-height // 8), -(-width // 8))
@@ -137,13 +137,13 @@ def waves(height: int, width: int) -> Array:
 
 
 def chessboard(height: int, width: int) -> Array:
-    """Return a picture of the highest frequency: long runs of zeros before the last coefficient."""
+    """Return an image of the highest frequency: long runs of zeros before the last coefficient."""
     rows, columns = np.indices((height, width))
     return np.repeat(((rows + columns) % 2 * 40 + 100).astype(np.uint8)[..., None], 3, axis=2)
 
 
 def split_picture(height: int, width: int) -> Array:
-    """Return noise beside one colour, so that blocks of very unequal length follow each other."""
+    """Return noise next to one colour, so that blocks of very unequal length follow each other."""
     picture = flat(height, width)
     picture[:, width // 2 :] = noise(height, width)[:, width // 2 :]
     return picture
@@ -179,9 +179,9 @@ def segments_of(content: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def patch(content: bytes, marker: int, offset: int, value: int) -> bytes:
-    """Return the file with another byte at an offset in the payload of its first segment of this marker."""
-    place = next(start for kind, start, _ in segments_of(content) if kind == marker) + 4 + offset
-    return content[:place] + bytes([value]) + content[place + 1 :]
+    """Return the file with a byte changed at an offset in the payload of its first segment of this marker."""
+    index = next(start for kind, start, _ in segments_of(content) if kind == marker) + 4 + offset
+    return content[:index] + bytes([value]) + content[index + 1 :]
 
 
 def scan_start(content: bytes) -> int:

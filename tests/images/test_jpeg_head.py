@@ -1,4 +1,4 @@
-"""Heads of JPEG files: what is written is found, and whatever else comes is an error that says where."""
+"""Heads of JPEG files: reading finds what was written, and everything else is an error that says where."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shardio.images.jpeg.markers import JpegHead, read_head, why_irregular
+from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.tiling import tile_jpeg
-from tests.images.animals import by_pillow, exif_with_thumbnail, own, segments_of
+from tests.images.jpeg_corpus import small_corpus
+from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, make_jpeg, segments_of
 from tests.images.jpeg_writer import segment
 from tests.images.pictures import make_picture
-from tests.images.zoo import small_zoo
 
 SOF, SOS, DRI = 0xC0, 0xDA, 0xDD
 LIKE_MARKERS = b"\xff\xd8\xff\xd9\xff\xda\x00\x08\xff\xc0\x00\x0b\xff\xd0\xff"
@@ -25,7 +25,7 @@ fills = st.integers(0, 3)
 metadata = st.lists(st.tuples(markers_of_metadata, payloads, fills), max_size=6)
 factor = st.integers(1, 4)
 components = st.lists(st.tuples(st.integers(0, 255), factor, factor), min_size=1, max_size=4)
-number = st.integers(0, 65535)
+word = st.integers(0, 65535)
 found = settings(deadline=None, derandomize=True, max_examples=200)
 
 
@@ -39,7 +39,7 @@ def _scan(ids: list[int], selection: bytes = b"\0\x3f\0") -> bytes:
 
 
 def _check(head: JpegHead, content: bytes) -> None:
-    """Check that a head lies within the content, and says what stands there."""
+    """Check that a head lies within the content and agrees with it."""
     end = 2
     for marker, start, stop in head.segments:
         assert end <= start < start + 4 <= stop <= len(content)
@@ -62,29 +62,29 @@ def _check(head: JpegHead, content: bytes) -> None:
 
 
 def _check_any(content: bytes) -> None:
-    """Check that bytes have a head that lies within them, or that an error says where it ends."""
-    said = ""
+    """Check that bytes have a head that lies within them, or that the error says where it ends."""
+    message = ""
     try:
         head = read_head(content)
         why_irregular(head)
     except ValueError as error:
-        said = str(error)
+        message = str(error)
     else:
         _check(head, content)
-    assert not said or re.search(r"byte \d+|after \d+ bytes|does not begin", said)
+    assert not message or re.search(r"byte \d+|after \d+ bytes|does not begin", message)
 
 
 @given(
     before=metadata,
     between=metadata,
-    intervals=st.lists(st.tuples(number, fills), max_size=3),
+    intervals=st.lists(st.tuples(word, fills), max_size=3),
     parts=components,
-    size=st.tuples(number, number),
+    size=st.tuples(word, word),
     fill=fills,
     scan=st.binary(max_size=20),
 )
 @found
-def test_what_is_written_is_found(
+def test_reading_finds_what_was_written(
     before: list[tuple[int, bytes, int]],
     between: list[tuple[int, bytes, int]],
     intervals: list[tuple[int, int]],
@@ -132,39 +132,42 @@ def test_any_bytes_are_an_error_or_a_head_that_lies_within_them(content: bytes) 
 REAL = [
     by_pillow(make_picture(20, 30), exif=exif_with_thumbnail(by_pillow(make_picture(8, 8))), comment="ein Bär"),
     by_pillow(make_picture(20, 30), progressive=True),
-    tile_jpeg(own("restarts", make_picture(20, 30), restart_interval=2, fill_in_scan=1).content),
-    own("fill bytes", make_picture(8, 8), fill=3).content,
-    own("gray", make_picture(8, 8), factors=((2, 2),)).content,
+    tile_jpeg(make_jpeg("restarts", make_picture(20, 30), restart_interval=2, fill_in_scan=1).content),
+    make_jpeg("fill bytes", make_picture(8, 8), fill=3).content,
+    make_jpeg("gray", make_picture(8, 8), factors=((2, 2),)).content,
 ]
-places = st.floats(0, 1, exclude_max=True)
+positions = st.floats(0, 1, exclude_max=True)
 
 
 @given(
-    st.sampled_from(REAL), st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=5), places, st.binary()
+    st.sampled_from(REAL),
+    st.lists(st.tuples(positions, st.integers(0, 255)), min_size=1, max_size=5),
+    positions,
+    st.binary(),
 )
 @settings(found, max_examples=500)
 def test_damaged_heads_are_an_error_or_a_head_that_lies_within_the_content(
     real: bytes, changes: list[tuple[float, int]], cut: float, inserted: bytes
 ) -> None:
     content = bytearray(real)
-    for place, value in changes:
-        content[int(place * min(len(content), 700))] = value
-    place = int(cut * len(content))
-    for damaged in (content, content[:place], content[:place] + inserted + content[place:]):
+    for position, value in changes:
+        content[int(position * min(len(content), 700))] = value
+    offset = int(cut * len(content))
+    for damaged in (content, content[:offset], content[:offset] + inserted + content[offset:]):
         _check_any(bytes(damaged))
 
 
-def test_heads_of_the_zoo_are_those_of_another_reader() -> None:
-    for animal in small_zoo():
-        if animal.tileable and "fill bytes" not in animal.name:
-            head = read_head(animal.content)
-            _check(head, animal.content)
-            assert [tuple(span) for span in head.segments] == list(segments_of(animal.content)), animal.name
-            assert why_irregular(head) is None or not animal.readers, animal.name
+def test_heads_of_the_corpus_are_those_of_an_independent_reader() -> None:
+    for file in small_corpus():
+        if file.tileable and "fill bytes" not in file.name:
+            head = read_head(file.content)
+            _check(head, file.content)
+            assert [tuple(span) for span in head.segments] == list(segments_of(file.content)), file.name
+            assert why_irregular(head) is None or not file.readers, file.name
 
 
 @pytest.mark.parametrize("size", [(8, 8), (120, 160)])
-def test_a_thumbnail_in_exif_data_is_no_part_of_the_head(size: tuple[int, int]) -> None:
+def test_a_thumbnail_in_exif_data_is_not_part_of_the_head(size: tuple[int, int]) -> None:
     thumbnail = by_pillow(make_picture(*size), restart_marker_blocks=1)
     plain, exif = by_pillow(make_picture(33, 47)), exif_with_thumbnail(thumbnail)
     head, plain_head = read_head(by_pillow(make_picture(33, 47), exif=exif)), read_head(plain)
@@ -175,13 +178,13 @@ def test_a_thumbnail_in_exif_data_is_no_part_of_the_head(size: tuple[int, int]) 
 
 @pytest.mark.parametrize("num_fill", [0, 1, 2, 1000])
 def test_fill_bytes_before_markers_belong_to_no_segment(num_fill: int) -> None:
-    head = read_head(own("filled", make_picture(9, 9), fill=num_fill).content)
-    plain = read_head(own("plain", make_picture(9, 9)).content)
+    head = read_head(make_jpeg("filled", make_picture(9, 9), fill=num_fill).content)
+    plain = read_head(make_jpeg("plain", make_picture(9, 9)).content)
     assert [stop - start for _, start, stop in head.segments] == [stop - start for _, start, stop in plain.segments]
     assert head.scan_start == plain.scan_start + num_fill * len(plain.segments)
 
 
-GOOD = own("good", make_picture(9, 9), restart_interval=2).content
+GOOD = make_jpeg("good", make_picture(9, 9), restart_interval=2).content
 SPANS = {marker: (start, end) for marker, start, end in segments_of(GOOD)}
 
 
@@ -203,7 +206,7 @@ FRAME, SCAN = SPANS[SOF], SPANS[SOS]
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("content", "offset"),
     [
         (GOOD[: FRAME[0]] + b"\0" + GOOD[FRAME[0] :], FRAME[0]),
         (GOOD[: FRAME[0]] + b"\xff\xd8" + GOOD[FRAME[0] :], FRAME[0]),
@@ -225,18 +228,18 @@ FRAME, SCAN = SPANS[SOF], SPANS[SOS]
         *("factor 0", "factor 5", "long scan header", "short scan header", "long dri", "empty dri"),
     ],
 )
-def test_an_error_says_where(content: bytes, place: int) -> None:
-    with pytest.raises(ValueError, match=rf"at byte {place}\b"):
+def test_an_error_says_where(content: bytes, offset: int) -> None:
+    with pytest.raises(ValueError, match=rf"at byte {offset}\b"):
         read_head(content)
 
 
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 5, SCAN[0], SCAN[1] - 1])
 def test_a_head_that_ends_too_early_is_an_error_that_says_after_how_many_bytes(stop: int) -> None:
-    with pytest.raises(ValueError, match=rf"ends after {stop} bytes|longer than the file"):
+    with pytest.raises(ValueError, match=rf"ends after {stop} bytes|has a length of"):
         read_head(GOOD[:stop])
 
 
-def test_a_scan_of_some_components_or_coefficients_is_not_the_whole() -> None:
+def test_a_scan_of_some_components_or_coefficients_is_not_complete() -> None:
     assert read_head(GOOD).is_single_scan
     assert read_head(_replace(SOS, segment(SOS, _scan([1, 2, 3])))).is_single_scan
     for ids, selection in [

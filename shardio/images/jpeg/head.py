@@ -1,28 +1,35 @@
-"""The head of a JPEG file: its segments up to the entropy-coded data (ITU-T T.81, annex B)."""
+"""The head of a JPEG file: its segments up to the entropy-coded data (annex B)."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from typing import NamedTuple
 
-SOI, EOI, SOS, DQT, DHT, DRI, DAC = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xCC
-SOF0, SOF1, SOF2, SOF9 = 0xC0, 0xC1, 0xC2, 0xC9
-RST0 = 0xD0
-APP0, APP1, APP2, APP9, APP14, COM = 0xE0, 0xE1, 0xE2, 0xE9, 0xEE, 0xFE
+from shardio.images.jpeg.standard import (
+    APP0,
+    APP15,
+    COM,
+    DAC,
+    DHT,
+    DQT,
+    DRI,
+    FRAME_MARKERS,
+    MAX_BLOCKS_IN_MCU,
+    SOF0,
+    SOF1,
+    SOF2,
+    SOF9,
+    SOI,
+    SOS,
+)
 
-FRAME_MARKERS = frozenset({*range(0xC0, 0xD0)} - {DHT, 0xC8, DAC})
-"""SOF0 … SOF15: C4 is DHT, C8 is reserved, CC is DAC (table B.1)."""
-
-_KNOWN = FRAME_MARKERS | {DHT, DAC, DQT, DRI, SOS, COM, *range(APP0, APP0 + 16)}
-"""What may stand before the image data (table B.1); files with anything else are left to libjpeg, which knows or
-refuses them."""
-
-MAX_BLOCKS_IN_MCU = 10
-"""Of an interleaved scan (B.2.3)."""
+_KNOWN = FRAME_MARKERS | {DHT, DAC, DQT, DRI, SOS, COM, *range(APP0, APP15 + 1)}
+"""Markers that may precede the image data. A file with any other marker is left to libjpeg, which reads or refuses
+it."""
 
 
 class Segment(NamedTuple):
-    """A marker segment: its marker, where its 0xFF lies, and where the next segment begins."""
+    """A marker segment: its marker, the offset of the marker's 0xFF, and where the next segment begins."""
 
     marker: int
     start: int
@@ -30,7 +37,7 @@ class Segment(NamedTuple):
 
     @property
     def payload_start(self) -> int:
-        """Where the bytes after the marker and the length begin."""
+        """The offset of the first byte after the marker and the length."""
         return self.start + 4
 
 
@@ -39,22 +46,22 @@ Factors = tuple[tuple[int, int], ...]
 
 
 class JpegHead(NamedTuple):
-    """What stands before a JPEG's first entropy-coded data.
+    """What a JPEG says before its first entropy-coded data.
 
     Attributes:
-        segments: In order, up to and with the first SOS.
+        segments: In order, up to and including the first SOS.
         process: The frame's marker: SOF0 is baseline, SOF1 extended sequential, SOF2 progressive.
-        precision: Bits a sample.
-        height: In pixels; 0 where a DNL segment tells it later.
+        precision: Bits per sample.
+        height: In pixels; 0 if a DNL segment gives it later.
         width: In pixels.
-        factors: Of the components of the frame.
+        factors: The sampling factors of the frame's components.
         sampling: The largest sampling factors, across and down; (1, 1) for one component, whose MCU is one block
             (A.2.2).
-        is_subsampled: Whether some component has fewer samples than the picture has pixels, across and down.
-        frame_start: Where the frame header's 0xFF lies.
-        restart_interval: In MCUs; 0 where there are no restart markers.
-        scan_start: Where the entropy-coded data begins.
-        is_single_scan: Whether the first scan holds all components, whole.
+        is_subsampled: Whether some component has fewer samples than the image has pixels, across and down.
+        frame_start: The offset of the frame header's 0xFF.
+        restart_interval: In MCUs; 0 if there are no restart markers.
+        scan_start: The offset of the first entropy-coded byte.
+        is_single_scan: Whether the first scan holds all components, complete.
     """
 
     segments: list[Segment]
@@ -78,7 +85,7 @@ class JpegHead(NamedTuple):
 
     @property
     def num_mcus(self) -> tuple[int, int]:
-        """The MCU rows, and the MCUs in each."""
+        """The number of MCU rows, and of MCUs in each row."""
         mcu_height, mcu_width = self.mcu_size
         return -(-self.height // mcu_height), -(-self.width // mcu_width)
 
@@ -96,15 +103,15 @@ def read_head(content: bytes) -> JpegHead:
 
 
 def why_irregular(head: JpegHead) -> str | None:
-    """Return why an image cannot be decoded in parts, or None if it can.
+    """Return why parts of an image cannot be decoded on their own, or None if they can.
 
-    In parts means: baseline or extended sequential Huffman coding, 8 bits, 1 or 3 components in one scan. The
-    answers are few and short, so that they can be counted.
+    They can in an image with baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components
+    in one scan. The answers are few and short, so that they can be counted.
     """
     if head.process not in (SOF0, SOF1):
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"
     if head.precision != 8:
-        return f"{head.precision} bits a sample"
+        return f"{head.precision} bits per sample"
     if len(head.factors) not in (1, 3):
         return f"{len(head.factors)} components"
     if not head.is_single_scan:
@@ -113,11 +120,11 @@ def why_irregular(head: JpegHead) -> str | None:
         return "no height in the frame header"
     if head.width == 0:
         return "no width in the frame header"
-    return _why_odd(head.factors)
+    return _why_unsupported(head.factors)
 
 
 @lru_cache(maxsize=256)
-def _why_odd(factors: Factors) -> str | None:
+def _why_unsupported(factors: Factors) -> str | None:
     if len(factors) == 1:
         return None
     across, down = _largest(factors)
@@ -138,40 +145,44 @@ def _parse(content: bytes) -> JpegHead:
         raise ValueError("the file does not begin with a JPEG's SOI marker")
     segments: list[Segment] = []
     frame_start = restart_interval = conditioning_start = 0
-    position, end = 2, len(content)
+    offset, end = 2, len(content)
     while True:
-        start = position
-        if content[position] != 0xFF:
-            raise ValueError(f"a marker is expected at byte {position}, and there is 0x{content[position]:02x}")
-        while content[position + 1] == 0xFF:  # Fill bytes (B.1.1.2).
-            position += 1
-        marker = content[position + 1]
+        start = offset
+        if content[offset] != 0xFF:
+            raise ValueError(f"expected a marker at byte {offset}, got 0x{content[offset]:02x}")
+        while content[offset + 1] == 0xFF:  # Fill bytes (B.1.1.2).
+            offset += 1
+        marker = content[offset + 1]
         if marker not in _KNOWN:
-            raise ValueError(
-                f"marker 0x{marker:02x} at byte {start} is not one that is known to stand before image data"
-            )
-        length = content[position + 2] << 8 | content[position + 3]
-        stop = position + 2 + length
+            raise ValueError(f"marker 0x{marker:02x} at byte {start} is not expected before the image data")
+        length = content[offset + 2] << 8 | content[offset + 3]
+        stop = offset + 2 + length
         if length < 2 or stop > end:
-            raise ValueError(f"the segment of marker 0x{marker:02x} at byte {start} is longer than the file")
-        segments.append(Segment(marker, position, stop))
+            raise ValueError(
+                f"the segment of marker 0x{marker:02x} at byte {start} has a length of {length} bytes, "
+                f"expected 2 to {end - offset - 2}"
+            )
+        segments.append(Segment(marker, offset, stop))
         if marker in FRAME_MARKERS:
             if frame_start:
                 raise ValueError(f"there is a second frame header at byte {start}")
-            frame_start, frame_stop = position, stop
+            frame_start, frame_stop = offset, stop
         elif marker == DAC:
             conditioning_start = start
         elif marker == DRI:
             if length != 4:
-                raise ValueError(f"the segment with the restart interval at byte {start} has {length} bytes, not 4")
-            restart_interval = content[position + 4] << 8 | content[position + 5]
+                raise ValueError(f"the restart interval's segment at byte {start} has {length} bytes, expected 4")
+            restart_interval = content[offset + 4] << 8 | content[offset + 5]
         elif marker == SOS:
             break
-        position = stop
+        offset = stop
     if not frame_start:
         raise ValueError(f"there is no frame header before the image data at byte {stop}")
     if conditioning_start and content[frame_start + 1] < SOF9:
-        raise ValueError(f"marker 0x{DAC:02x} at byte {conditioning_start} is none of Huffman coding")
+        raise ValueError(
+            f"marker 0x{DAC:02x} at byte {conditioning_start} belongs to arithmetic coding, "
+            "but the image is Huffman-coded"
+        )
     ids, factors = _read_components(content, frame_start, frame_stop)
     across, down = _largest(factors) if len(factors) > 1 else (1, 1)
     return JpegHead(
@@ -186,27 +197,31 @@ def _parse(content: bytes) -> JpegHead:
         frame_start,
         restart_interval,
         stop,
-        _is_whole_scan(content, position, stop, ids),
+        _is_complete_scan(content, offset, stop, ids),
     )
 
 
 def _read_components(content: bytes, start: int, stop: int) -> tuple[bytes, Factors]:
-    """Return the numbers and the sampling factors of the components of a frame header (B.2.2)."""
+    """Return the identifiers and the sampling factors of the components of a frame header (B.2.2)."""
     first, num_components = start + 10, content[start + 9]
     if stop != first + 3 * num_components or not num_components:
-        raise ValueError(f"the frame header at byte {start} does not have the length of {num_components} components")
+        raise ValueError(
+            f"the frame header at byte {start} has {stop - start} bytes, which does not fit {num_components} components"
+        )
     factors = tuple([(byte >> 4, byte & 15) for byte in content[first + 1 : stop : 3]])
     for across, down in factors:
         if not (1 <= across <= 4 and 1 <= down <= 4):
-            raise ValueError(f"the frame header at byte {start} has sampling factors outside of 1 to 4")
+            raise ValueError(f"the frame header at byte {start} has sampling factors outside 1 to 4")
     return content[first:stop:3], factors
 
 
-def _is_whole_scan(content: bytes, start: int, stop: int, ids: bytes) -> bool:
-    """Say whether a scan holds all components, and all coefficients without approximation (B.2.3)."""
+def _is_complete_scan(content: bytes, start: int, stop: int, ids: bytes) -> bool:
+    """Return whether a scan holds all components and all coefficients without approximation (B.2.3)."""
     num_components = content[start + 4]
     if stop != start + 8 + 2 * num_components:
-        raise ValueError(f"the scan header at byte {start} does not have the length of {num_components} components")
+        raise ValueError(
+            f"the scan header at byte {start} has {stop - start} bytes, which does not fit {num_components} components"
+        )
     return content[start + 5 : stop - 3 : 2] == ids and content[stop - 3 : stop] == b"\x00\x3f\x00"
 
 

@@ -1,4 +1,4 @@
-"""The kernel, watched: whoever touches memory that is not its own ends the process, or raises an error."""
+"""The kernel under guard: an access outside its own memory ends the process or raises an error."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
 from tests.images.guard_pages import GuardedMemory
 
 MAX_FILES = 16
-"""Of a chunk."""
+"""Of one chunk."""
 
 UNTOUCHED = 77
-"""What rows are filled with."""
+"""The value that rows are filled with."""
 
 LARGE = (
     *("streams", "bits", "coefficients", "between", "samples", "sums", "pixels"),
     *("columns", "column_weights", "rows", "weights", "resized"),
 )
-"""A workspace's arrays of which small pictures need little."""
+"""The arrays of a workspace of which small images use only a part."""
 
 
-class StrayAccessError(AssertionError):
-    """The kernel touches what is not its own."""
+class ForeignAccessError(AssertionError):
+    """The kernel accesses memory other than its own."""
 
 
 class Chunk(NamedTuple):
-    """What the kernel is to draw.
+    """The arguments of a call of the kernel.
 
     Attributes:
-        contents: n files.
-        plans: n times the fields of a PLAN.
+        contents: The bytes of n files.
+        plans: The fields of n PLANs.
         shape: Height and width of the rows.
-        at_end: Whether arrays lie at the end of the memory that may be touched, or at its start.
+        at_end: Whether arrays lie at the end of the accessible memory, or at its start.
     """
 
     contents: list[bytes]
@@ -49,28 +49,28 @@ class Chunk(NamedTuple):
     at_end: bool
 
 
-Draw = Callable[[Chunk], NDArray[np.uint8]]
-"""Draws a chunk; returns which files were drawn, uint8 [n]."""
+Render = Callable[[Chunk], NDArray[np.uint8]]
+"""Renders a chunk; returns whether each file was rendered, uint8 [n]."""
 
 
-def load_guarded(name: str, code: bytes) -> Draw:
-    """Return the kernel as users run it; who goes beyond its memory ends the process.
+def load_guarded(name: str, code: bytes) -> Render:
+    """Return the kernel as users run it; an access outside its memory ends the process.
 
     Args:
-        name: Of its function.
+        name: The name of its function.
         code: Its object file.
     """
     from shardio.images.kernel.loading import Kernel
 
     kernel = Kernel(name, code)
-    return _between_guards(lambda address: kernel._function(address), _unneeded(WORKSPACE))
+    return _between_guards(lambda address: kernel._function(address), _second_halves(WORKSPACE))
 
 
-def compile_checked(max_pixels: int | None = None) -> Draw:
-    """Compile the kernel with every index checked, in a process that has not imported its functions yet.
+def compile_checked(max_pixels: int | None = None) -> Render:
+    """Compile the kernel with a check of every index, in a process that has not imported its functions yet.
 
     Args:
-        max_pixels: How much its arrays are made for, so that small pictures can fill them.
+        max_pixels: The capacity of its arrays, so that small images can fill them.
     """
     os.environ["NUMBA_BOUNDSCHECK"] = "1"
     from shardio.images.kernel import memory
@@ -78,22 +78,24 @@ def compile_checked(max_pixels: int | None = None) -> Draw:
     for name, function in _checked_memory().items():
         setattr(memory, name, function)
     with suppress(IndexError):
-        raise AssertionError(f"numba checks no index: {memory.compiled(lambda array: array[9])(np.zeros(9))}")
+        raise AssertionError(
+            f"numba does not check indices: {memory.kernel_function(lambda array: array[9])(np.zeros(9))}"
+        )
     if max_pixels is not None:
         _make_small(max_pixels)
     from shardio.images.kernel.entry import _decode_chunk
 
-    return _between_guards(memory.compiled(_decode_chunk), ())
+    return _between_guards(memory.kernel_function(_decode_chunk), ())
 
 
-def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple[int, int]]) -> Draw:
-    """Return what has a function draw, with all of its memory between pages that nobody may touch.
+def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple[int, int]]) -> Render:
+    """Return a function that calls the kernel with all of its memory between inaccessible pages.
 
-    What it only reads cannot be written to, and rows of images that it does not draw must be as they were.
+    Inputs are read-only, and rows of images that are not rendered must not change.
 
     Args:
-        function: Takes the address of a CALL.
-        forbidden: Parts of the workspace that nobody may touch, either.
+        function: The kernel; it takes the address of a CALL.
+        forbidden: Parts of the workspace that are inaccessible, too.
     """
     files = [GuardedMemory() for _ in range(MAX_FILES)]
     memories = {name: GuardedMemory() for name in ("files", "lengths", "plans", "order", "rows", "is_done", "call")}
@@ -104,7 +106,7 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
         before = -num_bytes % mmap.PAGESIZE
         spaces[True].forbid(before + start, before + stop)
 
-    def draw(chunk: Chunk) -> NDArray[np.uint8]:
+    def render(chunk: Chunk) -> NDArray[np.uint8]:
         at_end, n = chunk.at_end, len(chunk.contents)
         data = [
             memory.place(len(content), at_end=at_end, content=np.frombuffer(content, np.uint8))
@@ -132,16 +134,16 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
         try:
             function(memories["call"].place(1, CALL, at_end=at_end, content=call).ctypes.data)
         except IndexError as error:
-            raise StrayAccessError(str(error)) from error
+            raise ForeignAccessError(str(error)) from error
         if (rows[is_done == 0] != UNTOUCHED).any():
-            raise StrayAccessError("rows of images that were not drawn are written to")
+            raise ForeignAccessError("rows of images that were not rendered have changed")
         return is_done
 
-    return draw
+    return render
 
 
-def _unneeded(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
-    """Yield where the second halves of the large arrays lie: so what grows beyond its array is seen inside, too."""
+def _second_halves(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
+    """Yield where the second halves of the large arrays lie, to detect an overrun of one array into the next."""
     assert workspace.fields is not None
     for name in LARGE:
         kind, start = workspace.fields[name][:2]
@@ -152,26 +154,26 @@ def _unneeded(workspace: np.dtype[np.void]) -> Iterator[tuple[int, int]]:
 
 
 def _checked_memory() -> dict[str, Callable[..., Any]]:
-    """Return those functions of the kernel's memory.py that numba does not check, with checks."""
+    """Return checked versions of the functions of the kernel's memory.py that numba does not check."""
     from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
     from shardio.images.kernel import memory
 
-    compiled: Any = memory.compiled
-    pointer: Any = memory.pointer  # numba's intrinsics are called otherwise than they are written.
+    kernel_function: Any = memory.kernel_function
+    pointer: Any = memory.pointer  # numba's intrinsics are called with other arguments than they are defined with.
 
-    @compiled
+    @kernel_function
     def shaped(array, start, shape):  # type: ignore[no-untyped-def]
         part = carray(pointer(array.ctypes.data + start * array.itemsize), shape, array.dtype)
         if start < 0 or start + part.size > array.size:
-            raise IndexError("a part of an array does not lie in it")
+            raise IndexError("a part of an array extends beyond it")
         return part
 
     return {"shaped": shaped}
 
 
 def _make_small(max_pixels: int) -> None:
-    """Make the arrays of records.py small, before anybody imports their sizes."""
+    """Make the arrays of records.py small, before any module imports their sizes."""
     smaller = {
         "MAX_PIXELS = 1 << 20": f"MAX_PIXELS = {max_pixels}",
         "MAX_STREAMS = 1 << 15": "MAX_STREAMS = 4",

@@ -1,4 +1,4 @@
-"""JPEG files of every kind, for tests of what reads them in part or writes them anew without loss."""
+"""JPEG files of every kind, to test code that decodes parts of them or rewrites them without loss."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 import cv2
 import numpy as np
 
-from tests.images.animals import (
+from tests.images.jpeg_files import (
     CONTENTS,
     CV2_SAMPLINGS,
     GRAY,
     PILLOW_SAMPLINGS,
     SAMPLINGS,
-    Animal,
     Factors,
+    JpegFile,
     by_cv2,
     by_pillow,
     by_simplejpeg,
     exif_with_thumbnail,
     flat,
-    own,
+    make_jpeg,
 )
 from tests.images.jpeg_tables import DEEP, FLAT
 from tests.images.jpeg_writer import dht_segment, dqt_segment, segment
 from tests.images.pictures import Array, make_picture
-from tests.images.strays import no_jpegs, strays, truncations
+from tests.images.untileable_jpegs import not_jpegs, truncations, untileable_jpegs
 
-__all__ = ["Animal", "full_zoo", "small_zoo", "truncations"]
+__all__ = ["JpegFile", "full_corpus", "small_corpus", "truncations"]
 
 Sizes = list[tuple[int, int]]
 
@@ -56,7 +56,7 @@ ODD_FACTORS: dict[str, Factors] = {
     "gray 4x4": ((4, 4),),
     "gray 3x1": ((3, 1),),
 }
-"""Sampling factors that few encoders write; a baseline MCU holds at most ten blocks (T.81 B.2.3)."""
+"""Sampling factors that few encoders write; a baseline MCU holds at most ten blocks (T.81, B.2.3)."""
 
 FLAT_TABLES = dht_segment({(table_class, number): FLAT[table_class] for table_class in (0, 1) for number in (0, 1)})
 UNUSED_TABLES = dqt_segment({3: [255] * 64}) + dht_segment({(0, 1): DEEP[0], (1, 1): DEEP[1]})
@@ -101,8 +101,8 @@ INTERVALS = [0, 1, 2, 3, 5, 8, 1000, 65535]
 MARKERS_INSIDE = b"\xff\xd8\xff\xd9\xff\xda\xff\xc0\xff\x00\xff\xd0\xff"
 
 
-def real_encoders(sizes: Sizes, quality: int = 85) -> Iterator[Animal]:
-    """Yield what the encoders that people use write by default, of each sampling that they have."""
+def real_encoders(sizes: Sizes, quality: int = 85) -> Iterator[JpegFile]:
+    """Yield what common encoders write by default, with each sampling that they offer."""
     for height, width in sizes:
         picture = make_picture(height, width)
         gray = picture[..., 0].copy()
@@ -122,39 +122,39 @@ def real_encoders(sizes: Sizes, quality: int = 85) -> Iterator[Animal]:
         files["cv2 optimised"] = by_cv2(picture, cv2.IMWRITE_JPEG_OPTIMIZE, 1, *quality_option)
         files["cv2 restarts"] = by_cv2(picture, cv2.IMWRITE_JPEG_RST_INTERVAL, 2, *quality_option)
         for name, content in files.items():
-            yield Animal(name=f"{name}, quality {quality}, {width}x{height}", content=content)
+            yield JpegFile(name=f"{name}, quality {quality}, {width}x{height}", content=content)
 
 
-def factors(sizes: Sizes, kinds: dict[str, Factors]) -> Iterator[Animal]:
-    """Yield files of these sampling factors."""
+def factors(sizes: Sizes, kinds: dict[str, Factors]) -> Iterator[JpegFile]:
+    """Yield files with these sampling factors."""
     for (height, width), (name, values) in itertools.product(sizes, kinds.items()):
-        yield own(f"factors {name}, {width}x{height}", make_picture(height, width), factors=values)
+        yield make_jpeg(f"factors {name}, {width}x{height}", make_picture(height, width), factors=values)
 
 
-def options(sizes: Sizes, kinds: dict[str, dict[str, Any]], samplings: list[str]) -> Iterator[Animal]:
-    """Yield files of these options of the writer."""
+def options(sizes: Sizes, kinds: dict[str, dict[str, Any]], samplings: list[str]) -> Iterator[JpegFile]:
+    """Yield files with these options of the writer."""
     for (height, width), sampling, (name, chosen) in itertools.product(sizes, samplings, kinds.items()):
         values = {"factors": SAMPLINGS[sampling], **chosen}
-        yield own(f"{name}, {sampling}, {width}x{height}", make_picture(height, width), **values)
+        yield make_jpeg(f"{name}, {sampling}, {width}x{height}", make_picture(height, width), **values)
 
 
-def restarts(sizes: Sizes, intervals: list[int], samplings: list[str]) -> Iterator[Animal]:
-    """Yield files with restart intervals that divide the rows of MCUs or not, or that never come to an end."""
+def restarts(sizes: Sizes, intervals: list[int], samplings: list[str]) -> Iterator[JpegFile]:
+    """Yield files with restart intervals that divide the rows of MCUs, that do not, or that exceed the scan."""
     for (height, width), sampling, interval in itertools.product(sizes, samplings, intervals):
         name = f"restart interval {interval}, {sampling}, {width}x{height}"
-        yield own(name, make_picture(height, width), factors=SAMPLINGS[sampling], restart_interval=interval)
+        yield make_jpeg(name, make_picture(height, width), factors=SAMPLINGS[sampling], restart_interval=interval)
 
 
-def contents(sizes: Sizes, qualities: list[int], samplings: list[str]) -> Iterator[Animal]:
-    """Yield pictures that need few codes, or all of them, or the longest."""
+def contents(sizes: Sizes, qualities: list[int], samplings: list[str]) -> Iterator[JpegFile]:
+    """Yield images that need few codes, all codes, or the longest ones."""
     for (height, width), sampling, quality, content in itertools.product(sizes, samplings, qualities, CONTENTS):
         picture = CONTENTS[content](height, width)
         name = f"{content}, quality {quality}, {sampling}, {width}x{height}"
-        yield own(name, picture, factors=SAMPLINGS[sampling], quality=quality, huffman="best")
+        yield make_jpeg(name, picture, factors=SAMPLINGS[sampling], quality=quality, huffman="best")
 
 
-def metadata(sizes: Sizes) -> Iterator[Animal]:
-    """Yield files with all that may stand beside the picture."""
+def metadata(sizes: Sizes) -> Iterator[JpegFile]:
+    """Yield files with all kinds of metadata."""
     for height, width in sizes:
         picture = make_picture(height, width)
         thumbnail = by_pillow(make_picture(40, 60))
@@ -171,31 +171,31 @@ def metadata(sizes: Sizes) -> Iterator[Animal]:
             ),
         }
         for name, content in files.items():
-            yield Animal(name=f"{name}, {width}x{height}", content=content)
+            yield JpegFile(name=f"{name}, {width}x{height}", content=content)
         comment, empty, full = segment(0xFE, MARKERS_INSIDE), segment(0xFE), segment(0xEF, bytes(65533))
         everywhere = (comment, "header", empty, "dqt", comment, "sof", segment(0xE7, MARKERS_INSIDE), "dht", empty)
-        yield own(f"segments everywhere, {width}x{height}", picture, parts=everywhere)
-        yield own(f"segments and fill bytes everywhere, {width}x{height}", picture, parts=everywhere, fill=2)
-        yield own(f"longest segment, {width}x{height}", picture, parts=("header", full, "dqt", "sof", "dht"))
+        yield make_jpeg(f"segments everywhere, {width}x{height}", picture, parts=everywhere)
+        yield make_jpeg(f"segments and fill bytes everywhere, {width}x{height}", picture, parts=everywhere, fill=2)
+        yield make_jpeg(f"longest segment, {width}x{height}", picture, parts=("header", full, "dqt", "sof", "dht"))
         late = ("dqt", "sof", "dht", "header", segment(0xE1, exif_with_thumbnail(thumbnail)))
-        yield own(f"late exif with thumbnail, {width}x{height}", picture, parts=late)
+        yield make_jpeg(f"late exif with thumbnail, {width}x{height}", picture, parts=late)
 
 
-def large() -> Iterator[Animal]:
-    """Yield a photograph's size, the longest row and the longest column of libjpeg."""
-    yield Animal(name="photograph", content=by_pillow(make_picture(375, 500), quality=92))
-    yield Animal(name="longest row", content=by_pillow(flat(1, 65500)))
-    yield Animal(name="longest column", content=by_pillow(flat(65500, 1)))
+def large() -> Iterator[JpegFile]:
+    """Yield an image of a photograph's size, and the longest row and column that libjpeg writes."""
+    yield JpegFile(name="photograph", content=by_pillow(make_picture(375, 500), quality=92))
+    yield JpegFile(name="longest row", content=by_pillow(flat(1, 65500)))
+    yield JpegFile(name="longest column", content=by_pillow(flat(65500, 1)))
 
 
-def every_size(numbers: range) -> Iterator[Animal]:
-    """Yield each width with each height once, by encoders and with options drawn by chance."""
+def every_size(sides: range) -> Iterator[JpegFile]:
+    """Yield each width with each height once, by random encoders and with random options."""
     encoders: dict[str, tuple[list[str], Callable[[Array, str, int], bytes]]] = {
         "pillow": (["gray", *PILLOW_SAMPLINGS], _pillow_of),
         "cv2": (list(CV2_SAMPLINGS), _cv2_of),
         "simplejpeg": (list(SAMPLINGS), by_simplejpeg),
     }
-    for height, width in itertools.product(numbers, numbers):
+    for height, width in itertools.product(sides, sides):
         random = np.random.default_rng([height, width])
         content, quality = str(random.choice(list(CONTENTS))), int(random.integers(1, 101))
         picture = CONTENTS[content](height, width)
@@ -203,17 +203,19 @@ def every_size(numbers: range) -> Iterator[Animal]:
         if random.random() < 0.5:
             encoder = str(random.choice(list(encoders)))
             sampling = str(random.choice(encoders[encoder][0]))
-            yield Animal(name=f"{encoder} {sampling}, {name}", content=encoders[encoder][1](picture, sampling, quality))
+            yield JpegFile(
+                name=f"{encoder} {sampling}, {name}", content=encoders[encoder][1](picture, sampling, quality)
+            )
         else:
             sampling = str(random.choice(list(SAMPLINGS)))
             huffman = str(random.choice(["standard", "best", "deep", "flat"]))
             interval = [None, 1, 2, 3, 7, 1000][random.integers(6)]
             chosen: dict[str, Any] = {"factors": SAMPLINGS[sampling], "huffman": huffman, "restart_interval": interval}
-            yield own(f"{huffman}, interval {interval}, {sampling}, {name}", picture, quality=quality, **chosen)
+            yield make_jpeg(f"{huffman}, interval {interval}, {sampling}, {name}", picture, quality=quality, **chosen)
 
 
-def product(sizes: Sizes) -> Iterator[Animal]:
-    """Yield the big product of options."""
+def product(sizes: Sizes) -> Iterator[JpegFile]:
+    """Yield the product of many options."""
     axes: dict[str, list[Any]] = {
         "factors": [*SAMPLINGS.values(), ODD_FACTORS["4:1:0"], ODD_FACTORS["larger chroma"]],
         "huffman": ["standard", "best", "deep"],
@@ -226,11 +228,11 @@ def product(sizes: Sizes) -> Iterator[Animal]:
     }
     for (height, width), values in itertools.product(sizes, itertools.product(*axes.values())):
         chosen = dict(zip(axes, values, strict=True))
-        yield own(f"product {values}, {width}x{height}", make_picture(height, width), **chosen)
+        yield make_jpeg(f"product {values}, {width}x{height}", make_picture(height, width), **chosen)
 
 
-def small_zoo() -> Iterator[Animal]:
-    """Yield some animals of every kind: a few hundred, in a few seconds."""
+def small_corpus() -> Iterator[JpegFile]:
+    """Yield a few hundred files, some of every kind, in a few seconds."""
     yield from real_encoders([(20, 35)])
     yield from real_encoders([(1, 1)], quality=95)
     yield from factors([(37, 29)], ODD_FACTORS)
@@ -242,16 +244,16 @@ def small_zoo() -> Iterator[Animal]:
     yield from contents([(17, width) for width in (1, 2, 3, 4)], [90], ["4:1:1"])
     yield from metadata([(16, 24)])
     yield from large()
-    yield from strays([(20, 30)])
-    yield from no_jpegs()
+    yield from untileable_jpegs([(20, 30)])
+    yield from not_jpegs()
 
 
-def full_zoo() -> Iterator[Animal]:
-    """Yield everything: the small zoo, all sizes up to 70x70, all qualities, all factors and the product of options."""
-    yield from small_zoo()
+def full_corpus() -> Iterator[JpegFile]:
+    """Yield the small corpus, all sizes up to 70x70, all qualities, all factors and the product of options."""
+    yield from small_corpus()
     sizes = [(8, 8), (9, 15), (16, 16), (33, 65), (64, 1), (3, 100)]
     for quality in range(1, 101):
-        if quality != 85:  # the small zoo has them
+        if quality != 85:  # The small corpus has them.
             yield from real_encoders([(20, 35)], quality)
     yield from every_size(range(1, 71))
     single = [(h, v) for h in range(1, 5) for v in range(1, 5)]
@@ -267,7 +269,7 @@ def full_zoo() -> Iterator[Animal]:
     yield from contents(sizes, [1, 10, 50, 75, 95, 100], everywhere)
     yield from metadata(sizes)
     yield from product([(23, 41)])
-    yield from strays([(1, 1), (8, 8), (9, 15), (40, 100)])
+    yield from untileable_jpegs([(1, 1), (8, 8), (9, 15), (40, 100)])
 
 
 def _pillow_of(picture: Array, sampling: str, quality: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The animals of the zoo that are not tileable: other codings, files that end otherwise, and broken ones."""
+"""Files that cannot be tiled: other codings, files that do not end with their data, and damaged files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from tests.images.animals import (
+from tests.images.jpeg_files import (
     CV2_SAMPLINGS,
     GRAY,
     SAMPLINGS,
-    Animal,
+    JpegFile,
     by_cv2,
     by_pillow,
     flat,
@@ -28,8 +28,8 @@ from tests.images.pictures import Array, make_picture, save
 Sizes = list[tuple[int, int]]
 
 
-def other_codings(sizes: Sizes) -> Iterator[Animal]:
-    """Yield files that are right, but of other frames and scans."""
+def other_codings(sizes: Sizes) -> Iterator[JpegFile]:
+    """Yield intact files with other frames and scans."""
     for height, width in sizes:
         size = f"{width}x{height}"
         picture = make_picture(height, width)
@@ -51,7 +51,7 @@ def other_codings(sizes: Sizes) -> Iterator[Animal]:
             "height in dnl, gray": _own(picture[..., 0].copy(), factors=GRAY, dnl=True),
             "2x2 for all, one scan a component": _own(picture, factors=((2, 2),) * 3, scans=((0,), (1,), (2,))),
         }
-        # A header tells the coding; that what follows is of another one does not matter to who stops there.
+        # The data does not match the header's coding, but readers stop at the header.
         files |= {f"sof{number:x}": patch_sof(own_baseline, 0xC0 | number) for number in (2, 3, 5, 6, 7, 9, 10, 11, 13)}
         for sampling, factors in SAMPLINGS.items():
             if len(factors) == 3:
@@ -63,11 +63,11 @@ def other_codings(sizes: Sizes) -> Iterator[Animal]:
                     picture, factors=factors, scans=((0, 1), (2,)), restart_interval=2
                 )
         for name, content in files.items():
-            yield Animal(name=f"{name} {size}", content=content, tileable=False)
+            yield JpegFile(name=f"{name} {size}", content=content, tileable=False)
 
 
-def other_ends(sizes: Sizes) -> Iterator[Animal]:
-    """Yield files that are right or nearly so, but do not end where their data does."""
+def other_ends(sizes: Sizes) -> Iterator[JpegFile]:
+    """Yield intact or almost intact files that do not end where their data does."""
     for height, width in sizes:
         picture = make_picture(height, width)
         content = write_jpeg(picture, Options(restart_interval=1))
@@ -89,17 +89,17 @@ def other_ends(sizes: Sizes) -> Iterator[Animal]:
             "the scan twice": plain[:-2] + plain[_scan_header(plain) :],
         }
         for name, file in files.items():
-            yield Animal(name=f"{name} {width}x{height}", content=file, tileable=False)
+            yield JpegFile(name=f"{name} {width}x{height}", content=file, tileable=False)
 
 
-def broken_headers(sizes: Sizes) -> Iterator[Animal]:
-    """Yield files whose header says what cannot be."""
+def broken_headers(sizes: Sizes) -> Iterator[JpegFile]:
+    """Yield files with an impossible header."""
     for height, width in sizes:
         good = write_jpeg(make_picture(height, width), Options(restart_interval=2))
-        places = {kind: (start, end) for kind, start, end in segments_of(good)}
+        spans = {kind: (start, end) for kind, start, end in segments_of(good)}
         files = {
-            "no frame": good[: places[0xC0][0]] + good[places[0xC0][1] :],
-            "two frames": good[: places[0xC0][1]] + good[places[0xC0][0] :],
+            "no frame": good[: spans[0xC0][0]] + good[spans[0xC0][1] :],
+            "two frames": good[: spans[0xC0][1]] + good[spans[0xC0][0] :],
             "no tables, by pillow": by_pillow(make_picture(height, width), streamtype=2),
             "tables only, by pillow": by_pillow(make_picture(height, width), streamtype=1),
             "width 0": patch(patch(good, 0xC0, 3, 0), 0xC0, 4, 0),
@@ -123,11 +123,11 @@ def broken_headers(sizes: Sizes) -> Iterator[Animal]:
         if max(height, width) > 8:  # One MCU would keep every interval.
             files["restart interval that the data does not keep"] = patch(good, 0xDD, 1, 1)
         for name, content in files.items():
-            yield Animal(name=f"{name} {width}x{height}", content=content, tileable=False)
+            yield JpegFile(name=f"{name} {width}x{height}", content=content, tileable=False)
 
 
-def broken_data(sizes: Sizes) -> Iterator[Animal]:
-    """Yield files whose entropy-coded data is wrong or cut."""
+def broken_data(sizes: Sizes) -> Iterator[JpegFile]:
+    """Yield files whose entropy-coded data is wrong or truncated."""
     for height, width in sizes:
         size = f"{width}x{height}"
         picture = noise(height, width)
@@ -157,22 +157,22 @@ def broken_data(sizes: Sizes) -> Iterator[Animal]:
                 "the last interval is missing": restarts[:last_marker] + b"\xff\xd9",
                 "cut after a restart marker": restarts[: last_marker + 2],
             }
-        files |= {f"cut at {place}": plain[:place] for place in (1, 2, 3, 4, 20, 50, 160, begin - 5, begin + 1)}
+        files |= {f"cut at {length}": plain[:length] for length in (1, 2, 3, 4, 20, 50, 160, begin - 5, begin + 1)}
         for name, content in files.items():
-            yield Animal(name=f"{name} {size}", content=content, tileable=False)
+            yield JpegFile(name=f"{name} {size}", content=content, tileable=False)
 
 
-def no_jpegs() -> Iterator[Animal]:
-    """Yield files that are no JPEG files, or hardly."""
-    yield Animal(name="empty file", content=b"", tileable=False)
-    yield Animal(name="zeros", content=bytes(500), tileable=False)
-    yield Animal(name="soi and eoi", content=b"\xff\xd8\xff\xd9", tileable=False)
-    yield Animal(name="soi and fill bytes", content=b"\xff\xd8" + b"\xff" * 300, tileable=False)
-    yield Animal(name="png", content=save(flat(20, 20), "PNG"), tileable=False)
+def not_jpegs() -> Iterator[JpegFile]:
+    """Yield files that are not JPEGs, or hardly."""
+    yield JpegFile(name="empty file", content=b"", tileable=False)
+    yield JpegFile(name="zeros", content=bytes(500), tileable=False)
+    yield JpegFile(name="soi and eoi", content=b"\xff\xd8\xff\xd9", tileable=False)
+    yield JpegFile(name="soi and fill bytes", content=b"\xff\xd8" + b"\xff" * 300, tileable=False)
+    yield JpegFile(name="png", content=save(flat(20, 20), "PNG"), tileable=False)
 
 
-def strays(sizes: Sizes) -> Iterator[Animal]:
-    """Yield every kind of animal that is not tileable but still a JPEG file."""
+def untileable_jpegs(sizes: Sizes) -> Iterator[JpegFile]:
+    """Yield every kind of JPEG file that is not tileable."""
     yield from other_codings(sizes)
     yield from other_ends(sizes)
     yield from broken_headers(sizes)
@@ -180,14 +180,14 @@ def strays(sizes: Sizes) -> Iterator[Animal]:
 
 
 def truncations(content: bytes) -> Iterator[bytes]:
-    """Yield the beginnings of a file, the empty one first, without the file itself."""
+    """Yield all proper prefixes of a file, the empty one first."""
     return (content[:length] for length in range(len(content)))
 
 
 def patch_sof(content: bytes, marker: int) -> bytes:
-    """Return the file with another marker before its frame header."""
-    place = next(start for kind, start, _ in segments_of(content) if kind == 0xC0)
-    return content[: place + 1] + bytes([marker]) + content[place + 2 :]
+    """Return the file with another marker for its frame header."""
+    start = next(start for kind, start, _ in segments_of(content) if kind == 0xC0)
+    return content[: start + 1] + bytes([marker]) + content[start + 2 :]
 
 
 def _own(picture: Array, **options: Any) -> bytes:
