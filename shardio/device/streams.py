@@ -64,7 +64,8 @@ class CudaStream:
         return CudaBatchCopy(self._device, batch, copied, ready)
 
     def record_event(self) -> StreamEvent:
-        return torch.cuda.current_stream(self._device).record_event()
+        event: StreamEvent = torch.cuda.current_stream(self._device).record_event()
+        return event
 
 
 class CudaBatchCopy:

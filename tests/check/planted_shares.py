@@ -108,7 +108,7 @@ def _(packed: Path) -> None:
     once((cut(range(N)), cut(range(N))), N)
 
 
-@case("a sampler splits for four ranks where there are two, nothing expected", "over 4 ranks, but there are 2")
+@case("a sampler splits for four ranks, but there are two, nothing expected", "over 4 ranks, but there are 2")
 def _(packed: Path) -> None:
     check_ranks(by(samplers(4)[:2]), ExpectedSamples())
 
@@ -203,13 +203,13 @@ def _(packed: Path) -> None:
 def _(packed: Path) -> None:
     class Own:
         def __init__(self, rank: int) -> None:
-            self.draw, self.numbers = random.Random(rank), list(range(rank, N, 2))
-            self.draw.shuffle(self.numbers)
+            self.rng, self.numbers = random.Random(rank), list(range(rank, N, 2))
+            self.rng.shuffle(self.numbers)
             self.is_frozen = rank == 1
 
         def __iter__(self) -> Iterator[Any]:
             if not self.is_frozen:
-                self.draw.shuffle(self.numbers)
+                self.rng.shuffle(self.numbers)
             return iter(cut(self.numbers))
 
     once((Own(0), Own(1)), N, epochs=2)

@@ -47,7 +47,7 @@ def is_running(process_id: int) -> bool:
 
 
 def await_file(path: Path) -> int:
-    """Return the number in a file that another process writes; poll, as there is no event to wait for."""
+    """Poll for a file that another process writes, and return the number in it."""
     while not path.exists():
         time.sleep(0.01)
     return int(path.read_text())

@@ -132,7 +132,7 @@ def _(packed: Path) -> None:
     once(tuple(load(dataset, sampler=sampler) for sampler in ranks), epochs=3)
 
 
-@case("DistributedSampler with drop_last where that drops nothing")
+@case("DistributedSampler with drop_last that drops nothing")
 def _(packed: Path) -> None:
     dataset: Any = range(N)
     ranks: list[Any] = [DistributedSampler(dataset, 4, rank, drop_last=True) for rank in range(4)]

@@ -84,11 +84,11 @@ def _(packed: Path) -> None:
 
 @case("three fixed batches in random order, eight epochs")
 def _(packed: Path) -> None:
-    draw = random.Random(1)
+    rng = random.Random(1)
 
     class Few:
         def __iter__(self) -> Iterator[list[int]]:
-            return iter(draw.sample(cut(MIXED, 32), 3))
+            return iter(rng.sample(cut(MIXED, 32), 3))
 
     once(load(range(N), batch_size=1, batch_sampler=Few()), range(N), epochs=8)
 

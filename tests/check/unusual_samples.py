@@ -96,8 +96,8 @@ def _(packed: Path) -> None:
 
 @case("a shuffled stream of images, nothing expected")
 def _(packed: Path) -> None:
-    draw = random.Random(0)
-    once(load(Shares(lambda worker, of: (torch.full((2, 2), number) for number in draw.sample(range(N), N)))))
+    rng = random.Random(0)
+    once(load(Shares(lambda worker, of: (torch.full((2, 2), number) for number in rng.sample(range(N), N)))))
 
 
 @case("pairs that were not collated, without keys", WANTED)
