@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from unittest import mock
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from shardio.check import processes
 from shardio.check.launching import RankCommand
