@@ -1,4 +1,4 @@
-"""Class names: the list by which labels are numbered. The one place where such lists are taken and compared."""
+"""Class names: the list whose indices are the labels. Read such lists and compare them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 MAX_DEPTH = 16
-"""How many wrappers are looked through. An object may say that it has any attribute."""
+"""How many nested wrappers are searched. An object may claim to have any attribute."""
 
 
 class HasClasses(Protocol):
-    """Anything that numbers classes: a dataset of shardio's or torchvision's, a manifest."""
+    """An object with class names: a dataset of shardio or torchvision, or a manifest."""
 
     @property
     def classes(self) -> Sequence[str]: ...
 
 
 Classes = Sequence[str] | HasClasses
-"""Class names by label, or another dataset that has them."""
+"""Class names by label, or a dataset that has them."""
 
 
 def check_classes(classes: Classes) -> tuple[str, ...]:
@@ -32,43 +32,43 @@ def check_classes(classes: Classes) -> tuple[str, ...]:
         classes: A list of names, or a dataset (or a Subset of one, or a manifest) that has ``classes``.
 
     Raises:
-        TypeError: If it is neither.
-        ValueError: If it is empty, a name comes twice, or the dataset has parts that number classes differently.
+        TypeError: If ``classes`` is neither.
+        ValueError: If it is empty, has a name twice, or is a dataset whose parts number classes differently.
     """
     members = list(_members(classes))
     if any(list(member.classes) != list(members[0].classes) for member in members):
-        raise ValueError("classes is a dataset whose parts number classes differently: give one of the parts")
+        raise ValueError("classes is a dataset whose parts number their classes differently: give one of the parts")
     names = members[0].classes if members else getattr(classes, "classes", classes)
     if isinstance(names, str | bytes) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
-        raise TypeError(f"classes must be a list of names, or a dataset that has classes, got {classes!r:.100}")
+        raise TypeError(f"classes must be a list of names or a dataset with classes, got {classes!r:.100}")
     if not names:
-        raise ValueError("classes is empty: name at least one class, or give a dataset that has class names")
+        raise ValueError("classes is empty: give at least one name or a dataset with class names")
     if repeated := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(f"classes must not repeat a name, got {_shorten(repeated)} more than once")
     return tuple(names)
 
 
 def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> dict[str, int]:
-    """Return the label of each class that was found, by its place in ``classes``.
+    """Return the label of each class that was found, which is its index in ``classes``.
 
     Raises:
-        ValueError: If there is no such class.
+        ValueError: If a class is not in ``classes``.
     """
     labels = {name: label for label, name in enumerate(classes)}
     if unknown := [name for name in found if name not in labels]:
         raise ValueError(
-            f"{where} has classes that are not in classes=…: {_shorten(unknown)}. The list has {len(classes)} names, "
-            f"{_shorten(classes)}: add the missing ones at its end, or leave these classes out"
+            f"{where} has classes that are not in classes=…: {_shorten(unknown)}. The list has {len(classes)} names "
+            f"({_shorten(classes)}): append the missing ones, or remove these classes from the data"
         )
     return {name: labels[name] for name in found}
 
 
 def warn_of_other_classes(*datasets: Any, stacklevel: int = 3) -> None:
-    """Warn if datasets that are used together give one label to different classes.
+    """Warn if datasets that are used together give the same label to different classes.
 
     Args:
-        datasets: Datasets, or loaders of them; torch's Subsets and ConcatDatasets are looked through.
-        stacklevel: Whose line the warning names, as in ``warnings.warn``.
+        datasets: Datasets or loaders. torch's Subsets and ConcatDatasets are searched.
+        stacklevel: The caller that the warning names, as in ``warnings.warn``.
     """
     members = [member for dataset in datasets for member in _members(dataset)]
     for other in members[1:]:
@@ -76,9 +76,9 @@ def warn_of_other_classes(*datasets: Any, stacklevel: int = 3) -> None:
         for label, (name, others_name) in enumerate(zip(first.classes, other.classes, strict=False)):
             if name != others_name:
                 warnings.warn(
-                    f"two datasets that are used together number their classes differently: label {label} is "
-                    f"{name!r} in the {_describe(first)}, and {others_name!r} in the {_describe(other)}. "
-                    "Give the second one the classes of the first, by classes=first_dataset",
+                    f"two datasets that are used together number their classes differently: label {label} is {name!r} "
+                    f"in the {_describe(first)} and {others_name!r} in the {_describe(other)}. Create the second one "
+                    "with classes=first_dataset",
                     UserWarning,
                     stacklevel=stacklevel,
                 )
@@ -98,7 +98,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
             yield from _members(wrapped, depth + 1)
             return
     datasets = getattr(dataset, "datasets", None)
-    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # Its labels are never mixed.
+    if isinstance(datasets, list | tuple) and type(dataset).__name__ != "StackDataset":  # It never mixes labels.
         for each in datasets:
             yield from _members(each, depth + 1)
 
@@ -106,12 +106,12 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
 def _find_names(dataset: Any) -> Any:
     try:
         return getattr(dataset, "classes", None)
-    except Exception:  # Whatever a property raises: a dataset that cannot name classes has none to compare.
+    except Exception:  # A property may raise anything. The dataset then has no classes to compare.
         return None
 
 
 def _describe(dataset: Any) -> str:
-    return f"{type(dataset).__name__} of {len(dataset.classes)} classes"
+    return f"{type(dataset).__name__} with {len(dataset.classes)} classes"
 
 
 def _shorten(names: Sequence[str]) -> str:

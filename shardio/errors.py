@@ -1,18 +1,18 @@
-"""The errors of shardio, one class for each way to recover.
+"""The errors of shardio, one class per way to recover.
 
 ::
 
     ShardioError
-    ├── PackError           the source or the destination of a pack: change the directory or the options
-    ├── FormatError         a manifest, index or tar is not what it should be: repack or fetch it again
+    ├── PackError           a pack cannot read its source or use its destination: change the directory or the options
+    ├── FormatError         a manifest, index or tar is invalid: pack or download it again
     │   └── StaleIndexError     the tar changed after its index was made: delete the index
-    ├── SampleError         one sample cannot be read or decoded: repair or remove that sample
-    ├── WorkerError         worker processes die again and again: check memory, or the samples that the error names
-    ├── StateError          a saved state belongs to another dataset or order: use the run's own
-    ├── BusyError           another run writes into the directory: wait for it, or name another directory
-    ├── NonFiniteLossError  the loss is NaN or infinite: go back to a checkpoint, with a lower learning rate
-    ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests)
-    └── IdentityError       samples cannot be identified: say where their keys lie (also a TypeError)
+    ├── SampleError         a sample cannot be read or decoded: repair or remove it
+    ├── WorkerError         worker processes die repeatedly: check memory, or the samples that the error names
+    ├── StateError          a saved state belongs to another dataset or order: use the state of this run
+    ├── BusyError           another run writes to the directory: wait for it, or choose another directory
+    ├── NonFiniteLossError  the loss is NaN or infinite: resume from a checkpoint with a lower learning rate
+    ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests): fix the loader
+    └── IdentityError       samples cannot be identified: say where their keys are (also a TypeError)
 
 Arguments out of range raise ValueError, objects of the wrong kind TypeError, as in the standard library.
 """
@@ -25,28 +25,28 @@ from typing import Any
 
 
 class ShardioError(Exception):
-    """The base of all errors that shardio raises about data."""
+    """The base class of shardio's errors about data."""
 
 
 class PackError(ShardioError):
-    """The source cannot be packed, or the destination is not free."""
+    """The source cannot be packed, or the destination cannot be used."""
 
 
 class FormatError(ShardioError):
-    """A manifest, an index or a tar is not what it should be."""
+    """A manifest, an index or a tar is invalid."""
 
 
 class StaleIndexError(FormatError):
-    """An index does not belong to the tar beside it."""
+    """An index does not belong to its tar."""
 
 
 class SampleError(ShardioError):
     """A sample cannot be read or decoded.
 
     Attributes:
-        row: The sample's place among those that were requested together.
-        key: Its key, where that is known.
-        where: Where it lies, likewise.
+        row: The sample's row among the samples that were requested together.
+        key: Its key, or "" if unknown.
+        where: Where it is stored, or "" if unknown.
     """
 
     def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "") -> None:
@@ -56,12 +56,12 @@ class SampleError(ShardioError):
         self.where = where
 
     def at_row(self, row: int) -> SampleError:
-        """Return the same error for a sample at another row."""
+        """Return the same error for another row."""
         return type(self)(str(self), row=row, key=self.key, where=self.where)
 
 
 class WorkerError(ShardioError):
-    """Worker processes died repeatedly over the same samples, or cannot start."""
+    """Worker processes died repeatedly at the same samples, or cannot start."""
 
 
 class StateError(ShardioError):
@@ -69,15 +69,15 @@ class StateError(ShardioError):
 
 
 class BusyError(ShardioError):
-    """Another training run writes into the directory."""
+    """Another training run writes to the directory."""
 
 
 class NonFiniteLossError(ShardioError):
     """The loss is NaN or infinite.
 
     Attributes:
-        step: In which step of the training run.
-        keys: The keys of the batch's samples, where those are known.
+        step: The step of the training run.
+        keys: The keys of the batch's samples; None if unknown.
     """
 
     def __init__(self, message: str, *, step: int, keys: Sequence[str] | None = None) -> None:
@@ -87,11 +87,11 @@ class NonFiniteLossError(ShardioError):
 
 
 class CoverageError(ShardioError, AssertionError):
-    """A loader delivered some samples more than once, or not at all."""
+    """A loader delivered some samples more than once or not at all."""
 
 
 class IdentityError(ShardioError, TypeError):
-    """Samples cannot be identified by what a batch holds: keys are needed, or the given ones do not identify them."""
+    """Samples cannot be identified: a batch holds no keys, or the given keys do not identify them."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Functions that people name on the command line: their own loaders and models."""
+"""Load functions that people name on the command line, such as their own loaders and models."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 
 
 def load_function(target: str) -> Callable[..., Any]:
-    """Return what ``path/to/file.py:function`` or ``package.module:function`` names.
+    """Load the function named by ``path/to/file.py:function`` or ``package.module:function``.
 
-    Modules are found as by ``python -m``: in the current directory, too. What a file imports may lie beside it.
+    Modules are found as with ``python -m``, so also in the current directory. A file may import modules in its own
+    directory.
 
     Args:
-        target: The file or module, and the name of something in it that can be called: a class will do.
+        target: The file or module, and the name of a function or class in it.
 
     Raises:
-        ValueError: If the target is not of that form, there is no such file or module, or no such function in it.
+        ValueError: If the target has another form, or the file, module or function does not exist.
     """
     path, _, name = target.rpartition(":")
     if path.endswith(".py"):
@@ -28,7 +29,9 @@ def load_function(target: str) -> Callable[..., Any]:
     elif all(part.isidentifier() for part in path.split(".")):
         module = _load_module(path)
     else:
-        raise ValueError(f"{target!r} names no function: write path/to/file.py:function or package.module:function")
+        raise ValueError(
+            f"{target!r} does not name a function: write path/to/file.py:function or package.module:function"
+        )
     function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         raise ValueError(f"{path} has no function {name!r}")
@@ -42,18 +45,20 @@ def _load_file(path: Path) -> ModuleType:
     assert spec is not None, "a name that ends in .py has a loader"
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # Worker processes that are not forked look their functions up by it.
+    sys.modules[spec.name] = module  # Spawned worker processes look functions up by this name.
     sys.path.insert(0, str(path.resolve().parent))
     spec.loader.exec_module(module)
     return module
 
 
 def _load_module(name: str) -> ModuleType:
-    sys.path.insert(0, str(Path.cwd()))  # A console script's own path begins with where it is installed.
+    sys.path.insert(0, str(Path.cwd()))  # A console script's path starts with its own directory.
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # What is missing may also be a module that the named one imports: that error says it better.
+        # A missing module that the named one imports has a better error already.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
-        raise ValueError(f"there is no module {error.name!r} in the current directory or installed") from error
+        raise ValueError(
+            f"there is no module {error.name!r} in the current directory or in the Python environment"
+        ) from error

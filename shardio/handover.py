@@ -1,8 +1,8 @@
-"""Batches on their way from a loader to the user, through others that may hold some back.
+"""Batches on their way from a loader to the user, through wrappers that may hold some back.
 
-A loader counts what the user received, and that is what its state says. A prefetcher asks for batches earlier than it
-hands them on. So a loader does not count a batch itself, but has it counted: by whoever hands it to the user. What lies
-between the two, such as a generator, need not know of it.
+A loader's state counts the batches that the user received. A prefetcher requests batches before the user does. So the
+loader registers a function that counts a batch, and the outermost wrapper calls it when the user receives the batch.
+Objects in between, such as generators, are not involved.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
 
 
 def counts_when_received(loader: object) -> bool:
-    """Return whether a loader counts batches by :func:`hand_over`, so that its state is never ahead of the user.
+    """Return whether a loader counts batches with :func:`hand_over`, so that its state is never ahead of the user.
 
-    Loaders say so by an attribute of this name. Others count what they were asked for.
+    Such a loader has an attribute of this name. Other loaders count the batches that were requested.
     """
     return bool(getattr(loader, "counts_when_received", False))
 
 
 def hand_over(counts: Iterable[Count]) -> None:
-    """Count what is handed on now; later, if whoever asked for it holds it back."""
+    """Call functions that count a batch: now, or later if the caller is in :func:`held_back`."""
     held = _HELD.get()
     if held is not None:
         held.extend(counts)
@@ -36,7 +36,7 @@ def hand_over(counts: Iterable[Count]) -> None:
 
 @contextmanager
 def held_back() -> Iterator[list[Count]]:
-    """Collect what the block's batches have to count, for :func:`hand_over` when they are handed on.
+    """Collect the functions that count the block's batches, for :func:`hand_over` when the user receives the batches.
 
     >>> received = []
     >>> with held_back() as counts:

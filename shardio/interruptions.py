@@ -1,6 +1,6 @@
-"""Interruptions: errors that a signal handler raised, and so say nothing of what was being done at that moment.
+"""Interruptions: errors that a signal handler raised. They say nothing about the work that they interrupted.
 
-A sample whose decoding was interrupted is not damaged, and a batch that was interrupted may be lost.
+A sample whose decoding was interrupted is not damaged. A batch that was interrupted may be lost.
 """
 
 from __future__ import annotations
@@ -12,56 +12,56 @@ from typing import Any
 
 
 def let_through(error: BaseException) -> None:
-    """Raise an error again if it is an interruption; for whoever is about to blame a sample for it."""
+    """Raise an error again if it is an interruption. Call this before blaming a sample for an error."""
     if is_interruption(error):
         raise error
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Say whether a signal handler raised an error, or the error that is its cause."""
+    """Return whether a signal handler raised an error or one of its causes."""
     handlers, seen = set(_codes_of_handlers()), set[int]()
     cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:  # Causes are a circle after `raise error from error`.
-        place = cause.__traceback__
-        while place is not None:
-            if place.tb_frame.f_code in handlers:
+    while cause is not None and id(cause) not in seen:  # `raise error from error` makes a cycle.
+        trace = cause.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code in handlers:
                 return True
-            place = place.tb_next
+            trace = trace.tb_next
         seen.add(id(cause))
         cause = cause.__cause__
     return False
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's class and words, for messages."""
+    """Return an error's class and message, for other messages."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def cut_short(by: str) -> RuntimeError:
-    """Return the error for an epoch that cannot go on, by the description of what ended it."""
+    """Return the error for an epoch that cannot continue, given what ended it."""
     return RuntimeError(
-        f"this epoch ended before its last batch, by {by}: it cannot go on, because a batch may be lost. Iterate over "
-        "the loader again; to get the rest of this epoch, where shardio has the order, call "
-        "loader.load_state_dict(loader.state_dict()) first"
+        f"this epoch ended before its last batch, by {by}. It cannot continue because a batch may be lost. Iterate "
+        "over the loader again. If the order is shardio's, call loader.load_state_dict(loader.state_dict()) first to "
+        "get the rest of this epoch"
     )
 
 
 def no_end(error: Exception) -> Exception:
-    """Return an error that ends no epoch in silence: RuntimeError for StopIteration, as generators raise (PEP 479)."""
+    """Return a RuntimeError for StopIteration, which would end the epoch silently (PEP 479), and other errors as is."""
     if not isinstance(error, StopIteration):
         return error
-    failure = RuntimeError("a dataset, transform or collate_fn raised StopIteration, which is no error: raise another")
+    failure = RuntimeError("a dataset, transform or collate_fn raised StopIteration: raise another error")
     failure.__cause__ = error
     return failure
 
 
 def _codes_of_handlers() -> Iterator[CodeType]:
-    """Yield the code of all signal handlers that are written in Python."""
-    for number in signal.valid_signals():
-        handler: Any = signal.getsignal(number)
-        if not callable(handler):  # The default, or ignored.
+    """Yield the code of each signal handler written in Python."""
+    for each in signal.valid_signals():
+        handler: Any = signal.getsignal(each)
+        if not callable(handler):  # Default or ignored.
             continue
-        handler = getattr(handler, "func", handler)  # A partial.
+        handler = getattr(handler, "func", handler)  # For a partial.
         code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
         if code is not None:
             yield code

@@ -1,4 +1,4 @@
-"""How many processors this process may use: the only place that counts them."""
+"""The number of processors that this process may use. No other module counts them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 def count_processors() -> int:
     """Return how many processors this process may use, at least 1.
 
-    They are those of its affinity mask, and no more than the quota of its control group and those above it, rounded up:
-    a container that is limited to 2 CPUs sees all of its machine's processors, and gets the time of 2.
+    The affinity mask limits them, and the quotas of the process's control group and its parents, rounded up. A
+    container that is limited to 2 CPUs sees all processors of its machine but gets the time of 2.
     """
-    if hasattr(os, "process_cpu_count"):  # Python 3.13; PYTHON_CPU_COUNT counts, too.
+    if hasattr(os, "process_cpu_count"):  # From Python 3.13. It also reads PYTHON_CPU_COUNT.
         available = os.process_cpu_count() or 1
     elif hasattr(os, "sched_getaffinity"):
         available = len(os.sched_getaffinity(0))
@@ -23,7 +23,7 @@ def count_processors() -> int:
 
 
 def _quotas(root: Path) -> Iterator[tuple[int, int]]:
-    """Yield the quotas of this process's control groups: microseconds of time in so many microseconds.
+    """Yield (quota, period) of this process's control groups, in microseconds.
 
     The formats are those of cgroups(7), Linux's ``admin-guide/cgroup-v2`` (cpu.max) and ``scheduler/sched-bwc``
     (cpu.cfs_quota_us). A container often sees its own group as the root.
@@ -40,12 +40,12 @@ def _quotas(root: Path) -> Iterator[tuple[int, int]]:
         group = PurePosixPath(name.lstrip("/"))
         for folder in dict.fromkeys([group, *group.parents]):
             text = _read(mount / folder, ("cpu.cfs_quota_us", "cpu.cfs_period_us") if controllers else ("cpu.max",))
-            if len(numbers := [word for word in text.split() if word.isdigit()]) == 2:  # Not "max", nor -1.
-                yield int(numbers[0]), int(numbers[1])
+            if len(values := [word for word in text.split() if word.isdigit()]) == 2:  # Neither "max" nor -1.
+                yield int(values[0]), int(values[1])
 
 
 def _read(folder: Path, names: tuple[str, ...]) -> str:
     try:
         return " ".join((folder / name).read_text() for name in names)
-    except OSError:  # Control groups need not be visible.
+    except OSError:  # Control groups may be invisible.
         return ""

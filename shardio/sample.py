@@ -1,4 +1,4 @@
-"""Values that cross folders."""
+"""Values that several folders use."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class ByteRange:
 
     @property
     def size(self) -> int:
-        """Length in bytes."""
+        """The length in bytes."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One training example as it is stored.
+    """One training example as stored.
 
     Attributes:
         key: The sample's identity.
-        fields: The content of its fields by name (``jpg``, ``cls``), in the order that they were asked for.
-        origin: Where it lies, for messages (``shard-000003.tar at byte 1536`` or a file's path).
+        fields: The content of its fields by name (``jpg``, ``cls``), in the requested order.
+        origin: Where it is stored, for messages (``shard-000003.tar at byte 1536`` or a file's path).
     """
 
     key: str

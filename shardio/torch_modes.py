@@ -1,4 +1,4 @@
-"""Torch's modes that a caller may have set, and that tensors of shardio's own must not follow."""
+"""torch's modes that the caller may have set and that shardio's own tensors must ignore."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 
 def own_tensors() -> AbstractContextManager[None]:
-    """Return a context in which tensors are ordinary ones in the CPU's memory, whatever modes the caller set.
+    """Return a context in which new tensors are ordinary CPU tensors, whatever modes the caller has set.
 
-    ``torch.set_default_device("cuda")`` would put the loader's seeds and batches on a device, where neither numpy nor
-    worker processes reach them. What is made under ``torch.inference_mode()`` can never be changed outside of it.
+    ``torch.set_default_device("cuda")`` would put the loader's seeds and batches on a device, where numpy and worker
+    processes cannot read them. A tensor created under ``torch.inference_mode()`` cannot be changed outside of it.
     """
     import torch
-    from torch.overrides import _get_current_function_mode_stack  # Default devices are such modes.
+    from torch.overrides import _get_current_function_mode_stack  # A default device is such a mode.
 
     has_modes = torch.is_inference_mode_enabled() or _get_current_function_mode_stack()
     return _outside_of_modes() if has_modes else nullcontext()
 
 
 def outside_of_inference_mode() -> AbstractContextManager[None]:
-    """Return a context in which tensors are ordinary ones, on whichever device is the caller's default."""
+    """Return a context in which new tensors are ordinary tensors on the caller's default device."""
     import torch
 
     return _outside_of_inference_mode() if torch.is_inference_mode_enabled() else nullcontext()
@@ -38,5 +38,5 @@ def _outside_of_modes() -> Iterator[None]:
 def _outside_of_inference_mode() -> Iterator[None]:
     import torch
 
-    with torch.inference_mode(mode=False), torch.no_grad():  # Gradients stay off, as in inference mode.
+    with torch.inference_mode(mode=False), torch.no_grad():  # Gradients stay disabled, as in inference mode.
         yield

@@ -1,4 +1,4 @@
-"""Setting values as people give them: integers, truth values, choices. The one place where they become Python's own."""
+"""Check settings that people give (integers, flags, choices) and convert them to Python's own types."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, SupportsIndex, get_args
 
 
 def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = None, below: int | None = None) -> int:
-    """Return an integer setting as Python's int, whichever library's integer it is.
+    """Return an integer setting of any library as Python's int.
 
-    States and checkpoints hold settings. JSON and ``torch.load(weights_only=True)`` read Python's integers alone.
+    States and checkpoints hold settings, and JSON and ``torch.load(weights_only=True)`` only read Python's integers.
 
     >>> check_integer("seed", 7, at_least=0)
     7
 
     Args:
-        name: Of the setting, for messages.
-        value: An integer of Python, numpy or torch. Truth values and floats are not integers.
-        at_least: The lowest that is allowed, if there is one.
-        below: The first that is too high, if there is one.
+        name: The name of the setting, for messages.
+        value: An integer of Python, numpy or torch. Booleans and floats are not integers.
+        at_least: The lowest allowed value, if there is one.
+        below: The lowest value that is too high, if there is one.
 
     Raises:
-        TypeError: If it is not an integer.
-        ValueError: If it is out of range.
+        TypeError: If the value is not an integer.
+        ValueError: If the value is out of range.
     """
     try:
         number = operator.index(value)
-    except (TypeError, ValueError):  # Arrays and tensors of several values, and of floats.
+    except (TypeError, ValueError):  # Including arrays of several values and of floats.
         number = None
     if number is None or isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
         raise TypeError(f"{name} must be an integer, got {value!r}")
@@ -41,15 +41,15 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
 def check_optional_integer(
     name: str, value: SupportsIndex | None, *, at_least: int | None = None, below: int | None = None
 ) -> int | None:
-    """Return None for a setting that was left open, and otherwise what :func:`check_integer` does."""
+    """Return None for None, and otherwise what :func:`check_integer` returns."""
     return None if value is None else check_integer(name, value, at_least=at_least, below=below)
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return a setting that is on or off as Python's bool. The string "False" is neither.
+    """Return a setting that is on or off as Python's bool. The string "False" is not accepted.
 
     Raises:
-        TypeError: If it is not a truth value of Python, numpy or torch, nor 0 or 1.
+        TypeError: If the value is neither a boolean of Python, numpy or torch, nor 0 or 1.
     """
     kind = str(getattr(value, "dtype", type(value).__name__))
     if kind not in ("bool", "torch.bool", "int") or bool(getattr(value, "ndim", 0)) or value not in (0, 1):
@@ -65,11 +65,11 @@ def check_plain(name: str, value: object) -> float | str:
     0.75
 
     Args:
-        name: Of the setting, for messages.
-        value: A number or a string of Python or numpy, or a tensor that holds one number and has no dimensions.
+        name: The name of the setting, for messages.
+        value: A number or a string of Python or numpy, or a 0-dimensional tensor.
 
     Raises:
-        TypeError: If it is anything else.
+        TypeError: If the value is anything else.
     """
     plain = value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
     if isinstance(plain, bool):
@@ -84,19 +84,19 @@ def check_plain(name: str, value: object) -> float | str:
 
 
 def check_choice(name: str, value: object, choices: Any) -> Any:
-    """Return the choice, a Python string, that equals a setting.
+    """Return the choice that equals a setting, as Python's str.
 
     >>> from typing import Literal
     >>> check_choice("verify", "first", Literal["first", "off"])
     'first'
 
     Args:
-        name: Of the setting, for messages.
+        name: The name of the setting, for messages.
         value: The setting.
         choices: A Literal of strings.
 
     Raises:
-        ValueError: If it is not one of them.
+        ValueError: If the setting is not one of the choices.
     """
     for choice in get_args(choices):
         if value == choice:
@@ -105,5 +105,5 @@ def check_choice(name: str, value: object, choices: Any) -> Any:
 
 
 def _readable(bound: int) -> str:
-    """Return a number, large powers of two as such."""
+    """Return a number in words. Large powers of two are written as powers."""
     return f"2**{bound.bit_length() - 1}" if bound > 2**20 and bound & (bound - 1) == 0 else str(bound)

@@ -1,6 +1,6 @@
-"""Who this process is: its rank among the training processes, and its worker number inside the rank.
+"""The rank of this process among the training processes, and its worker ID inside the rank.
 
-The only reader of torch.distributed, of torchrun's variables and of ``get_worker_info``.
+No other module reads torch.distributed, torchrun's variables or ``get_worker_info``.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedWorld:
-    """The world as one process found it, for the workers that it starts.
+    """The world that a process found, for the workers that it starts.
 
-    In workers that were not forked torch.distributed is not initialised, and each would take itself for rank
-    0 of 1. Only direct workers of that process go by it: a launcher's world is not that of its ranks' workers.
+    torch.distributed is not initialised in spawned workers, so each would take itself for rank 0 of 1. Only direct
+    workers of the process use its world: the world of a launcher is not that of its ranks' workers.
     """
 
     world: World
@@ -51,7 +51,7 @@ class CarriedWorld:
         return cls(world=find_world(), process_id=os.getpid())
 
     def is_for_here(self) -> bool:
-        """Say whether this process is a torch worker that the finding process started."""
+        """Return whether this process is a torch worker that was started by the process that found the world."""
         import torch.utils.data
 
         parent = multiprocessing.parent_process()
@@ -59,10 +59,10 @@ class CarriedWorld:
 
 
 def find_world(rank: int | None = None, world_size: int | None = None, *, carried: CarriedWorld | None = None) -> World:
-    """Return the world: as given, else as carried, else torch.distributed's, else torchrun's, else 0 of 1.
+    """Return the world: as given, as carried, from torch.distributed, or from torchrun's variables; else rank 0 of 1.
 
     Raises:
-        ValueError: If only one of the two is given or set in the environment, or the rank is out of range.
+        ValueError: If only one of rank and world size is given or set in the environment, or the rank is out of range.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together, got rank={rank} and world_size={world_size}")
@@ -79,9 +79,8 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
     for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if name in os.environ:
             raise ValueError(
-                f"the environment variable {name} is {os.environ[name]!r} and {other} is not set, so it is not known "
-                "which of how many training processes this is: start with torchrun, which sets RANK and WORLD_SIZE, "
-                f"or unset {name}"
+                f"the environment variable {name} is {os.environ[name]!r} and {other} is not set, but both are needed: "
+                f"start with torchrun, which sets RANK and WORLD_SIZE, or unset {name}"
             )
     return World(rank=0, world_size=1)
 
@@ -91,23 +90,23 @@ def _read_variable(name: str) -> int:
         return int(os.environ[name])
     except ValueError:
         raise ValueError(
-            f"the environment variable {name} must be an integer, got {os.environ[name]!r}: start with torchrun, or "
+            f"the environment variable {name} must be an integer, got {os.environ[name]!r}: start with torchrun or "
             f"unset {name}"
         ) from None
 
 
 def find_local_rank() -> int | None:
-    """Return which of the training processes of its machine this is, as torchrun says; None without it."""
+    """Return this process's rank on its machine, from torchrun; None without torchrun."""
     return _read_variable("LOCAL_RANK") if "LOCAL_RANK" in os.environ else None
 
 
 def find_local_world_size() -> int:
-    """Return how many training processes its machine has, as torchrun says; 1 without it."""
+    """Return how many training processes run on this machine, from torchrun; 1 without torchrun."""
     return max(1, _read_variable("LOCAL_WORLD_SIZE")) if "LOCAL_WORLD_SIZE" in os.environ else 1
 
 
 def find_worker() -> Worker:
-    """Return which of the rank's torch worker processes this is."""
+    """Return which of the rank's torch workers this process is."""
     import torch.utils.data
 
     info = torch.utils.data.get_worker_info()

@@ -1,4 +1,4 @@
-"""The house stands: who imports whom, what loads torch, and which names are public."""
+"""The structure of the package: what imports what, what loads torch, which names are public, and unique class names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import shardio
 PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
 MODULES = {"functions", "torch_modes", "world"}
-"""Modules that are in the table beside the folders."""
+"""Modules that have rows in the table, like folders."""
 FREE = {
     "background",
     "classes",
@@ -30,11 +30,11 @@ FREE = {
     "sample",
     "values",
 }
-"""Modules that all may import."""
+"""Modules that every folder may import."""
 
 
 def table() -> dict[str, tuple[set[str], bool]]:
-    """Return what each folder may import, and whether it may import torch, from the table in shardio/README.md."""
+    """Read from shardio/README.md what each folder may import, and whether it may import torch."""
     rows = re.findall(r"^\| `(\w+)` +\| ([^|]+?) +\| ([^|]+?) +\|", (PACKAGE / "README.md").read_text(), re.MULTILINE)
     found = {name: (set(re.findall(r"`(\w+)`", allowed)), torch.startswith("yes")) for name, allowed, torch in rows}
     found["cli"] = (ALL_FOLDERS | MODULES, True)
@@ -42,7 +42,7 @@ def table() -> dict[str, tuple[set[str], bool]]:
 
 
 def imported(path: Path, *, top_level_only: bool = False) -> set[str]:
-    """Return the modules that a file imports, as dotted names; TYPE_CHECKING blocks do not count."""
+    """Return the modules that a file imports, as dotted names, apart from TYPE_CHECKING blocks."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
@@ -81,7 +81,7 @@ def test_imports_keep_to_the_table(path: Path) -> None:
         assert not {name for name in imported(path, top_level_only=True) if name.split(".")[0] == "torch"}
 
 
-def test_free_modules_import_nothing_of_the_house() -> None:
+def test_free_modules_import_nothing_else_of_the_package() -> None:
     for name in FREE:
         assert not {n for n in imported(PACKAGE / f"{name}.py") if n.startswith("shardio")}
 
@@ -93,7 +93,7 @@ def test_order_uses_numpy_alone() -> None:
 
 
 def modules_after(statement: str) -> set[str]:
-    """Return the modules that a fresh interpreter has after a statement."""
+    """Return the modules that a new interpreter has loaded after a statement."""
     code = f"import sys; {statement}; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(found.stdout.split())
@@ -110,7 +110,7 @@ def test_folders_without_torch_load_without_it() -> None:
     assert "torch" not in modules_after(statement)
 
 
-def test_hosts_start_without_torch() -> None:
+def test_worker_processes_start_without_torch() -> None:
     assert "torch" not in modules_after("import shardio.loader.processes.worker_process")
 
 
@@ -152,13 +152,26 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         shardio.nothing  # noqa: B018  # looking it up is the test
 
 
+SHARED_NAMES = {"Delivery", "Plan"}
+"""Class names that are still in use twice."""
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found: dict[str, list[Path]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(path)
+    assert {name for name, paths in found.items() if len(paths) > 1} <= SHARED_NAMES
+
+
 def test_no_folder_has_the_name_of_a_public_function() -> None:
     functions = {name for name in shardio.__all__ if callable(getattr(shardio, name))}
     assert not functions & ALL_FOLDERS
 
 
-def test_no_file_is_a_box_for_everything_or_too_long() -> None:
-    for path in PACKAGE.rglob("*.py"):
+def test_no_file_is_too_long_or_named_after_nothing() -> None:
+    for path in PACKAGE.rglob(\"*.py\"):
         assert path.stem not in {"utils", "common", "helpers", "base", "misc"}
         assert len(path.read_text().splitlines()) <= 330, path
 

@@ -1,4 +1,4 @@
-"""Interruptions are errors that signal handlers raised, and no others."""
+"""Only errors that a signal handler raised are interruptions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from shardio.interruptions import is_interruption
 
 
 class Kind(Enum):
-    """Its lookup of a value is Python code, as that of the signal module's enums is."""
+    """Looks values up in Python code, as the signal module's enums do."""
 
     CAT = 1
 
 
-def test_an_error_of_an_enum_is_no_interruption() -> None:
+def test_an_error_of_an_enum_is_not_an_interruption() -> None:
     with pytest.raises(ValueError, match="is not a valid Kind") as caught:
         Kind(2)
     assert not is_interruption(caught.value)
 
 
-def test_causes_may_go_round_in_a_circle() -> None:
+def test_causes_may_form_a_cycle() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
     assert not is_interruption(first)
@@ -30,7 +30,7 @@ def test_causes_may_go_round_in_a_circle() -> None:
     assert not is_interruption(first)
 
 
-def test_a_handlers_error_is_one_also_as_a_cause() -> None:
+def test_a_handlers_error_is_an_interruption_even_as_a_cause() -> None:
     def handle(number: int, frame: object) -> None:
         raise TimeoutError("too late")
 

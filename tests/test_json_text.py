@@ -1,3 +1,5 @@
+"""Every defect of a JSON text is a ValueError, and valid texts are read."""
+
 from __future__ import annotations
 
 import json
@@ -20,12 +22,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("content", WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_with_a_text_is_a_value_error(content: bytes) -> None:
+def test_every_defect_of_a_text_is_a_value_error(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_json(content)
 
 
 @pytest.mark.parametrize("value", [None, {"ä": [1, -2.5, True, {}], "b": "é"}, [[[]]], 2**64])
-def test_what_was_written_is_read(value: object) -> None:
+def test_a_written_value_is_read(value: object) -> None:
     text = json.dumps(value, ensure_ascii=False)
     assert parse_json(text) == parse_json(text.encode()) == parse_json(b"\xef\xbb\xbf" + text.encode()) == value

@@ -1,3 +1,5 @@
+"""Affinity masks and control groups limit the number of processors, which only one module counts."""
+
 from __future__ import annotations
 
 import os
@@ -74,7 +76,7 @@ def test_the_quota_of_each_control_group_counts(
     assert count_processors() == expected
 
 
-def test_there_is_one_place_that_counts_processors() -> None:
+def test_one_module_counts_processors() -> None:
     package = Path(processors.__file__).parent
     words = ("cpu_count", "sched_getaffinity")
     found = {path for path in package.rglob("*.py") if any(word in path.read_text() for word in words)}

@@ -1,6 +1,6 @@
-"""What shardio makes are ordinary tensors in the CPU's memory, whatever modes of torch's the caller has set.
+"""shardio's tensors are ordinary CPU tensors, whatever modes of torch the caller has set.
 
-The default device is ``meta`` here, in the place of a GPU: a tensor there has no values, and whatever reads one fails.
+Here, ``meta`` stands in for a GPU as the default device: its tensors have no values, so reading one fails.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sampled(packed: Path, **options: Any) -> DataLoader:
 
 
 def shuffled(packed: Path, **options: Any) -> DataLoader:
-    """Return a loader with a sampler of torch's."""
+    """Return a loader with a sampler of torch."""
     dataset = ShardMapDataset(packed, transform=CROP)
     return DataLoader(dataset, shuffle=True, batch_size=4, **options)
 
@@ -68,7 +68,7 @@ def test_a_loader_is_the_same_with_another_default_device(make: Any, packed: Pat
             assert count_labels(loader) == [7, 7, 7], options
         images, labels = next(iter(loader))
         assert (images.device.type, labels.device.type) == ("cpu", "cpu"), options
-    assert torch.empty(1).device.type == "meta", "the caller's default is as it was"
+    assert torch.empty(1).device.type == "meta", "the caller's default must be restored"
 
 
 @pytest.mark.usefixtures("on_meta")
@@ -108,7 +108,7 @@ def test_a_prefetcher_and_training_are_the_same_with_another_default_device(pack
 
 
 @pytest.mark.parametrize("make", MAKES)
-def test_a_loader_first_used_in_inference_mode_goes_on_outside(make: Any, packed: Path) -> None:
+def test_a_loader_first_used_in_inference_mode_works_outside(make: Any, packed: Path) -> None:
     for options in WAYS:
         with torch.inference_mode():
             loader = make(packed, **options)
@@ -126,7 +126,7 @@ def test_a_loader_first_used_in_inference_mode_goes_on_outside(make: Any, packed
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-def test_what_a_prefetcher_brought_in_inference_mode_is_ordinary(packed: Path, is_late: bool) -> None:
+def test_a_prefetchers_batches_from_inference_mode_are_ordinary(packed: Path, is_late: bool) -> None:
     normalize = ((0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
     with torch.inference_mode():
         loader = sharded(packed)
@@ -144,7 +144,7 @@ def test_what_a_prefetcher_brought_in_inference_mode_is_ordinary(packed: Path, i
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta"), torch.no_grad])
-def test_the_callers_modes_are_as_they_were(mode: Callable[[], Any]) -> None:
+def test_the_callers_modes_are_restored(mode: Callable[[], Any]) -> None:
     def modes() -> tuple[Any, ...]:
         return torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.empty(0).device.type
 

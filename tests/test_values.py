@@ -1,4 +1,4 @@
-"""Setting values of any library become Python's at the edge, so that states and checkpoints hold nothing else."""
+"""Settings of any library become Python's types, so that states and checkpoints hold nothing else."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ NO_INTEGERS: list[Any] = [3.0, np.float64(3), torch.tensor(3.0), "3", None, True
 
 
 @pytest.mark.parametrize("value", THREE, ids=repr)
-def test_values_of_all_libraries_become_pythons(value: Any) -> None:
+def test_integers_of_all_libraries_become_pythons(value: Any) -> None:
     checked = check_integer("seed", value, at_least=3, below=4)
     assert checked == 3
     assert type(checked) is int
 
 
 @pytest.mark.parametrize("choices", [Orientation, Remainder, Verify, Literal["one"]], ids=str)
-def test_a_choice_is_returned_as_pythons_string_and_anything_else_refused(choices: Any) -> None:
+def test_a_choice_becomes_pythons_string_and_anything_else_is_an_error(choices: Any) -> None:
     words = get_args(choices)
     checked = [check_choice("setting", np.str_(word), choices) for word in words]
     assert checked == list(words)
@@ -43,7 +43,7 @@ def test_a_choice_is_returned_as_pythons_string_and_anything_else_refused(choice
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_all_else_is_refused(value: Any) -> None:
+def test_anything_but_an_integer_is_an_error(value: Any) -> None:
     with pytest.raises(TypeError, match="seed must be an integer, got"):
         check_integer("seed", value)
 
@@ -77,7 +77,7 @@ def test_a_run_with_numpys_integers_is_saved_and_resumed(make: Any, packed: Path
 
 
 @pytest.mark.parametrize("make", [make_sharded, make_sampled])
-def test_a_state_whose_numbers_a_checkpoint_changed_is_read(make: Any, packed: Path) -> None:
+def test_a_state_with_integers_of_another_library_is_read(make: Any, packed: Path) -> None:
     loader = make(packed, {}, batch_size=4)
     before = [key for batch in islice(loader, 2) for key in batch]
 
@@ -93,7 +93,7 @@ def test_a_state_whose_numbers_a_checkpoint_changed_is_read(make: Any, packed: P
 
 
 @pytest.mark.parametrize("wrong", [1.5, True, "2"])
-def test_each_integer_setting_refuses_what_is_none(packed: Path, images: Path, wrong: Any) -> None:
+def test_each_integer_setting_accepts_only_integers(packed: Path, images: Path, wrong: Any) -> None:
     dataset = ShardMapDataset(packed)
     sharded = ShardDataset(packed)
     settings = ("seed", "batch_size", "lanes", "window")

@@ -127,7 +127,7 @@ def _same_batches(report: CoverageReport) -> list[str]:
 
 
 def _overlaps(report: CoverageReport) -> list[str]:
-    """Return a cause by who shares the repeated samples: workers, ranks, or neither."""
+    """Return a cause that depends on what shares the repeated samples: workers, ranks, or neither."""
     is_missing = report.num_missing > report.expected.num_missing
     if report.num_own_repeats:
         if report.num_own_repeats >= 3 and is_missing and not report.num_unexpected:

@@ -74,8 +74,8 @@ class DevicePrefetcher:
         self.device = torch.device(device) if device is not None else _pick_device()
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(
-                f"device={str(device)!r} was asked for, and torch sees no CUDA device: name 'cpu', or leave it out "
-                "for the best there is"
+                f"device={str(device)!r} was requested, but torch finds no CUDA device: use 'cpu', or leave device "
+                "unset to let shardio choose"
             )
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform

@@ -1,4 +1,4 @@
-"""All cases of the checker's campaign; ``tools/check_campaign.py`` runs them, and tests the quick ones."""
+"""All cases of the checker's campaign. ``tools/check_campaign.py`` runs them, and the tests run the quick ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the campaign of the checker is made of: cases, their verdicts, and loaders to build them from."""
+"""The building blocks of the checker's campaign: cases, verdicts and loaders."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Verdict = Literal["right", "wrong", "keys wanted"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A loader and what the checker should say of it.
+    """A loader and the expected verdict of the checker.
 
     Attributes:
-        name: What is planted, or what is unusual.
-        ask: Asks the checker about it, given a packed dataset; returns normally where the verdict is right.
-        says: What the message must hold; "" for a loader that is right.
-        is_slow: Whether it takes worker processes or seconds; tests leave it to the campaign.
+        name: The planted fault, or what is unusual.
+        ask: Runs the checker, given a packed dataset. Returns normally if the verdict is right.
+        says: A part of the expected message; "" for a right loader.
+        is_slow: Whether it takes worker processes or seconds. Only the campaign runs slow cases.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Case:
 
 
 class Registry:
-    """Collects cases, by a decorator."""
+    """Collects cases with a decorator."""
 
     def __init__(self) -> None:
         self.cases: list[Case] = []
@@ -68,12 +68,12 @@ class Registry:
 
 
 def cut(keys: Sequence[Any], size: int = B) -> list[list[Any]]:
-    """Return keys as batches."""
+    """Cut keys into batches."""
     return [list(keys[start : start + size]) for start in range(0, len(keys), size)]
 
 
 def once(loader: Any, expected: Any = None, **options: Any) -> None:
-    """Ask of a loader in this process."""
+    """Check a loader in this process."""
     assert_exactly_once(loader, expected, **options)
 
 
@@ -85,7 +85,7 @@ def check_ranks(
     key: Any = None,
     set_epoch: Callable[[int], object] | None = None,
 ) -> None:
-    """Ask as ``shardio check script.py:function`` does: with each loader's own remainder policy allowed for."""
+    """Check like ``shardio check script.py:function``, which allows for each loader's own remainder policy."""
     found = []
     for epoch in range(epochs):
         if set_epoch is not None:
@@ -106,7 +106,7 @@ def raise_verdict(found: list[Coverage], expected: ExpectedSamples) -> None:
 
 
 def merge(directory: Path, expected: ExpectedSamples | None = None) -> None:
-    """Ask as ``shardio check --merge`` does."""
+    """Check like ``shardio check --merge``."""
     wanted = ExpectedSamples() if expected is None else expected
     raise_verdict(merge_recordings(sorted(directory.glob("*.cov"))), wanted)
 
@@ -127,7 +127,7 @@ def all_of(packed: Path) -> ExpectedSamples:
 
 
 class Tampered:
-    """A loader that says of itself what another one does, and delivers what a function makes of its batches."""
+    """A loader with the attributes of another one that delivers what a function makes of its batches."""
 
     def __init__(self, loader: Any, change: Callable[[list[Any]], Iterable[Any]]) -> None:
         self.loader, self.change = loader, change
@@ -140,7 +140,7 @@ class Tampered:
 
 
 class Images(Dataset[torch.Tensor]):
-    """Images that differ, drawn with noise or without."""
+    """Images that differ, with or without noise."""
 
     def __init__(self, noise: float = 0.0, num_samples: int = N) -> None:
         self.noise, self.num_samples = noise, num_samples
@@ -153,7 +153,7 @@ class Images(Dataset[torch.Tensor]):
 
 
 class Flipped(Images):
-    """Images of which every second is flipped at random."""
+    """Images that are flipped with probability 1/2."""
 
     def __getitem__(self, number: int) -> torch.Tensor:
         image = torch.arange(48.0).reshape(3, 4, 4) + number
@@ -161,14 +161,14 @@ class Flipped(Images):
 
 
 class Keyed(Images):
-    """Images with their numbers."""
+    """Images with their indices."""
 
     def __getitem__(self, number: int) -> Any:
         return {"image": super().__getitem__(number), "id": number}
 
 
 class Shares(IterableDataset[Any]):
-    """Gives each worker the numbers that a function says: of worker and number of workers."""
+    """Gives each worker the share that a function of worker ID and number of workers returns."""
 
     def __init__(self, share: Callable[[int, int], Iterable[Any]]) -> None:
         self.share = share

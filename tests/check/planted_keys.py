@@ -1,4 +1,4 @@
-"""Faults of keys, and of loaders that do not keep to their remainder policy."""
+"""Faults of keys, and loaders that break their remainder policy."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ KEYS = [f"class-{number % 2}/{number:04d}" for number in range(N)]
 # Keys.
 
 
-@case("keys that repeat between classes, only the number expected", "keys may not be unique")
+@case("keys that classes share, only the number expected", "keys may not be unique")
 def _(packed: Path) -> None:
     once(cut([f"{number // 2:04d}" for number in range(N)]), N)
 
 
-@case("keys that repeat between classes, full keys expected", "96 never, 48 unexpected")
+@case("keys that classes share, full keys expected", "96 never, 48 unexpected")
 def _(packed: Path) -> None:
     once(cut([f"{number // 2:04d}" for number in range(N)]), KEYS)
 
@@ -91,7 +91,7 @@ def _(packed: Path) -> None:
 # shardio's remainder policies, not kept to. 21 samples, 2 ranks, batches of 4.
 
 
-@case("pad: a sample of another place is repeated", "not those that the remainder policy selects")
+@case("pad: another sample is repeated", "not those that the remainder policy selects")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     check_ranks([first, Tampered(second, lambda made: [*made[:-1], [*made[-1][:-1], made[0][1]]])], all_of(packed))
@@ -129,14 +129,14 @@ def _(packed: Path) -> None:
     check_ranks([Tampered(first, lambda made: [*made[:-1], made[-1][:-1]]), second], all_of(packed))
 
 
-@case("mask: everything comes twice, marked the second time", "marked as repeats, but the remainder policy marks 1")
+@case("mask: every sample twice, marked the second time", "marked as repeats, but the remainder policy marks 1")
 def _(packed: Path) -> None:
     first, second = ours(packed, remainder="mask")
     marked = Tampered(second, lambda made: [*made, *[(keys, torch.zeros_like(valid)) for keys, valid in made]])
     check_ranks([first, marked], all_of(packed), key=0)
 
 
-@case("mask: a sample is marked that is none", "1 never")
+@case("mask: a sample is marked that is not a repeat", "1 never")
 def _(packed: Path) -> None:
     def mark(made: list[Any]) -> list[Any]:
         made[0][1][0] = False
@@ -146,18 +146,18 @@ def _(packed: Path) -> None:
     check_ranks([Tampered(first, mark), second], all_of(packed), key=0)
 
 
-@case("ours: a rank has another seed", "in different epochs or orders")
+@case("shardio: a rank has another seed", "in different epochs or orders")
 def _(packed: Path) -> None:
     check_ranks([ours(packed)[0], ours(packed, seed=1)[1]], all_of(packed))
 
 
-@case("ours: a rank is an epoch ahead", "in different epochs or orders")
+@case("shardio: a rank is an epoch ahead", "in different epochs or orders")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     second.set_epoch(1)
     check_ranks([first, second], all_of(packed))
 
 
-@case("ours: each rank takes itself for rank 0", "ranks 0 and 1 delivered the same 11 samples")
+@case("shardio: each rank takes itself for rank 0", "ranks 0 and 1 delivered the same 11 samples")
 def _(packed: Path) -> None:
     check_ranks([ours(packed)[0], ours(packed)[0]], ExpectedSamples())

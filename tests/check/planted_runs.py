@@ -1,4 +1,4 @@
-"""Faults of recordings, and what the guard stops at."""
+"""Faults of recordings, and faults that stop the guard."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _(packed: Path) -> None:
         merge(Path(run))
 
 
-@case("a rank that recorded an epoch less", "rank 1 stopped after 0 batches")
+@case("a rank that recorded one epoch less", "rank 1 stopped after 0 batches")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         recorded(run, 0, [cut(range(0, N, 2)), cut(range(0, N, 2))])
@@ -84,7 +84,7 @@ def _(packed: Path) -> None:
         merge(Path(run))
 
 
-@case("a run resumes, and its loader begins the epoch again", "32 more than once")
+@case("a run resumes, but its loader restarts the epoch", "32 more than once")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         recorder = CoverageRecorder(run, rank=0, world_size=1)
@@ -100,7 +100,7 @@ def _(packed: Path) -> None:
         CoverageRecorder(run, rank=0, world_size=2, resume=state)
 
 
-@case("a run resumes where another one recorded since", "it is from another run")
+@case("a run resumes, but another run has recorded since", "it is from another run")
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         recorder = CoverageRecorder(run, rank=0, world_size=1)
@@ -137,7 +137,7 @@ def _(packed: Path) -> None:
     list(guard(ours(packed, 1, fields=("image", "label"), transform=transform)[0]))
 
 
-@case("guard: a stream augmented in its own code, at the end of its second epoch", "change from one epoch to the next")
+@case("guard: a stream that augments its samples, after its second epoch", "change from one epoch to the next")
 def _(packed: Path) -> None:
     class Stream(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:
@@ -148,6 +148,6 @@ def _(packed: Path) -> None:
     list(guarded)
 
 
-@case("guard: equal images, or one image twice", "it is a repeat or equal data")
+@case("guard: equal images", "it is a repeat or equal data")
 def _(packed: Path) -> None:
     list(guard(load([torch.zeros(3)] * 4)))

@@ -1,4 +1,4 @@
-"""Faults in one stream of samples: some come again, others are lost."""
+"""Faults in one stream of samples: some repeat, others are lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _(packed: Path) -> None:
     once(millions(lambda numbers: with_row(numbers, 5, 77)), MILLION)
 
 
-@case("a stranger among 10^6", "1 never, 1 unexpected", slow=True)
+@case("an unexpected sample among 10^6", "1 never, 1 unexpected", slow=True)
 def _(packed: Path) -> None:
     once(millions(lambda numbers: with_row(numbers, 5, -1)), range(MILLION))
 
@@ -84,12 +84,12 @@ def _(packed: Path) -> None:
     once([*batches[:4], batches[3], *batches[5:]], range(N))
 
 
-@case("everything twice, one epoch after the other, only the number expected", f"{N} more than once")
+@case("every sample twice, as two epochs in one, only the number expected", f"{N} more than once")
 def _(packed: Path) -> None:
     once(cut([*range(N), *range(N)]), N)
 
 
-@case("everything twice with other keys, only the number expected", "each sample is delivered 2 times")
+@case("every sample twice with other keys, only the number expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(cut([f"{turn}-{number}" for turn in range(2) for number in range(N)]), N)
 
@@ -100,27 +100,27 @@ class Twice(DataLoader[Any]):
         yield from super().__iter__()
 
 
-@case("everything twice, augmented, only the number expected", "each sample is delivered 2 times")
+@case("every sample twice, augmented, only the number expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(Twice(Images(0.1), batch_size=B), N)
 
 
-@case("everything twice, flipped at random, only the number expected", "each sample is delivered 2 times")
+@case("every sample twice, flipped at random, only the number expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(Twice(Flipped(), batch_size=B), N)
 
 
-@case("everything twice, augmented, nothing expected", "each sample is delivered 2 times")
+@case("every sample twice, augmented, nothing expected", "each sample is delivered 2 times")
 def _(packed: Path) -> None:
     once(Twice(Images(0.1), batch_size=B))
 
 
-@case("everything twice, augmented, nothing expected, by the command", "its loader has 96, 2 times as many")
+@case("every sample twice, augmented, nothing expected, by the command", "its loader has 96, 2 times as many")
 def _(packed: Path) -> None:
     check_ranks([Twice(Images(0.1), batch_size=B)], ExpectedSamples())
 
 
-@case("an iterable dataset with a length delivers everything twice", "its loader has 96, 2 times as many")
+@case("an iterable dataset with a length delivers every sample twice", "its loader has 96, 2 times as many")
 def _(packed: Path) -> None:
     class Sized(Shares):
         def __len__(self) -> int:
@@ -164,12 +164,12 @@ def _(packed: Path) -> None:
     once(load(range(N), sampler=WeightedRandomSampler([1.0] * N, N)), N)
 
 
-@case("numbers drawn by random.choices", "sampled with replacement")
+@case("indices chosen by random.choices", "sampled with replacement")
 def _(packed: Path) -> None:
     once(cut(random.Random(0).choices(range(N), k=N)), range(N))
 
 
-@case("a sampler with fewer numbers than samples", "has 50 indices, but the dataset has 96 samples")
+@case("a sampler with fewer indices than samples", "has 50 indices, but the dataset has 96 samples")
 def _(packed: Path) -> None:
     dataset: Any = range(N)
     once(load(dataset, sampler=RandomSampler(dataset, num_samples=50)))
@@ -238,7 +238,7 @@ def _(packed: Path) -> None:
     once(load(Shares(share), num_workers=4), range(100))
 
 
-@case("a shuffle buffer that forgets its rest", "16 never")
+@case("a shuffle buffer that drops its remaining samples", "16 never")
 def _(packed: Path) -> None:
     once(cut(random.Random(0).sample(range(N), N)[:-16]), range(N))
 
@@ -259,7 +259,7 @@ def _(packed: Path) -> None:
     once(load(Shares(lambda worker, of: nothing)))
 
 
-@case("augmented by workers alone, and one sample in place of another", "changes from epoch to epoch", slow=True)
+@case("augmented only in workers, and one sample in place of another", "changes from epoch to epoch", slow=True)
 def _(packed: Path) -> None:
     class InWorkers(Images):
         def __getitem__(self, number: int) -> torch.Tensor:

@@ -61,7 +61,7 @@ def _(packed: Path) -> None:
     once(load(Shares(share), num_workers=2, persistent_workers=True), range(N))
 
 
-@case("workers shuffle by seeds of their own", "each shuffles with its own seed", slow=True)
+@case("workers shuffle with different seeds", "each shuffles with its own seed", slow=True)
 def _(packed: Path) -> None:
     def share(worker: int, of: int) -> list[int]:
         return random.Random(worker).sample(range(N), N)[worker::of]
@@ -69,7 +69,7 @@ def _(packed: Path) -> None:
     once(load(Shares(share), num_workers=2), range(N))
 
 
-@case("shares of workers by floor division", "each of 3 workers delivered 33 of 100 samples", slow=True)
+@case("shares of workers are rounded down", "each of 3 workers delivered 33 of 100 samples", slow=True)
 def _(packed: Path) -> None:
     def share(worker: int, of: int) -> range:
         return range(worker * (100 // of), (worker + 1) * (100 // of))
@@ -108,7 +108,7 @@ def _(packed: Path) -> None:
     once((cut(range(N)), cut(range(N))), N)
 
 
-@case("a sampler splits for four ranks where there are two, nothing expected", "over 4 ranks, but there are 2")
+@case("a sampler splits for four ranks, but there are two, nothing expected", "over 4 ranks, but there are 2")
 def _(packed: Path) -> None:
     check_ranks(by(samplers(4)[:2]), ExpectedSamples())
 
@@ -128,7 +128,7 @@ def _(packed: Path) -> None:
     once((cut(range(60)), cut(range(48, N))), range(N))
 
 
-@case("each rank shuffles by a seed of its own", "epoch 0 and seed 0 on rank 0; epoch 0 and seed 1 on rank 1")
+@case("each rank shuffles with its own seed", "epoch 0 and seed 0 on rank 0; epoch 0 and seed 1 on rank 1")
 def _(packed: Path) -> None:
     dataset: Any = range(N)
     once(by([DistributedSampler(dataset, 2, rank, seed=rank) for rank in range(2)]), range(N))
@@ -145,12 +145,12 @@ def _(packed: Path) -> None:
     once(tuple(cut(random.Random(rank).sample(range(N), N)[rank::2]) for rank in range(2)), range(N))
 
 
-@case("each of two ranks draws with replacement", "sampled with replacement")
+@case("each of two ranks samples with replacement", "sampled with replacement")
 def _(packed: Path) -> None:
     once(tuple(cut(random.Random(rank).choices(range(N), k=N // 2)) for rank in range(2)), range(N))
 
 
-@case("shares of ranks by floor division", "each of 3 ranks delivered 33 of 100 samples, and none delivered")
+@case("shares of ranks are rounded down", "each of 3 ranks delivered 33 of 100 samples, and none delivered")
 def _(packed: Path) -> None:
     once(tuple(cut(range(rank * 33, (rank + 1) * 33)) for rank in range(3)), range(100))
 
@@ -177,7 +177,7 @@ def _(packed: Path) -> None:
     once(tuple(load(range(N), batch_size=1, batch_sampler=one) for one in ranks), N, epochs=2)
 
 
-@case("an order comes again, of a loader that does not say that it shuffles", "epochs 0 and 2 have the same order")
+@case("a loader of unknown kind repeats an order", "epochs 0 and 2 have the same order")
 def _(packed: Path) -> None:
     class Cycling:
         seeds = iter([0, 1, 0])
@@ -188,7 +188,7 @@ def _(packed: Path) -> None:
     once(Cycling(), N, epochs=3)
 
 
-@case("the order of an epoch comes again after another", "epochs 0 and 2 have the same order")
+@case("an order repeats after another epoch", "epochs 0 and 2 have the same order")
 def _(packed: Path) -> None:
     chosen = samplers(2)
 
@@ -203,13 +203,13 @@ def _(packed: Path) -> None:
 def _(packed: Path) -> None:
     class Own:
         def __init__(self, rank: int) -> None:
-            self.draw, self.numbers = random.Random(rank), list(range(rank, N, 2))
-            self.draw.shuffle(self.numbers)
+            self.rng, self.numbers = random.Random(rank), list(range(rank, N, 2))
+            self.rng.shuffle(self.numbers)
             self.is_frozen = rank == 1
 
         def __iter__(self) -> Iterator[Any]:
             if not self.is_frozen:
-                self.draw.shuffle(self.numbers)
+                self.rng.shuffle(self.numbers)
             return iter(cut(self.numbers))
 
     once((Own(0), Own(1)), N, epochs=2)

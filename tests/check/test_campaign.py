@@ -1,4 +1,4 @@
-"""The quick cases of the checker's campaign: faults are found and named, and no loader that is right is accused."""
+"""The quick cases of the checker's campaign: faults are found and named, and right loaders are accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.check.campaign import PLANTED, UNUSUAL
 from tests.check.cases import Case
 
-# Of webdataset, which leaves files to the garbage collector, and of torchdata.
+# webdataset leaves files to the garbage collector. torchdata calls a deprecated function.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -32,7 +32,7 @@ def test_a_fault_is_found_and_named(case: Case, packed: Path) -> None:
 
 
 @pytest.mark.parametrize("case", quick(UNUSUAL))
-def test_a_loader_that_is_right_is_not_accused(case: Case, packed: Path) -> None:
+def test_a_right_loader_is_accepted(case: Case, packed: Path) -> None:
     verdict, message = case.judge(packed)
     assert verdict == ("keys wanted" if case.says else "right"), message
     assert case.says in message

@@ -86,7 +86,7 @@ def test_neither_worker_nor_rank_split() -> None:
 @pytest.mark.parametrize("batch_size", [5, 6, 7])
 @pytest.mark.parametrize("first", [0, 80])
 def test_shards_that_do_not_divide_by_the_workers(batch_size: int, first: int) -> None:
-    """Two of ten shards are never read, wherever they lie in the dataset's order."""
+    """Two of ten shards are never read, wherever they are in the dataset's order."""
     order = [*range(first, 100), *range(first)]
     message = fault(DataLoader(ShardsOfTen(), batch_size=batch_size, num_workers=4), order)
     assert "the 20 missing samples are one run of neighbours, more than drop_last leaves out: whole shards" in message

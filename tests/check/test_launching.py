@@ -1,4 +1,4 @@
-"""Ranks end together: the first failure, Ctrl-C and SIGTERM end all of them, and what they started."""
+"""Ranks end together: the first failure, Ctrl-C and SIGTERM end all ranks and their children."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rank(directory: Path, number: int, code: str, *arguments: object) -> RankCom
 
 
 def is_running(process_id: int) -> bool:
-    """Return whether a process is there, and no zombie that waits for whoever adopted it."""
+    """Return whether a process runs and is not a zombie."""
     status = Path(f"/proc/{process_id}/stat")
     try:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
@@ -47,14 +47,14 @@ def is_running(process_id: int) -> bool:
 
 
 def await_file(path: Path) -> int:
-    """Return the number in a file that another process writes; poll, as there is no event to wait for."""
+    """Poll for a file that another process writes, and return the number in it."""
     while not path.exists():
         time.sleep(0.01)
     return int(path.read_text())
 
 
 def test_the_first_failure_ends_the_others_and_their_children(tmp_path: Path) -> None:
-    """The second rank fails once the first has a child, and does not react to SIGTERM."""
+    """The second rank fails when the first one has a child."""
     fails = "import sys, os, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit('no data today')"
     marker = tmp_path / "child"
     with pytest.raises(ShardioError) as caught:

@@ -1,4 +1,4 @@
-"""Loaders of torch's that are right, and unusual."""
+"""Unusual loaders of torch that are right."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _(packed: Path) -> None:
     once(load(range(N), num_workers=2, persistent_workers=True, shuffle=True), range(N), epochs=3)
 
 
-@case("torch with batches as they come", slow=True)
+@case("torch with batches in the order of completion", slow=True)
 def _(packed: Path) -> None:
     once(load(range(N), num_workers=2, in_order=False), range(N))
 
@@ -113,7 +113,7 @@ def _(packed: Path) -> None:
     once(load(ChainDataset([Shares(lambda worker, of: range(50)), Shares(lambda worker, of: range(50, N))])), range(N))
 
 
-@case("a batch sampler of the user's own")
+@case("a user-defined batch sampler")
 def _(packed: Path) -> None:
     batches = [list(range(60)), list(range(60, N))]
     once(load(range(N), batch_size=1, batch_sampler=batches), range(N))
@@ -132,7 +132,7 @@ def _(packed: Path) -> None:
     once(tuple(load(dataset, sampler=sampler) for sampler in ranks), epochs=3)
 
 
-@case("DistributedSampler with drop_last where that drops nothing")
+@case("DistributedSampler with drop_last that drops nothing")
 def _(packed: Path) -> None:
     dataset: Any = range(N)
     ranks: list[Any] = [DistributedSampler(dataset, 4, rank, drop_last=True) for rank in range(4)]

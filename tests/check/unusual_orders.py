@@ -1,4 +1,4 @@
-"""Loaders that are right, and come in an order that is meant or by chance the same in several epochs."""
+"""Right loaders whose order is the same in several epochs, on purpose or by chance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIXED = random.Random(0).sample(range(N), N)
 
 
 class Sorted(Sampler[int]):
-    """Draws by the last digit, in each epoch the same."""
+    """Sorts by the last digit in every epoch."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(range(N), key=lambda number: (number % 10, number)))
@@ -28,7 +28,7 @@ class Sorted(Sampler[int]):
 
 
 class OwnOrder(DistributedSampler[Any]):
-    """Is derived from torch's, and has an order of its own."""
+    """Always uses the same order."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(MIXED[self.rank :: self.num_replicas])
@@ -45,7 +45,7 @@ def _(packed: Path) -> None:
     once(load(range(N), sampler=Sorted()), range(N), epochs=2)
 
 
-@case("a sampler with an order of its own, derived from DistributedSampler, two epochs")
+@case("a subclass of DistributedSampler with a fixed order, two epochs")
 def _(packed: Path) -> None:
     ranks: list[Any] = [OwnOrder(range(N), 2, rank) for rank in range(2)]  # type: ignore[arg-type]  # it has a length
     once(tuple(load(range(N), sampler=sampler) for sampler in ranks), range(N), epochs=2)
@@ -84,11 +84,11 @@ def _(packed: Path) -> None:
 
 @case("three fixed batches in random order, eight epochs")
 def _(packed: Path) -> None:
-    draw = random.Random(1)
+    rng = random.Random(1)
 
     class Few:
         def __iter__(self) -> Iterator[list[int]]:
-            return iter(draw.sample(cut(MIXED, 32), 3))
+            return iter(rng.sample(cut(MIXED, 32), 3))
 
     once(load(range(N), batch_size=1, batch_sampler=Few()), range(N), epochs=8)
 

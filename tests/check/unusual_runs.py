@@ -1,4 +1,4 @@
-"""WebDataset, shardio's own loaders, recordings and the guard, all right."""
+"""Right uses of WebDataset, shardio's loaders, recordings and the guard."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _(packed: Path) -> None:
     once(load(web(packed, shardshuffle=100).shuffle(100)), 21, epochs=2)
 
 
-@case("WebDataset in batches of its own")
+@case("WebDataset that batches by itself")
 def _(packed: Path) -> None:
     once(
         webdataset.WebLoader(web(packed).batched(4, collation_fn=list), batch_size=None),
@@ -78,7 +78,7 @@ def _(packed: Path) -> None:
     check_ranks(ours(packed, remainder="mask"), all_of(packed), key=0, epochs=3)
 
 
-@case("mask: a key function that looks at no marks")
+@case("mask: a key function that ignores marks")
 def _(packed: Path) -> None:
     check_ranks(ours(packed, remainder="mask"), all_of(packed), key=lambda batch: batch[0])
     for loader in ours(packed, 25, remainder="mask"):
@@ -148,7 +148,7 @@ def _(packed: Path) -> None:
 
 
 def resumed(packed: Path, run: str, at: int) -> None:
-    """Record two epochs on two ranks that end some batches after their checkpoint, and resume from it."""
+    """Record two epochs on two ranks that end some batches after a checkpoint, and resume from it."""
     for rank, (loader, again) in enumerate(zip(ours(packed), ours(packed), strict=True)):
         first = CoverageRecorder(run, rank=rank, world_size=2)
         states: list[Any] = []
@@ -202,7 +202,7 @@ def _(packed: Path) -> None:
         merge(Path(run), ExpectedSamples.of_keys(range(N)))
 
 
-@case("guard: images, three epochs, also of one rank of two")
+@case("guard: images, three epochs, on one rank and on one of two")
 def _(packed: Path) -> None:
     dataset: Any = Images()
     samplers: list[Any] = [None, DistributedSampler(dataset, 2, 0)]
@@ -214,7 +214,7 @@ def _(packed: Path) -> None:
             assert len(list(guarded)) == len(guarded)
 
 
-@case("guard: augmented images with keys, and what each rank of ours gets")
+@case("guard: augmented images with keys, and both ranks of shardio")
 def _(packed: Path) -> None:
     list(guard(load(Keyed(0.1)), key="id"))
     for loader in ours(packed, remainder="mask"):

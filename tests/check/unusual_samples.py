@@ -1,4 +1,4 @@
-"""Batches, keys and equal data that are right, and unusual. Where samples cannot be identified, keys are asked for."""
+"""Unusual batches, keys and equal data that are right. If samples cannot be identified, the checker asks for keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.check.cases import (
 
 case = Registry()
 WANTED = "key="
-"""What a demand for keys says: there is nothing else to say of a loader that is right."""
+"""The part of every message that asks for keys."""
 
 
 # Batches.
@@ -96,8 +96,8 @@ def _(packed: Path) -> None:
 
 @case("a shuffled stream of images, nothing expected")
 def _(packed: Path) -> None:
-    draw = random.Random(0)
-    once(load(Shares(lambda worker, of: (torch.full((2, 2), number) for number in draw.sample(range(N), N)))))
+    rng = random.Random(0)
+    once(load(Shares(lambda worker, of: (torch.full((2, 2), number) for number in rng.sample(range(N), N)))))
 
 
 @case("pairs that were not collated, without keys", WANTED)
@@ -135,7 +135,7 @@ def _(packed: Path) -> None:
     once(load([{"image": torch.zeros(3), "id": number} for number in range(N)]), N, key="id")
 
 
-@case("equal images, nothing expected: as often as in the dataset")
+@case("equal images, nothing expected, as often as in the dataset")
 def _(packed: Path) -> None:
     once(load([torch.full((3,), number // 2) for number in range(N)], shuffle=True))
 
@@ -207,7 +207,7 @@ def _(packed: Path) -> None:
     once(load([{"id": float(number)} for number in range(N)]), range(N), key="id")
 
 
-@case("numbers of numpy's and torch's, one by one, and as what is expected")
+@case("numbers of numpy and torch, one by one, and as expected keys")
 def _(packed: Path) -> None:
     once(cut(list(np.arange(N))), np.int64(N))
     once(cut(list(torch.arange(N))), torch.arange(N))
@@ -221,7 +221,7 @@ def _(packed: Path) -> None:
     once([{"id": [Path("a/b"), Path("a/c")]}], ["a/b", "a/c"], key="id")
 
 
-@case("text in arrays of numpy's")
+@case("text in numpy arrays")
 def _(packed: Path) -> None:
     once([np.array(batch) for batch in cut([f"{number}" for number in range(N)])], [f"{number}" for number in range(N)])
 

@@ -87,7 +87,7 @@ def test_a_class_that_is_not_in_the_list_is_refused(sources: dict[str, Path], ki
 @pytest.mark.parametrize(
     ("classes", "error", "words"),
     [
-        ("class-0", TypeError, "a list of names, or a dataset that has classes"),
+        ("class-0", TypeError, "a list of names or a dataset with classes"),
         (3, TypeError, "a list of names"),
         ([0, 1], TypeError, "a list of names"),
         ([], ValueError, "classes is empty"),
@@ -125,7 +125,7 @@ def test_datasets_that_disagree_are_warned_of_where_they_are_used_together(
         ImageFolder(images, transform=Resize((8, 8))),
         ShardMapDataset(sources["map"], transform=Resize((8, 8))),
     )
-    words = "label 1 is 'class-1' in the ImageFolder of 3 classes, and 'class-2' in the ShardMapDataset of 2 classes"
+    words = "label 1 is 'class-1' in the ImageFolder with 3 classes and 'class-2' in the ShardMapDataset with 2 classes"
     with pytest.warns(UserWarning, match=words) as caught:
         shardio.DataLoader(ConcatDataset([Subset(whole, [0, 1]), part]))
     assert caught[0].filename == __file__

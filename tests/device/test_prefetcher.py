@@ -223,7 +223,7 @@ def test_std_must_be_positive(std: tuple[float, ...]) -> None:
 
 def test_a_missing_cuda_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device='cuda:0' was asked for, and torch sees no CUDA device: name"):
+    with pytest.raises(ValueError, match="device='cuda:0' was requested, but torch finds no CUDA device: use"):
         DevicePrefetcher([], "cuda:0")
 
 

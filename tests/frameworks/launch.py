@@ -1,7 +1,7 @@
-"""Ranks for tests of frameworks: a function in processes with torchrun's variables and a gloo group among them.
+"""Ranks for tests of frameworks: processes with torchrun's variables and a gloo group that call a function.
 
-``python -m tests.frameworks.launch MODULE:FUNCTION FOLDER WORLD_SIZES ARGUMENTS`` imports the module, and the framework
-with it, once, and then forks the ranks: those of one world after those of another.
+``python -m tests.frameworks.launch MODULE:FUNCTION FOLDER WORLD_SIZES ARGUMENTS`` imports the module, and so the
+framework, once. Then it forks the ranks of one world after the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def launch(target: str, folder: Path, *arguments: Any, world_sizes: Sequence[int] = (2,)) -> None:
-    """Call ``MODULE:FUNCTION`` with ``folder/WORLD_SIZE`` and arguments, on each rank of each world."""
+    """Call ``MODULE:FUNCTION`` with ``folder/WORLD_SIZE`` and the arguments on each rank of each world."""
     texts = [json.dumps(world_sizes), json.dumps(arguments, default=str)]
     command = [sys.executable, "-m", "tests.frameworks.launch", target, str(folder), *texts]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
@@ -42,7 +42,7 @@ def be_rank(rank: int, target: str, folder: Path, world_size: int, arguments: li
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     os.environ |= {name: str(value) for name, value in ranks.items()}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_USE_CPU": "1"}
-    rendezvous = f"file://{folder / 'rendezvous'}"  # So no port is used.
+    rendezvous = f"file://{folder / 'rendezvous'}"  # Without a port.
     torch.distributed.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=world_size)
     module, function = target.split(":")
     result = getattr(sys.modules[module], function)(folder, *arguments)
@@ -52,7 +52,7 @@ def be_rank(rank: int, target: str, folder: Path, world_size: int, arguments: li
 
 
 def record_epochs(folder: Path, epochs: Sequence[Sequence[Sequence[Hashable]]]) -> None:
-    """Record what this rank received: each epoch's batches, each as its samples' keys."""
+    """Record what this rank received: for each epoch, the keys of each batch."""
     with CoverageRecorder(folder) as recorder:
         for batches in epochs:
             assert len(list(recorder.watch(batches))) == len(batches)
@@ -66,7 +66,7 @@ def check_epochs(
     world_size: int = 2,
     num_repeats: int | None = None,
 ) -> None:
-    """Fail unless each recorded epoch has every sample once over all ranks, and as many repeats as pad it."""
+    """Fail unless each recorded epoch has every sample once over all ranks, plus the repeats that pad it."""
     epochs = merge_recordings(sorted(recordings.glob("*.cov")))
     num_repeats = -len(keys) % world_size if num_repeats is None else num_repeats
     deliveries = [epoch.num_deliveries for epoch in epochs]

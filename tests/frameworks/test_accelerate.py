@@ -1,4 +1,4 @@
-"""Accelerate on two ranks: every sample of two epochs once, also resumed; what would split twice is refused."""
+"""Accelerate on two ranks delivers every sample of two epochs once, also resumed. A second split is an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def keys(packed: Path) -> list[str]:
 def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
     launch("tests.frameworks.with_accelerate:run", tmp_path, packed)
     first, second = returned(tmp_path, 2)
-    # Every sample of two epochs, with each of Accelerate's options, and of one resumed by Accelerate's own checkpoint.
+    # Every sample of two epochs with each of Accelerate's options, and of one resumed from Accelerate's checkpoint.
     names = [f"{kind}-{option}" for kind in with_accelerate.MAKERS for option in with_accelerate.CONFIGURATIONS]
     assert first["batches"] == second["batches"] == dict.fromkeys(names, 3)
     for name in names:
@@ -52,7 +52,7 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
             # Accumulation over two batches ends with the epoch, and metrics are gathered without the padding.
             assert rank[f"sync-{kind}"] == [[False, True, True]] * 2
             assert sorted(rank[f"metrics-{kind}"]) == sorted(keys)
-        # What would be split twice is refused on all ranks, and so is a loader that knows no epoch.
+        # A second split is an error on all ranks, and so is a loader that skips batches.
         for name, splitter in SPLITTERS.items():
             assert f"{splitter} splits the samples over 2 processes" in rank["errors"][name], name
             assert f"this is rank {number} of 2" in rank["errors"][name]
@@ -66,10 +66,10 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
 @pytest.mark.parametrize("start", [0, 3])
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("remainder", get_args(Remainder))
-def test_nothing_but_repeats_is_cut_off_gathered_metrics(
+def test_only_repeats_are_removed_from_gathered_metrics(
     num_samples: int, start: int, shuffled: bool, remainder: Remainder
 ) -> None:
-    """Gathered is one rank's last batch after the other."""
+    """Gathering joins the last batches of the ranks in order."""
     for world_size, batch_size in itertools.product(range(1, 6), range(1, 5)):
         splits = [
             Split(
@@ -102,7 +102,7 @@ def _one_process() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_one_process")
-def test_in_one_process_frameworks_may_wrap_what_they_like(packed: Path, keys: list[str]) -> None:
+def test_in_one_process_frameworks_may_wrap_anything(packed: Path, keys: list[str]) -> None:
     accelerator = Accelerator(cpu=True)
     for make in with_accelerate.MAKERS.values():
         loader = make(str(packed))
@@ -119,7 +119,7 @@ def test_in_one_process_frameworks_may_wrap_what_they_like(packed: Path, keys: l
 
 @pytest.mark.usefixtures("_one_process")
 @pytest.mark.parametrize("prepare", ["prepare", "prepare_data_loader"])
-def test_accelerate_knows_of_an_epoch_until_it_ends_or_is_left(packed: Path, prepare: str) -> None:
+def test_accelerate_tracks_an_epoch_until_it_ends_or_is_left(packed: Path, prepare: str) -> None:
     accelerator = Accelerator(cpu=True)
     loader = getattr(accelerator, prepare)(with_accelerate.make_shards(str(packed)))
     for _ in loader:
@@ -130,7 +130,9 @@ def test_accelerate_knows_of_an_epoch_until_it_ends_or_is_left(packed: Path, pre
     for _ in ended:
         is_last = accelerator.gradient_state.end_of_dataloader
     assert is_last
-    with mock.patch.object(GradientState, "_remove_dataloader") as removed:  # Once: older ones fail the second time.
+    with mock.patch.object(
+        GradientState, "_remove_dataloader"
+    ) as removed:  # Once: older versions fail the second time.
         assert next(ended, None) is None
         del ended
     assert not removed.called
@@ -141,7 +143,7 @@ def test_accelerate_knows_of_an_epoch_until_it_ends_or_is_left(packed: Path, pre
 
 
 @pytest.mark.parametrize("context", [None, "fork", "spawn"])
-def test_a_second_split_is_noticed_in_workers_too(packed: Path, context: str | None) -> None:
+def test_a_second_split_is_an_error_in_workers_too(packed: Path, context: str | None) -> None:
     dataset = ShardDataset(packed, fields="label", rank=1, world_size=2)
     options: dict[str, Any] = {} if context is None else {"num_workers": 1, "multiprocessing_context": context}
     again = IterableDatasetShard(dataset, 4, num_processes=2, process_index=1)
@@ -152,7 +154,7 @@ def test_a_second_split_is_noticed_in_workers_too(packed: Path, context: str | N
 
 
 class Passing(IterableDataset[Any]):
-    """A dataset of the user's around another one, whose attributes it passes on."""
+    """A user-defined dataset around another one that passes on its attributes."""
 
     def __init__(self, inner: Any, **attributes: Any) -> None:
         self.inner = inner
@@ -167,14 +169,14 @@ class Passing(IterableDataset[Any]):
         return getattr(self.inner, name)
 
 
-def test_attributes_that_mean_something_else_are_no_second_split(packed: Path) -> None:
+def test_unrelated_attributes_are_not_a_second_split(packed: Path) -> None:
     half = ShardDataset(packed, fields="label", rank=0, world_size=2)
     sampler = EpochSampler(range(21), rank=0, world_size=2)
     for around in (Passing(half, num_processes=4), Passing(half, num_processes=lambda: 4), Passing(sampler)):
         assert len(list(around)) == 11
 
 
-def test_a_distributed_sampler_over_shards_is_refused(packed: Path) -> None:
+def test_a_distributed_sampler_over_shards_is_an_error(packed: Path) -> None:
     dataset = ShardDataset(packed, rank=0, world_size=2)
     for loader in (DataLoader, TorchLoader):
         with pytest.raises(ValueError, match="expected unspecified sampler option"):

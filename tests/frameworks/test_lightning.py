@@ -1,4 +1,4 @@
-"""Lightning on one rank and two: every sample of two epochs once, also resumed, and of each validation."""
+"""Lightning on one rank and on two delivers every sample of two epochs and of each validation once, also resumed."""
 
 from __future__ import annotations
 

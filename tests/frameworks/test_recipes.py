@@ -1,4 +1,4 @@
-"""docs/frameworks.md: its code works when pasted, or is what ranks run in the other tests of this folder."""
+"""The code in docs/frameworks.md works when pasted, or is the code that the other tests of this folder run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank of a test of Accelerate does."""
+"""The code of each rank in a test of Accelerate."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
 
 
 def deliver(folder: Path, make: Callable[..., DataLoader], packed: str, options: dict[str, Any]) -> int:
-    """Record two epochs, the second of which is interrupted and resumed; return the steps of a prepared loader."""
+    """Record two epochs, with an interruption in the second one. Return the number of batches of a prepared loader."""
     loader = prepare(make(packed), **options)
     assert loader.stats().num_batches == 0
     with CoverageRecorder(folder, key=1) as recorder:
@@ -93,7 +93,7 @@ def saved_and_loaded(folder: Path, packed: str) -> Iterator[Any]:
 
 
 def synchronised(loader: DataLoader) -> list[list[bool]]:
-    """Return after which batches of each epoch gradients are exchanged, with accumulation over two of them."""
+    """Return after which batches of each epoch gradients are synchronised, with accumulation over two batches."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model, loader = accelerator.prepare(torch.nn.Linear(1, 1), loader)
     epochs = list[list[bool]]()
@@ -107,14 +107,14 @@ def synchronised(loader: DataLoader) -> list[list[bool]]:
 
 
 def gathered(loader: DataLoader) -> list[str]:
-    """Return all keys of an epoch, as they are gathered for metrics."""
+    """Return the keys of an epoch as gathered for metrics."""
     accelerator = Accelerator()
     loader = accelerator.prepare(loader)
     return [key for _, keys in loader for key in accelerator.gather_for_metrics(keys)]
 
 
 def refusals(packed: str) -> dict[str, str]:
-    """Return the errors of loaders by which samples would be lost."""
+    """Return the errors of loaders that would lose samples."""
     mapped = ShardMapDataset(packed, fields="label")
     shards = ShardDataset(packed, fields="label", shuffle=True)
     sampler = EpochSampler(mapped)

@@ -1,4 +1,4 @@
-"""What each rank of a test of Lightning does."""
+"""The code of each rank in a test of Lightning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardio.train.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.launch import record_epochs
 
-import_library("torchvision")  # Lightning imports it, too, and not every build of it loads beside every torch.
+import_library("torchvision")  # Lightning imports torchvision, too. Not every build of it loads with every torch.
 from lightning.pytorch import LightningModule, Trainer  # noqa: E402
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
 
@@ -37,7 +37,7 @@ MAKERS = {"shards": make_loaders, "sampled": make_sampled}
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch that a model was given: in which epoch, as which of its batches, and its keys."""
+    """A batch that a model received: its epoch, its number in the epoch, and its keys."""
 
     epoch: int
     number: int
@@ -45,7 +45,7 @@ class Received:
 
 
 class Recorded(LightningModule):
-    """Trains a weight, and notes the batches that it is given."""
+    """Trains a weight and records the batches that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,9 +67,9 @@ class Recorded(LightningModule):
 
 
 def fit(folder: Path, packed: str, kind: str) -> None:
-    """Train for two epochs, with a checkpoint after two batches of the second; train again from there.
+    """Train for two epochs, with a checkpoint after two batches of the second one, then resume from it.
 
-    What arrived is recorded: ``training``, ``resumed`` with what came before the checkpoint, and ``validation``.
+    Record what arrived: ``training``, ``resumed`` including what came before the checkpoint, and ``validation``.
     """
     make = MAKERS[kind]
     whole, rest = Recorded(), Recorded()
@@ -91,7 +91,7 @@ def fit(folder: Path, packed: str, kind: str) -> None:
 
 
 def fit_without_order(folder: Path, packed: str) -> None:
-    """Train, save in the middle of an epoch, and resume, by loaders that have no state: they say so, and work."""
+    """Train, save within an epoch and resume with loaders without a state. They warn and work."""
     dataset = ShardMapDataset(packed, fields=("label", "key"))
     plain = DataLoader(dataset, batch_size=4)
     for name, loader in {"plain": plain, "prefetched": DevicePrefetcher(plain, "cpu")}.items():
@@ -104,7 +104,7 @@ def fit_without_order(folder: Path, packed: str) -> None:
 
 
 class Reloading(Recorded):
-    """Makes its loader itself."""
+    """Creates its own loader."""
 
     def __init__(self, packed: str) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Reloading(Recorded):
 
 
 def reload(folder: Path, packed: str) -> list[list[str]]:
-    """Train for two epochs, each with a loader of its own; return the keys of both."""
+    """Train for two epochs, each with its own loader. Return the keys of both epochs."""
     model = Reloading(packed)
     trainer(folder, enable_checkpointing=False, reload_dataloaders_every_n_epochs=1).fit(model)
     epochs = [[batch.keys for batch in model.training_batches if batch.epoch == epoch] for epoch in range(2)]

@@ -1,4 +1,4 @@
-"""What each rank of a test of Hugging Face's Trainer does. The classes are those of docs/frameworks.md."""
+"""The code of each rank in a test of Hugging Face's Trainer. The classes are those of docs/frameworks.md."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shardio.train.libraries import import_library
 from shardio.world import find_world
 from tests.frameworks.launch import record_epochs
 
-import_library("torchvision")  # Transformers imports it, too, and not every build of it loads beside every torch.
+import_library("torchvision")  # Transformers imports torchvision, too. Not every build of it loads with every torch.
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from transformers.trainer_pt_utils import IterableDatasetShard  # noqa: E402
 
 
 class ShardTrainer(Trainer):
-    """A Trainer whose training data come by a shardio.DataLoader."""
+    """A Trainer that trains with a shardio.DataLoader."""
 
     def get_train_dataloader(self) -> Any:
         dataset: Any = self.train_dataset
@@ -38,7 +38,7 @@ class ShardTrainer(Trainer):
 
 
 class LoaderState(TrainerCallback):
-    """Save the loader's state with each checkpoint, and load it with the one that is resumed."""
+    """Save the loader's state with each checkpoint, and load it when training resumes."""
 
     def on_save(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **others: Any) -> None:
         if state.is_world_process_zero:
@@ -58,12 +58,12 @@ def collate(samples: list[tuple[int, str]]) -> dict[str, Any]:
 
 
 def number_of(key: str) -> int:
-    """Return a number for ``class-2/name-003``: Trainer sends numbers alone between ranks."""
+    """Return a number for ``class-2/name-003``: Trainer only sends numbers between ranks."""
     return int("".join(filter(str.isdigit, key)))
 
 
 class Recorded(nn.Module):
-    """Trains a weight, and notes the samples that it is given."""
+    """Trains a weight and records the samples that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
 
 
 def fit(folder: Path, dataset: Any) -> None:
-    """Train for two epochs, with a checkpoint after two batches of the second; train again from there."""
+    """Train for two epochs, with a checkpoint after two batches of the second one, then resume from it."""
     steps = steps_of(dataset)
     whole = train(ShardTrainer, folder / "run", dataset, save_steps=steps + 2)
     record_epochs(folder / "training", [whole[:steps], whole[steps:]])
@@ -114,7 +114,7 @@ def steps_of(dataset: Any) -> int:
 
 
 def plain(folder: Path, dataset: Any, **options: Any) -> None:
-    """Record two epochs of a Trainer that makes its loader itself."""
+    """Record two epochs of a Trainer that creates its own loader."""
     batches = train(Trainer, folder / "run", dataset, **options)
     record_epochs(folder / "training", [batches[: len(batches) // 2], batches[len(batches) // 2 :]])
 
@@ -122,7 +122,7 @@ def plain(folder: Path, dataset: Any, **options: Any) -> None:
 def train(
     kind: type[Any], folder: Path, dataset: Any, *, checkpoint: Path | None = None, **options: Any
 ) -> list[list[int]]:
-    """Return the numbers of each batch's samples that the model was given."""
+    """Return the numbers of the samples of each batch that the model received."""
     model = Recorded()
     arguments = TrainingArguments(
         str(folder),
@@ -143,7 +143,7 @@ def train(
 
 
 def by_hand(packed: str) -> None:
-    """Wrap a dataset of one rank of two as Trainer's older versions did."""
+    """Wrap a dataset of one rank of two as older versions of Trainer did."""
     dataset = ShardDataset(packed, fields="label", rank=0, world_size=2)
     list(TorchLoader(IterableDatasetShard(dataset, 4, num_processes=2), 4))
 

@@ -166,7 +166,7 @@ def test_models_that_timm_does_not_have_are_refused(name: str, pretrained: bool,
     [
         ("resnet18", "a model is small, torchvision:NAME"),
         ("torchvsion:resnet18", "no module 'torchvsion'.*a model is small, torchvision:NAME"),
-        ("a.b/c:make", "names no function"),
+        ("a.b/c:make", "does not name a function"),
         ("small:resnet18", "one small model"),
         ("nowhere.py:make", "there is no script nowhere.py"),
         ("own_models.py:nothing", "has no function 'nothing'"),
