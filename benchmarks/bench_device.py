@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse  # Not typer: ``--source memory`` shall run where nothing but torch and numpy is installed.
 import datetime
 import json
-import os
 import re
 import shutil
 import signal
@@ -34,6 +33,7 @@ from benchmarks.device.networks import DEPTHS, WIDTH
 from benchmarks.device.rounds import Group, Settings, run_group, tell
 from benchmarks.device.tables import judge, make_table
 from benchmarks.loaders.report import ALWAYS, describe_machine, find_version
+from shardio.processors import count_processors
 
 HERE = Path(__file__).parent
 SOURCES = ("memory", "photographs")
@@ -71,7 +71,7 @@ def read_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path |
         device=torch.device("cuda", device.index or 0) if is_cuda else device,
         models=given.model or list(DEPTHS),
         sources=given.source or SOURCES,
-        workers=given.workers or (max(1, len(os.sched_getaffinity(0)) - 1) if is_cuda else 1),
+        workers=given.workers or (max(1, count_processors() - 1) if is_cuda else 1),
         width=WIDTH if is_cuda else 8,
         photos=(10, 60) if is_cuda else (2, 3),
         images=given.photos,

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.loaders.registry import PIXELS_CHANGED
 from benchmarks.loaders.rounds import Result, Settings
 from benchmarks.loaders.tables import sort_by_speed
+from shardio.processors import count_processors
 
 ALWAYS = ("shardio", "torch", "numpy", "opencv-python-headless", "pillow", "simplejpeg")
 """Packages whose versions are noted in any case."""
@@ -27,7 +28,7 @@ def describe_machine() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": model,
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": count_processors(),
         "memory_gb": round(memory / 1e9, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from shardio.device.batches import map_tensors
+from shardio.device.choice import choose_device
 from shardio.device.iteration import Iteration, Received
 from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import Normalize, Preparation
@@ -70,12 +71,7 @@ class DevicePrefetcher:
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.loader = loader
-        self.device = torch.device(device) if device is not None else _pick_device()
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(
-                f"device={str(device)!r} was asked for, and torch sees no CUDA device: name 'cpu', or leave it out "
-                "for the best there is"
-            )
+        self.device = choose_device(device)
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
         with own_tensors():
@@ -187,9 +183,3 @@ def _nothing() -> None:
 def _has_state(loader: Any) -> bool:
     """Return whether a loader can say where it is. shardio's own have the methods in any case."""
     return bool(getattr(loader, "has_state", callable(getattr(loader, "state_dict", None))))
-
-
-def _pick_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

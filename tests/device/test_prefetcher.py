@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.train.libraries import import_library
+from shardio.train.models import import_library
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader
 
@@ -221,7 +221,7 @@ def test_std_must_be_positive(std: tuple[float, ...]) -> None:
 
 def test_cuda_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device='cuda:0' was asked for, and torch sees no CUDA device: name"):
+    with pytest.raises(ValueError, match=r"device .cuda:0. is not available, because torch finds no CUDA device: use"):
         DevicePrefetcher([], "cuda:0")
 
 
