@@ -1,4 +1,4 @@
-"""Kill ``shardio train`` at random moments, again and again, and go on: the losses are those of an undisturbed run.
+"""Kill ``shardio train`` at random moments and resume it: the losses must equal those of an uninterrupted run.
 
     python tools/train_campaign.py --kills 50              one process
     python tools/train_campaign.py --kills 20 --ranks 2    two ranks by torchrun, of which one is killed
@@ -97,7 +97,7 @@ class Campaign:
         )
         often = "--deterministic --log-every 1 --checkpoint-every 7 --seed 5"
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
-        command = [sys.executable, *(launcher if self.ranks > 1 else []), "-m", "shardio.train", "packed"]
+        command = [sys.executable, *(launcher if self.ranks > 1 else []), "-m", "shardio", "train", "packed"]
         return subprocess.Popen(
             [*command, *options.split(), *often.split(), "--model", "model.py:make", "--out", name],
             cwd=self.directory,

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -17,26 +22,38 @@ from shardio.cli.loading import (
     make_loader_options,
     tell_of_the_share,
 )
-from shardio.cli.terminal import echo
+from shardio.cli.terminal import echo, printable
 from shardio.images import DEFAULT_MAX_PIXELS
+from shardio.train import TrainConfig
 
-OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
-ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
-Precision = Literal["bf16", "fp16", "fp32"]
-
-DATA, MODEL, LEARNING, RUNNING = "Data", "Model", "Learning", "The run"
+DATA, MODEL, LEARNING, RUN = "Data", "Model", "Learning", "The run"
 """Panels of ``--help``."""
+
+PANELS = {"channels_last": MODEL, "checkpoint_every": RUN, "log_every": RUN, "deterministic": RUN, "device": RUN}
+"""The panels of the options that are made from TrainConfig, except those in LEARNING."""
+
+DEFAULTS = {"lr": 2e-3}
+"""Defaults that differ from those of TrainConfig: this learning rate suits the small model."""
+
+OTHERWISE = {"directory": "--out", "resume": "--fresh", "seed": "--seed"}
+"""Settings of TrainConfig whose options are written out below."""
+
+NO_OPTIONS = ("steps_per_epoch", "mean", "std", "data")
+"""Settings of TrainConfig that have no option."""
 
 
 def train(
     source: Annotated[
         Path, typer.Argument(help="A packed directory, a manifest, a directory of tars, or of class folders.")
     ],
-    val: Annotated[Path | None, typer.Option(help="Another such source to validate on.", rich_help_panel=DATA)] = None,
+    *,
+    val: Annotated[
+        Path | None, typer.Option(help="Another source of any of these kinds to validate on.", rich_help_panel=DATA)
+    ] = None,
     val_share: Annotated[
         float | None,
         typer.Option(
-            help="Without --val, the share of SOURCE's samples to validate on, 0 for none.  [default: 0.2]",
+            help="Without --val, the share of SOURCE's samples to validate on; 0 for none (default: 0.2).",
             rich_help_panel=DATA,
         ),
     ] = None,
@@ -47,121 +64,73 @@ def train(
     num_workers: NumWorkers = 2,
     on_error: OnError = "raise",
     max_pixels: Annotated[
-        int, typer.Option(min=1, help="An image of more pixels is an error.", rich_help_panel=DATA)
+        int, typer.Option(min=1, help="An image with more pixels is an error.", rich_help_panel=DATA)
     ] = DEFAULT_MAX_PIXELS,
     model: Annotated[
         str,
         typer.Option(
-            help="small, a residual network; torchvision:NAME or timm:NAME, where they are installed; or "
-            "module:function or file.py:function, called with num_classes.",
+            help="small, a residual network; torchvision:NAME or timm:NAME, if they are installed; or your own "
+            "module:function or file.py:function, which is called with num_classes.",
             rich_help_panel=MODEL,
         ),
     ] = "small",
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Begin with torchvision's or timm's weights.", rich_help_panel=MODEL)
+        bool, typer.Option("--pretrained", help="Start with torchvision's or timm's weights.", rich_help_panel=MODEL)
     ] = False,
     compile_model: Annotated[
-        bool, typer.Option("--compile", help="Compile the model by torch.compile.", rich_help_panel=MODEL)
+        bool, typer.Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=MODEL)
     ] = False,
     script: Annotated[
         bool,
-        typer.Option("--script", help="Make TorchScript of the model (before Python 3.14).", rich_help_panel=MODEL),
+        typer.Option("--script", help="Convert the model to TorchScript (before Python 3.14).", rich_help_panel=MODEL),
     ] = False,
-    channels_last: Annotated[
-        bool, typer.Option(help="Lay images and weights out channels last.", rich_help_panel=MODEL)
-    ] = True,
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs.", rich_help_panel=LEARNING)] = 10,
-    accumulate: Annotated[
-        int, typer.Option(min=1, help="Batches of one optimiser step.", rich_help_panel=LEARNING)
-    ] = 1,
-    lr: Annotated[float, typer.Option(help="The highest learning rate.", rich_help_panel=LEARNING)] = 2e-3,
-    optimizer: Annotated[OptimizerName, typer.Option(help="As in torch.optim.", rich_help_panel=LEARNING)] = "adamw",
-    weight_decay: Annotated[float, typer.Option(min=0, help="Of the optimiser.", rich_help_panel=LEARNING)] = 0.05,
-    momentum: Annotated[float, typer.Option(min=0, help="Of sgd and rmsprop.", rich_help_panel=LEARNING)] = 0.9,
-    schedule: Annotated[
-        ScheduleName, typer.Option(help="How the learning rate goes.", rich_help_panel=LEARNING)
-    ] = "onecycle",
-    warmup: Annotated[
-        float, typer.Option(help="Share of the steps in which onecycle and cosine rise.", rich_help_panel=LEARNING)
-    ] = 0.3,
-    period: Annotated[
-        float | None,
-        typer.Option(
-            help="Epochs of a cycle of cyclic, between two cuts of step, without progress before one of plateau.  "
-            "[default: a third of all]",
-            rich_help_panel=LEARNING,
-        ),
-    ] = None,
-    precision: Annotated[
-        Precision, typer.Option(help="fp16 is for CUDA, with a GradScaler.", rich_help_panel=LEARNING)
-    ] = "bf16",
-    clip_norm: Annotated[
-        float | None, typer.Option(help="The largest norm of all gradients.", rich_help_panel=LEARNING)
-    ] = None,
-    clip_value: Annotated[
-        float | None, typer.Option(help="The largest magnitude of each gradient.", rich_help_panel=LEARNING)
-    ] = None,
     gradient_penalty: Annotated[
         float | None, typer.Option(help="Weight of the gradient's norm in the loss.", rich_help_panel=LEARNING)
-    ] = None,
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many epochs without progress.", rich_help_panel=LEARNING)
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for checkpoints, log and report. The same command again goes on where it was stopped.",
-            rich_help_panel=RUNNING,
+            help="Directory for checkpoints, log and report. Rerun the same command to resume an interrupted run.",
+            rich_help_panel=RUN,
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Begin anew, whatever lies in the directory.", rich_help_panel=RUNNING)
+        bool, typer.Option("--fresh", help="Start a new run over an earlier one in --out.", rich_help_panel=RUN)
     ] = False,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, help="Steps between checkpoints within an epoch.", rich_help_panel=RUNNING)
-    ] = None,
-    log_every: Annotated[
-        int, typer.Option(min=1, help="Steps between two lines of the log.", rich_help_panel=RUNNING)
-    ] = 10,
     plot: Annotated[
         Path | None,
         typer.Option(
             callback=check_picture,
             metavar="FILE.png",
-            help="Draw the learning rates, planned and taken.",
-            rich_help_panel=RUNNING,
+            help="Plot the planned and the actual learning rates.",
+            rich_help_panel=RUN,
         ),
     ] = None,
     seed: Annotated[
         int,
         typer.Option(
-            min=0, max=2**63 - 1, help="Of the weights, the order, the crops and the split.", rich_help_panel=RUNNING
+            min=0, max=2**63 - 1, help="Seed of the weights, the order, the crops and the split.", rich_help_panel=RUN
         ),
     ] = 0,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="Only algorithms that repeat every bit.", rich_help_panel=RUNNING)
-    ] = False,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Such as cuda or cpu; by default the best there is.", rich_help_panel=RUNNING),
-    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Threads in which torch computes on the CPU.  [default: processors less workers, at least 1]",
-            rich_help_panel=RUNNING,
+            help="Threads in which torch computes on the CPU (default: processors minus workers, at least 1).",
+            rich_help_panel=RUN,
         ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.", rich_help_panel=RUNNING)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress bar.", rich_help_panel=RUN)] = False,
+    **settings: Any,
 ) -> None:
-    """Train a classifier, and say how fast and how well.
+    """Train a classifier, and print how fast and how well it learns.
 
-    By several ranks: torchrun --nproc-per-node 2 -m shardio.train SOURCE …
+    On several ranks: torchrun --nproc-per-node 2 -m shardio train SOURCE …
     """
     import torch
 
     from shardio.cli import training
+    from shardio.cli.threads import leave_processors_to_workers
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -169,43 +138,20 @@ def train(
     if plot is not None:
         require_matplotlib()
     if val is not None and val_share is not None:
-        raise typer.BadParameter("validate on --val, or on a part of SOURCE, not both", param_hint="--val-share")
+        raise typer.BadParameter("use either --val or a share of SOURCE, not both", param_hint="--val-share")
     share = 0.2 if val_share is None else val_share
     if not 0 <= share < 1:
         raise typer.BadParameter(f"must be at least 0 and below 1, got {share}", param_hint="--val-share")
-    from shardio.train import Callback, Compile, GradientPenalty, RatePlot, TrainConfig, count_steps, seed_everything
+    from shardio.train import Callback, Compile, GradientPenalty, RatePlot, count_steps, seed_everything
     from shardio.train import train as train_model
-    from shardio.train.ranks import failures_told, pick_device
-    from shardio.train.threads import set_threads
+    from shardio.train.ranks import reported_failures, use_device
     from shardio.world import find_world
 
-    with wrong_values_are_wrong_usage():
-        config = TrainConfig(
-            epochs=epochs,
-            optimizer=optimizer,
-            lr=lr,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            schedule=schedule,
-            warmup=warmup,
-            period=period,
-            precision=precision,
-            accumulate=accumulate,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-            patience=patience,
-            seed=seed,
-            deterministic=deterministic,
-            channels_last=channels_last,
-            device=device,
-            directory=out,
-            resume=not fresh,
-            checkpoint_every=checkpoint_every,
-            log_every=log_every,
-            data={"image_size": image_size, "val_share": 0.0 if val is not None else share},
-        )
+    data_settings = {"image_size": image_size, "val_share": 0.0 if val is not None else share}
+    with _errors_name_the_option():
+        config = TrainConfig(**settings, seed=seed, directory=out, resume=not fresh, data=data_settings)
     tell_of_the_share()
-    with failures_told(), bad_samples_name_the_option(on_error):
+    with reported_failures(), bad_samples_name_the_option(on_error):
         data = training.open_data(source, val, share, image_size, seed, max_pixels)
         loader, val_loader = data.make_loaders(make_loader_options(batch_size, num_workers, on_error))
         seed_everything(seed)
@@ -214,7 +160,7 @@ def train(
                 model, data.num_classes, image_size, pretrained=pretrained, is_scripted=script
             )
         if threads is None:
-            done = set_threads(num_workers, pick_device(config.device), num_threads)
+            done = leave_processors_to_workers(num_workers, use_device(config.device), num_threads)
             if done is not None and find_world().rank == 0:
                 echo(done, err=True)
         callbacks: list[Callback] = [] if plot is None else [RatePlot(plot, config, count_steps(loader, config))]
@@ -224,3 +170,45 @@ def train(
             callbacks.append(GradientPenalty(gradient_penalty))
         with training.EpochBar(len(loader), is_shown=sys.stderr.isatty() and not quiet) as bar:
             train_model(network, loader, config, val_loader=val_loader, callbacks=[*callbacks, bar])
+
+
+def _make_options() -> list[inspect.Parameter]:
+    """Return an option for each setting of TrainConfig: its name, type, default and text."""
+    texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(TrainConfig) or "", re.MULTILINE))
+    types = get_type_hints(TrainConfig)
+    options = []
+    for setting in dataclasses.fields(TrainConfig):
+        name = setting.name
+        if name in OTHERWISE or name in NO_OPTIONS:
+            continue
+        flag = [_option_of(name)] if setting.default is False else []  # Without --no-NAME, which typer would add.
+        help_text, panel = " ".join(texts.get(name, "").split()), PANELS.get(name, LEARNING)
+        default = DEFAULTS.get(name, setting.default)
+        option = typer.Option(default, *flag, help=help_text, rich_help_panel=panel)
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=types[name]))
+    return options
+
+
+def _option_of(setting: str) -> str:
+    return OTHERWISE.get(setting, f"--{setting.replace('_', '-')}")
+
+
+def _with_options() -> inspect.Signature:
+    """Return the signature of the command, from which typer makes its options: TrainConfig's stand for ``settings``."""
+    signature = inspect.signature(train, eval_str=True)
+    *parameters, _ = signature.parameters.values()
+    place = [parameter.name for parameter in parameters].index("gradient_penalty")
+    return signature.replace(parameters=[*parameters[:place], *_make_options(), *parameters[place:]])
+
+
+@contextmanager
+def _errors_name_the_option() -> Iterator[None]:
+    """Turn TrainConfig's errors, which start with the name of a setting, into wrong usage of its option."""
+    try:
+        yield
+    except ValueError as error:
+        setting, _, what = str(error).partition(" ")
+        raise typer.BadParameter(printable(what), param_hint=_option_of(setting)) from error
+
+
+train.__signature__ = _with_options()  # type: ignore[attr-defined]  # Python's own protocol: PEP 362

@@ -1,4 +1,4 @@
-"""What ``shardio train`` trains on, what it trains, and what it says meanwhile."""
+"""The data, the model and the output of ``shardio train``."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ MapDataset = ImageFolder | ShardMapDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Data:
-    """What to train and to validate on.
+class TrainData:
+    """The data to train and to validate on.
 
     Attributes:
-        training: Random crops.
-        validation: Central crops of other samples; None without validation.
-        num_classes: How many classes there are.
-        seed: Of the order and the crops.
+        training: The training samples, with random crops.
+        validation: Other samples, with central crops; None without validation.
+        num_classes: The number of classes.
+        seed: The seed of the order and the crops.
     """
 
     training: MapDataset | Subset[Any]
@@ -45,19 +45,19 @@ class Data:
     seed: int
 
     def make_loaders(self, options: dict[str, Any]) -> tuple[DataLoader, DataLoader | None]:
-        """Return the loaders for training and for validation; ``options`` are DataLoader's."""
+        """Return the loaders for training and validation, given DataLoader's other arguments."""
         loader = DataLoader(self.training, sampler=EpochSampler(self.training, seed=self.seed), **options)
         if self.validation is None:
             return loader, None
-        # Marked repeats make the validation exact on any number of ranks.
+        # Repeated samples are marked, so the validation is exact on any number of ranks.
         sampler = EpochSampler(self.validation, shuffle=False, remainder="mask")
         return loader, DataLoader(self.validation, sampler=sampler, **options)
 
 
 def open_data(
     source: Path, val_source: Path | None, val_share: float, image_size: int, seed: int, max_pixels: int
-) -> Data:
-    """Return what to train on, and to validate on: another source, or else a share of the same."""
+) -> TrainData:
+    """Open the data to train on, and to validate on: another source, or a share of the same."""
     augmented = Compose([RandomResizedCrop(image_size, scale=(0.25, 1.0)), RandomHorizontalFlip()])
     central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
     training = _open_source(source, augmented, max_pixels)
@@ -65,15 +65,17 @@ def open_data(
         try:
             validation = _open_source(val_source, central, max_pixels, classes=training)
         except ValueError as error:
-            raise FormatError(f"{error}. Validate on the classes of {source}") from error
-        return Data(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
+            raise FormatError(f"{error}. The validation source must have the classes of {source}") from error
+        return TrainData(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
     if not val_share:
-        return Data(training=training, validation=None, num_classes=len(training.classes), seed=seed)
+        return TrainData(training=training, validation=None, num_classes=len(training.classes), seed=seed)
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
-        raise FormatError(f"{source} has {len(training)} samples, too few to hold out {val_share:.0%} for validation")
+        raise FormatError(
+            f"{source} has {len(training)} samples, too few to validate on {val_share:.0%} of them: change --val-share"
+        )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
-    return Data(
+    return TrainData(
         training=Subset(training, sorted(chosen[num_val:])),
         validation=Subset(_open_source(source, central, max_pixels), sorted(chosen[:num_val])),
         num_classes=len(training.classes),
@@ -82,13 +84,13 @@ def open_data(
 
 
 def make_network(name: str, num_classes: int, image_size: int, *, pretrained: bool, is_scripted: bool) -> nn.Module:
-    """Return the model of this name."""
+    """Return the model of this name, as TorchScript if ``is_scripted``."""
     network = make_model(name, num_classes=num_classes, image_size=image_size, pretrained=pretrained)
     return torch.jit.script(network) if is_scripted else network
 
 
 class EpochBar(PrintEpochs):
-    """One line an epoch, and a bar within it on a terminal; on rank 0. A context manager."""
+    """Print a line per epoch and, on a terminal, a bar within it; on rank 0. A context manager."""
 
     def __init__(self, num_batches: int, *, is_shown: bool) -> None:
         self._bar = make_bar() if is_shown and find_world().rank == 0 else None

@@ -1,5 +1,6 @@
 """Copy a loader's batches to a device."""
 
+from shardio.device.choice import choose_device
 from shardio.device.prefetcher import DevicePrefetcher
 
-__all__ = ["DevicePrefetcher"]
+__all__ = ["DevicePrefetcher", "choose_device"]

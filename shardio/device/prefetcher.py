@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from shardio.device.batches import map_tensors
+from shardio.device.choice import choose_device
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.iterator import LastReceived, PrefetchIterator
 from shardio.device.pinned import PinnedPool, register
@@ -71,12 +72,7 @@ class DevicePrefetcher:
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.loader = loader
-        self.device = torch.device(device) if device is not None else _pick_device()
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(
-                f"device={str(device)!r} was requested, but torch finds no CUDA device: use 'cpu', or leave device "
-                "unset to let shardio choose"
-            )
+        self.device = choose_device(device)
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
         with own_tensors():
@@ -189,9 +185,3 @@ def _no_iterator() -> None:
 def _has_state(loader: Any) -> bool:
     """Return whether a loader has a state. shardio's loaders always have the methods."""
     return bool(getattr(loader, "has_state", callable(getattr(loader, "state_dict", None))))
-
-
-def _pick_device() -> torch.device:
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -1,16 +1,50 @@
-"""A small training driver: ``train(model, loader, TrainConfig(...))``, or ``TrainStep`` in a loop of your own."""
+"""A small training driver: ``train(model, loader, TrainConfig(...))``, or ``TrainStep`` in a loop of your own.
 
-from shardio.train.callbacks import Callback, Compile, GradientPenalty, PrintEpochs
-from shardio.train.checkpoint import load_checkpoint, save_checkpoint
-from shardio.train.config import TrainConfig
-from shardio.train.loop import count_steps, evaluate, train
-from shardio.train.memory import memory_difference
-from shardio.train.meters import EpochResult, Score, StepRecord
-from shardio.train.models import make_model
-from shardio.train.report import RatePlot, plot_rates, write_report
-from shardio.train.resnet import small_resnet
-from shardio.train.seeds import seed_everything
-from shardio.train.step import TrainStep, in_groups
+Names are loaded on first use: the command line reads ``TrainConfig`` without loading torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardio.train.callbacks import Callback, Compile, GradientPenalty, PrintEpochs
+    from shardio.train.checkpoint import load_checkpoint, save_checkpoint
+    from shardio.train.config import TrainConfig
+    from shardio.train.evaluation import evaluate
+    from shardio.train.loop import count_steps, train
+    from shardio.train.memory import memory_difference
+    from shardio.train.meters import EpochResult, Score, StepRecord
+    from shardio.train.models import make_model, small_resnet
+    from shardio.train.report import RatePlot, plot_rates, write_report
+    from shardio.train.seeds import seed_everything
+    from shardio.train.step import TrainStep, in_groups
+
+_HOMES = {
+    "Callback": "callbacks",
+    "Compile": "callbacks",
+    "EpochResult": "meters",
+    "GradientPenalty": "callbacks",
+    "PrintEpochs": "callbacks",
+    "RatePlot": "report",
+    "Score": "meters",
+    "StepRecord": "meters",
+    "TrainConfig": "config",
+    "TrainStep": "step",
+    "count_steps": "loop",
+    "evaluate": "evaluation",
+    "in_groups": "step",
+    "load_checkpoint": "checkpoint",
+    "make_model": "models",
+    "memory_difference": "memory",
+    "plot_rates": "report",
+    "save_checkpoint": "checkpoint",
+    "seed_everything": "seeds",
+    "small_resnet": "models",
+    "train": "loop",
+    "write_report": "report",
+}
 
 __all__ = [
     "Callback",
@@ -36,3 +70,13 @@ __all__ = [
     "train",
     "write_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,7 +1,8 @@
-"""What may be added to a training run without a change to its loop."""
+"""Callbacks: additions to a training run that leave its loop unchanged."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,55 +17,54 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Does nothing: override what you need. All ranks call theirs, at the same places."""
+    """Do nothing: override the methods that you need. Every rank calls its callbacks, at the same places."""
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return what computes with the model's weights in its place, before ranks share its gradients."""
+        """Return a module that computes with the model's weights. Called before ranks share gradients."""
         return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
-        """Begin: behind so many whole epochs, and so many steps, of the run that is gone on with."""
+        """Start a new run (0 and 0), or resume one after this many complete epochs and this many steps."""
 
     def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
-        """Return what the gradients of a microbatch are computed from, under autocast no more."""
+        """Return the loss that a microbatch's gradients are computed from. Called outside of autocast."""
         return loss
 
     def on_batch(self, batch: Any) -> None:
-        """Look at a microbatch that was trained on, as it lies on the device."""
+        """Receive a microbatch, on the device, after the model was trained on it."""
 
     def on_log(self, record: StepRecord) -> None:
-        """Take note of some steps."""
+        """Receive the figures of some steps."""
 
     def on_epoch(self, result: EpochResult) -> None:
-        """Take note of an epoch. Its checkpoint is written after all have done so."""
+        """Receive the figures of an epoch, before its checkpoint is written."""
 
     def on_end(self, results: list[EpochResult]) -> None:
-        """Take note of the end, with the results of all epochs."""
+        """Receive the figures of all epochs at the end."""
 
 
 class PrintEpochs(Callback):
-    """Says on rank 0 how each epoch went, in a line; ``say`` is told it."""
+    """Print a line for each epoch, on rank 0. ``say`` replaces ``print``."""
 
     def __init__(self, say: Callable[[str], object] = print) -> None:
-        self.say = say if find_world().rank == 0 else _be_silent
+        self.say = say if find_world().rank == 0 else _say_nothing
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         if num_steps:
-            self.say(f"going on from step {num_steps}, in epoch {num_epochs}")
+            self.say(f"resuming after step {num_steps}, in epoch {num_epochs}")
 
     def on_epoch(self, result: EpochResult) -> None:
         self.say(result.describe())
 
 
-def _be_silent(text: str) -> None:
-    """Leave it to rank 0."""
+def _say_nothing(text: str) -> None:
+    pass
 
 
 class Compile(Callback):
-    """Compile the model with torch.compile; ``options`` are its own. Checkpoints are those of the model as it is.
+    """Compile the model with ``torch.compile(model, **options)``. Checkpoints are those of the uncompiled model."""
 
-    Not ``Module.compile``, which leaves containers such as Sequential as they are.
-    """
+    # Module.compile would not compile containers such as Sequential.
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -74,10 +74,10 @@ class Compile(Callback):
 
 
 class GradientPenalty(Callback):
-    """Add ``weight`` times the norm of the loss's gradient to the loss, for a smoother one.
+    """Add ``weight`` times the norm of the loss's gradient to the loss, for a smoother loss.
 
-    As in torch's "Automatic Mixed Precision examples": the gradient is taken of the scaled loss, so that nothing of it
-    is lost in fp16, and scaled back before its norm is.
+    As in torch's "Automatic Mixed Precision examples": the gradient is computed from the scaled loss, so that fp16 does
+    not underflow, and unscaled before its norm is computed.
     """
 
     def __init__(self, weight: float) -> None:
@@ -89,3 +89,35 @@ class GradientPenalty(Callback):
         squares = [(gradient / scale).pow(2).sum() for gradient in gradients]
         # The root has no derivative at 0, where the loss is flat.
         return loss + self.weight * (torch.stack(squares).sum() + 1e-12).sqrt()
+
+
+class SizeHints(Callback):
+    """Warn once of layers and batches whose sizes leave a GPU's tensor cores idle.
+
+    NVIDIA, "Train With Mixed Precision", "Tensor Core shape constraints": sizes should be multiples of 8. The channels
+    of the images and the number of classes are given, so they do not count.
+    """
+
+    def __init__(self) -> None:
+        self._odd: list[str] | None = []
+
+    def wrap_model(self, model: nn.Module) -> nn.Module:
+        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+        self._odd = [
+            f"{name or type(layer).__name__} has {size} outputs"
+            for name, layer in layers[:-1]
+            if (size := layer.weight.shape[0]) % 8
+        ]
+        return model
+
+    def on_batch(self, batch: Any) -> None:
+        if self._odd is None:
+            return
+        odd, self._odd = self._odd, None
+        if len(batch[1]) % 8:
+            odd.insert(0, f"a batch has {len(batch[1])} samples")
+        if odd:
+            more = f", and {len(odd) - 5} more" if len(odd) > 5 else ""
+            warnings.warn(
+                f"half precision is fastest where sizes are multiples of 8: {', '.join(odd[:5])}{more}", stacklevel=2
+            )

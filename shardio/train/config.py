@@ -1,4 +1,4 @@
-"""How to train."""
+"""The settings of a training run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
-
 from shardio.storage import find_url
 from shardio.values import check_choice, check_integer, check_optional_integer, check_plain
 
@@ -17,56 +15,51 @@ Precision = Literal["fp32", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
 
-DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
 MAY_CHANGE = ("epochs", "steps_per_epoch", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
-"""Settings that may differ when a run is gone on with. With other ``epochs`` its learning rates have another plan from
-there on."""
-
-FLOATS = ("lr", "weight_decay", "momentum", "warmup", "period", "clip_norm", "clip_value")
+"""Settings that may differ when a run resumes. Other ``epochs`` change the plan of the learning rates from there on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The settings of a training run.
+    """The settings of a training run. ``shardio train`` makes its options from them, with these texts.
 
     Attributes:
-        epochs: How many epochs.
-        optimizer: ``adamw``, ``adam``, ``sgd`` or ``rmsprop``, as in ``torch.optim``.
-        lr: The highest learning rate of the schedule.
-        weight_decay: Of the optimiser.
-        momentum: Of ``sgd`` and ``rmsprop``.
-        schedule: How the learning rate goes: ``onecycle``, ``cosine`` after a linear warm-up, ``cyclic`` (up and
-            down again), ``step`` (a tenth, time and again), ``plateau`` (a tenth, when nothing improves any more),
-            or ``constant``.
-        warmup: The share of all steps in which ``onecycle`` and ``cosine`` rise.
-        period: Epochs of one cycle of ``cyclic``, before each cut of ``step``, and without an improvement before
-            each of ``plateau``; by default a third of the epochs.
-        steps_per_epoch: How many steps the schedule takes an epoch for, where the loader has no length. An epoch is
-            what the loader gives, nevertheless, and must be equally long on all ranks.
-        precision: ``bf16`` and ``fp16`` compute under autocast, ``fp16`` with a GradScaler and on CUDA alone.
-        accumulate: How many microbatches make one step of the optimiser.
-        clip_norm: The largest norm of all gradients together; None for any.
-        clip_value: The largest magnitude of each; likewise.
-        patience: Stop after so many epochs without an improvement of the validation loss, or without validation
-            of the training loss; None to stop never.
-        seed: Of torch's, numpy's and Python's random numbers.
-        deterministic: Whether torch may use only algorithms that always give the same bits.
-        channels_last: Whether images and weights lie in channels_last memory.
-        device: Where to train; by default CUDA if there is one, else MPS, else the CPU.
-        mean: Of each channel, in units of [0, 1]; images are normalised by these, if they are uint8.
-        std: Likewise.
-        directory: Where checkpoints and the log go; without it nothing is written.
-        resume: Whether to resume the run in ``directory`` instead of starting a new one.
-        log_every: Steps from one line of the log to the next. So often losses are read from the device and checked.
-        checkpoint_every: Steps from one checkpoint to the next within an epoch; by default there is one at its end.
-        data: Further numbers and strings, by name, that a resumed run must have in common with its beginning. No name
-            may be that of a setting here.
+        epochs: Number of epochs.
+        accumulate: Batches per optimiser step.
+        lr: The highest learning rate.
+        optimizer: The optimiser, as in torch.optim.
+        weight_decay: Weight decay of the optimiser.
+        momentum: Momentum of sgd and rmsprop.
+        schedule: How the learning rate changes: onecycle, cosine after a linear warm-up, cyclic (up and down), step (a
+            tenth after each period), plateau (a tenth after a period without improvement), or constant.
+        warmup: The share of all steps in which onecycle and cosine raise the learning rate.
+        period: Epochs per cycle of cyclic, between two cuts of step, or without improvement before a cut of plateau
+            (default: a third of the epochs).
+        steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length. An epoch is still what
+            the loader yields, and must be equally long on all ranks.
+        precision: bf16 and fp16 compute under autocast. fp16 needs CUDA, and uses a GradScaler.
+        clip_norm: The largest norm of all gradients together (default: no limit).
+        clip_value: The largest magnitude of each gradient (default: no limit).
+        patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if
+            there is no validation (default: never).
+        channels_last: Keep images and weights in channels_last memory.
+        mean: The mean of each channel, in units of [0, 1]. Only uint8 images are normalised.
+        std: The standard deviation of each channel, in units of [0, 1].
+        checkpoint_every: Steps between checkpoints within an epoch (default: only at the end of each epoch).
+        log_every: Steps between lines of the log. Losses are read from the device, and checked, this often.
+        seed: The seed of torch's, numpy's and Python's random numbers.
+        deterministic: Use only algorithms that always give the same bits.
+        device: Where to train, such as cuda or cpu (default: CUDA if available, else MPS, else the CPU).
+        directory: The directory for checkpoints, log and report. Without it, nothing is written.
+        resume: Resume the run in the directory. If false, replace it.
+        data: Further numbers and strings, by name, that must not change when the run resumes. No name may be that of a
+            setting.
     """
 
     epochs: int = 10
-    optimizer: OptimizerName = "adamw"
+    accumulate: int = 1
     lr: float = 1e-3
+    optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.05
     momentum: float = 0.9
     schedule: ScheduleName = "onecycle"
@@ -74,83 +67,78 @@ class TrainConfig:
     period: float | None = None
     steps_per_epoch: int | None = None
     precision: Precision = "bf16"
-    accumulate: int = 1
     clip_norm: float | None = None
     clip_value: float | None = None
     patience: int | None = None
-    seed: int = 0
-    deterministic: bool = False
     channels_last: bool = True
-    device: str | None = None
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    checkpoint_every: int | None = None
+    log_every: int = 10
+    seed: int = 0
+    deterministic: bool = False
+    device: str | None = None
     directory: str | os.PathLike[str] | None = None
     resume: bool = True
-    log_every: int = 10
-    checkpoint_every: int | None = None
     data: Mapping[str, float | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in FLOATS:  # Not numpy's, which a checkpoint would hold, and not be read with.
-            if (number := getattr(self, name)) is not None:
-                object.__setattr__(self, name, float(number))
+        """Convert the settings to Python's own types, the only ones that a checkpoint can be read with; check them."""
+        for name in ("lr", "weight_decay", "momentum", "warmup", "period", "clip_norm", "clip_value"):
+            self._set(name, None if (value := getattr(self, name)) is None else float(value))
         for name in ("mean", "std"):
-            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+            self._set(name, tuple(map(float, getattr(self, name))))
         for name, allowed in (("optimizer", OptimizerName), ("schedule", ScheduleName), ("precision", Precision)):
-            object.__setattr__(self, name, check_choice(name, getattr(self, name), allowed))
-        for name in ("epochs", "accumulate", "steps_per_epoch", "patience", "log_every", "checkpoint_every"):
-            object.__setattr__(self, name, check_optional_integer(name, getattr(self, name), at_least=1))
-        object.__setattr__(self, "seed", check_integer("seed", self.seed, at_least=0))
-        object.__setattr__(self, "data", _check_data(self.data))
+            self._set(name, check_choice(name, getattr(self, name), allowed))
+        for name in ("epochs", "accumulate", "log_every"):
+            self._set(name, check_integer(name, getattr(self, name), at_least=1))
+        for name in ("steps_per_epoch", "patience", "checkpoint_every"):
+            self._set(name, check_optional_integer(name, getattr(self, name), at_least=1))
+        self._set("seed", check_integer("seed", self.seed, at_least=0))
+        self._set("data", _check_data(self.data))
         for name in ("lr", "period", "clip_norm", "clip_value"):
-            if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
-                raise ValueError(f"{name} must be positive, got {number}")
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
         for name in ("weight_decay", "momentum"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if not 0 <= self.warmup < 1:
             raise ValueError(f"warmup must be a share of the steps, at least 0 and below 1, got {self.warmup}")
-        device = _check_device(self.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        from shardio.device import choose_device  # Loads torch.
+
+        device = choose_device(self.device)
         if self.precision == "fp16" and device.type != "cuda":
-            raise ValueError(f"precision='fp16' needs CUDA, and the device is {device}: choose 'bf16' or 'fp32'")
+            raise ValueError(f"precision 'fp16' needs CUDA, but the device is {device}: use 'bf16' or 'fp32'")
         if self.directory is not None and not os.fspath(self.directory):
-            raise ValueError("directory must not be empty: name one, or '.' for the working directory")
+            raise ValueError("directory must not be empty: use '.' for the working directory")
         if self.directory is not None and (url := find_url(self.directory)) is not None:
-            raise ValueError(f"the directory {url} is a URL, and checkpoints are written to local directories only")
+            raise ValueError(f"directory must be local: checkpoints cannot be written to the URL {url}")
         if self.checkpoint_every is not None and self.directory is None:
             raise ValueError("checkpoint_every needs a directory to write checkpoints into")
 
-    def what_matters(self) -> dict[str, Any]:
-        """Return the settings that a run which is gone on with must share with its beginning, by name."""
+    def shared_settings(self) -> dict[str, Any]:
+        """Return the settings that must not change when the run resumes, by name."""
         named = {name: value for name, value in dataclasses.asdict(self).items() if name not in (*MAY_CHANGE, "data")}
         return {**named, **self.data}
 
-    def find_differing(self, saved: Mapping[str, Any]) -> list[str]:
-        """Return what differs from the settings of a checkpoint, each in words. It need not have those of ``data``."""
+    def find_differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """Describe each setting that differs from a checkpoint's. Older checkpoints may lack entries of ``data``."""
         return [
             f"{name} was {saved.get(name)!r}, is {value!r}"
-            for name, value in self.what_matters().items()
+            for name, value in self.shared_settings().items()
             if saved.get(name) != value and (name in saved or name not in self.data)
         ]
 
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
 
 def _check_data(data: Mapping[str, float | str]) -> dict[str, float | str]:
-    """Return a copy with Python's own names and values: no others can be read from a checkpoint."""
-    settings = {setting.name for setting in dataclasses.fields(TrainConfig)}
+    """Return a copy with Python's own types, the only ones that a checkpoint can be read with."""
+    settings = {one.name for one in dataclasses.fields(TrainConfig)}
     for name in data:
         if not isinstance(name, str):
-            raise TypeError(f"a name in data must be a string, got {name!r}")
+            raise TypeError(f"data must have strings as names, got {name!r}")
         if name in settings:
             raise ValueError(f"data must not hold {name!r}, which is a setting of TrainConfig: use another name")
     return {str(name): check_plain(f"data[{str(name)!r}]", value) for name, value in data.items()}
-
-
-def _check_device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device must be one that torch knows, such as 'cuda' or 'cpu', got {name!r}") from error
-    is_missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
-    if is_missing.get(device.type, False):
-        raise ValueError(f"device={name!r} was asked for, and torch sees no {device.type.upper()} device")
-    return device

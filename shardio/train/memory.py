@@ -1,47 +1,46 @@
-"""How much memory is in use."""
+"""Memory in use."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """Bytes of memory in use.
+class MemoryUse(NamedTuple):
+    """Memory in use, in bytes.
 
     Attributes:
-        allocated: What tensors hold on a GPU; elsewhere what of this process lies in memory (its resident set).
-        reserved: What torch has taken from a GPU, tensors or not; elsewhere the process's address space.
+        allocated: What tensors take on a GPU; elsewhere this process's resident set.
+        reserved: What torch has taken from a GPU, for tensors or not; elsewhere the process's address space.
     """
 
     allocated: int
     reserved: int
 
 
-def measure_memory(device: torch.device) -> Memory | None:
-    """Return the memory in use; None where nobody says."""
+def measure_memory(device: torch.device) -> MemoryUse | None:
+    """Return the memory in use; None where the operating system does not say."""
     if device.type == "cuda":
-        return Memory(allocated=torch.cuda.memory_allocated(device), reserved=torch.cuda.memory_reserved(device))
+        return MemoryUse(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
     if device.type == "mps":
-        return Memory(allocated=torch.mps.current_allocated_memory(), reserved=torch.mps.driver_allocated_memory())
-    statm = Path("/proc/self/statm")  # proc(5): sizes in pages, the address space and then the resident set.
+        return MemoryUse(torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory())
+    statm = Path("/proc/self/statm")  # proc(5): the address space and the resident set, in pages.
     if not statm.exists():
         return None
     reserved, allocated = (int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in statm.read_text().split()[:2])
-    return Memory(allocated=allocated, reserved=reserved)
+    return MemoryUse(allocated, reserved)
 
 
 @contextmanager
 def memory_difference(
     name: str, device: torch.device | str = "cpu", say: Callable[[str], object] = print
 ) -> Iterator[None]:
-    """Say by how much memory in use grew, or shrank, from the beginning of a block to its end.
+    """Print by how much the memory in use grows, or shrinks, within a block.
 
     >>> with memory_difference("a large tensor"):  # doctest: +SKIP
     ...     tensor = torch.ones(2**24)
@@ -52,7 +51,7 @@ def memory_difference(
     yield
     after = measure_memory(device)
     if before is None or after is None:
-        say(f"{name}: how much memory is in use cannot be told here")
+        say(f"{name}: memory use cannot be measured on this system")
         return
-    allocated, reserved = after.allocated - before.allocated, after.reserved - before.reserved
-    say(f"{name}: allocated {allocated / 2**20:+.1f} MiB, reserved {reserved / 2**20:+.1f} MiB")
+    allocated, reserved = ((new - old) / 2**20 for new, old in zip(after, before, strict=True))
+    say(f"{name}: allocated {allocated:+.1f} MiB, reserved {reserved:+.1f} MiB")

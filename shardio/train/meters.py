@@ -1,33 +1,35 @@
-"""What a training loop measures of itself."""
+"""Meters: what a training run measures."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from shardio.train.ranks import sum_over_ranks
+from shardio.errors import NonFiniteLossError
+from shardio.train.ranks import gather, sum_over_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A line of the log: the steps since the line before.
+    """A line of the log: the figures of the steps since the line before.
 
     Attributes:
-        step: How many steps there have been, taken and skipped.
+        step: Steps so far, taken and skipped.
         epoch: The epoch, from 0.
-        loss: Mean loss of a sample, over all ranks.
+        loss: The mean loss of a sample, over all ranks.
         lr: The learning rate of the last step.
-        scale: By what the loss is multiplied for fp16; 1 otherwise.
-        num_skipped: Steps that were skipped so far, since a gradient was not finite.
-        images_per_s: Of all ranks together.
-        step_s: Duration of a step in seconds.
-        data_wait_share: Which share of it this rank waited for the loader.
-        memory_allocated: Bytes, see :class:`shardio.train.memory.Memory`; None where they cannot be told.
-        memory_reserved: Likewise.
+        scale: The factor of the loss in fp16; 1 otherwise.
+        num_skipped: Steps skipped so far, because a gradient was not finite.
+        images_per_s: Images per second, of all ranks together.
+        step_s: The mean duration of a step in seconds.
+        data_wait_share: The share of the time for which this rank waited for the loader.
+        memory_allocated: Bytes, see :class:`shardio.train.memory.MemoryUse`; None if unknown.
+        memory_reserved: Bytes, see :class:`shardio.train.memory.MemoryUse`; None if unknown.
     """
 
     step: int
@@ -45,20 +47,20 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """One epoch's figures, over all ranks.
+    """The figures of an epoch, over all ranks.
 
     Attributes:
-        epoch: Its number, from 0.
-        step: How many steps there have been by its end, taken and skipped.
-        loss: Mean training loss of a sample.
-        accuracy: Share of the training samples classified rightly, while the model was learning.
-        val_loss: Mean loss of a validation sample, or None.
-        val_accuracy: Share of the validation samples classified rightly, or None.
-        num_images: How many images were trained on.
-        train_s: How long that took, in seconds.
-        data_wait_s: How much of it this rank waited for the loader.
+        epoch: The epoch, from 0.
+        step: Steps by its end, taken and skipped.
+        loss: The mean training loss of a sample.
+        accuracy: The share of training samples classified correctly, while the model was learning.
+        val_loss: The mean loss of a validation sample, or None.
+        val_accuracy: The share of validation samples classified correctly, or None.
+        num_images: Images trained on.
+        train_s: The duration of the training in seconds.
+        data_wait_s: The part of it for which this rank waited for the loader.
         lr: The learning rate of the last step.
-        is_best: Whether no epoch before had so low a loss: of validation, if there is any.
+        is_best: Whether no earlier epoch had a loss as low. The loss is that of validation, if there is any.
     """
 
     epoch: int
@@ -81,8 +83,13 @@ class EpochResult:
     def data_wait_share(self) -> float:
         return self.data_wait_s / max(self.train_s, 1e-9)
 
+    @property
+    def judged_by(self) -> float:
+        """The loss by which epochs are compared."""
+        return self.loss if self.val_loss is None else self.val_loss
+
     def describe(self) -> str:
-        """Return a line for people."""
+        """Return the figures as a line of text."""
         validation = (
             "" if self.val_loss is None else f"val loss {self.val_loss:.3f}  val accuracy {self.val_accuracy:.1%}  "
         )
@@ -91,14 +98,9 @@ class EpochResult:
             f"{self.images_per_s:.0f} images/s  waiting for data {self.data_wait_share:.0%}"
         )
 
-    @property
-    def judged_by(self) -> float:
-        """The loss by which epochs are compared."""
-        return self.loss if self.val_loss is None else self.val_loss
-
 
 class Score:
-    """Sums the loss and the right answers on the device, so that nothing waits for it until it is asked."""
+    """Sum losses and correct answers on the device, without waiting for it before a figure is read."""
 
     def __init__(self, device: torch.device) -> None:
         # MPS has no float64.
@@ -109,9 +111,9 @@ class Score:
     ) -> None:
         """Count samples by their losses [N], outputs [N, classes] and labels [N], where ``valid`` [N] is true."""
         valid = torch.ones_like(labels, dtype=torch.bool) if valid is None else valid
-        right = (outputs.argmax(1) == labels) & valid
+        correct = (outputs.argmax(1) == labels) & valid
         loss = losses.to(self.sums).masked_fill(~valid.to(self.sums.device), 0).sum()
-        self.sums += torch.stack([loss, right.sum().to(self.sums), valid.sum().to(self.sums)])
+        self.sums += torch.stack([loss, correct.sum().to(self.sums), valid.sum().to(self.sums)])
 
     def over_ranks(self) -> Score:
         """Return the score of all ranks together."""
@@ -121,40 +123,101 @@ class Score:
 
     @property
     def num_images(self) -> int:
-        """How many samples were counted."""
+        """The number of samples counted."""
         return int(self.sums[2].item())
 
     @property
     def loss(self) -> float:
-        """Mean loss of a sample."""
+        """The mean loss of a sample."""
         return self.sums[0].item() / max(self.num_images, 1)
 
     @property
     def accuracy(self) -> float:
-        """Share of right answers."""
+        """The share of correct answers."""
         return self.sums[1].item() / max(self.num_images, 1)
 
 
-class Interval:
-    """The time since the last line of the log, and how much of it went into waiting for data.
+class LogInterval:
+    """Measure the time since the last line of the log.
 
     Attributes:
-        start: When it began, by ``time.perf_counter``.
+        start: When the interval began, by ``time.perf_counter``.
         wait_s: Seconds spent waiting for batches.
-        num_steps: Steps since.
+        num_steps: Steps since then.
     """
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Start a new interval."""
         self.start, self.wait_s, self.num_steps = time.perf_counter(), 0.0, 0
 
     def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches, and count how long they take to come."""
+        """Yield batches, and measure how long each takes to arrive."""
         start = time.perf_counter()
         for batch in batches:
             self.wait_s += time.perf_counter() - start
             yield batch
             start = time.perf_counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PendingLoss:
+    """The mean loss of a microbatch, on the device, and its origin."""
+
+    loss: torch.Tensor
+    num_samples: int
+    step: int
+    keys: Sequence[str] | None
+
+
+class PendingLosses:
+    """Collect the losses of microbatches on the device, to read them all at once: each reading waits for the device."""
+
+    def __init__(self) -> None:
+        self._pending: list[_PendingLoss] = []
+
+    def add(self, loss: torch.Tensor, batch: Any, step: int) -> None:
+        """Add the mean loss of a batch's samples, of this step."""
+        self._pending.append(_PendingLoss(loss=loss, num_samples=len(batch[1]), step=step, keys=_find_keys(batch)))
+
+    def read(self) -> tuple[float, int]:
+        """Return the mean loss of a sample over all ranks, and the number of their samples; remove them.
+
+        Raises:
+            NonFiniteLossError: If a loss is not finite. The message names its step and its samples.
+        """
+        pending, self._pending = self._pending, []
+        losses = [one.loss.float() for one in pending]
+        values = torch.stack(losses).cpu().double() if losses else torch.zeros(0, dtype=torch.float64, device="cpu")
+        sizes = torch.tensor([one.num_samples for one in pending], dtype=torch.float64, device="cpu")
+        total, num_samples = sum_over_ranks(torch.stack([(values * sizes).sum(), sizes.sum()])).tolist()
+        if not math.isfinite(total):
+            raise _first_not_finite(pending, values.tolist())
+        return total / max(num_samples, 1), int(num_samples)
+
+
+def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) -> NonFiniteLossError:
+    """Return the error of the first loss of all ranks that is not finite: it spoils the later ones of other ranks."""
+    own = next(
+        ((one.step, value, one.keys) for one, value in zip(pending, values, strict=True) if not math.isfinite(value)),
+        None,
+    )
+    found = [(first, rank) for rank, first in enumerate(gather(own)) if first is not None]
+    (step, value, keys), rank = min(found, key=lambda one: one[0][0])
+    where = f" on rank {rank}" if len(found) > 1 or rank else ""
+    if keys is None:
+        samples = "its samples are unknown, because batches have no keys (field 'key' of shardio's datasets)"
+    else:
+        more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""
+        samples = f"in a batch of the samples {', '.join(keys[:20])}{more}"
+    return NonFiniteLossError(f"the loss of step {step}{where} is {value}, {samples}", step=step, keys=keys)
+
+
+def _find_keys(batch: Any) -> Sequence[str] | None:
+    """Return the keys of a batch's samples, if one of its later fields holds them."""
+    for field in batch[2:]:
+        if isinstance(field, (list, tuple)) and field and all(isinstance(value, str) for value in field):
+            return field
+    return None

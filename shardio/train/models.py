@@ -1,22 +1,23 @@
-"""Models by their names, as ``shardio train --model`` has them."""
+"""Models by name, for ``shardio train --model``."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from typing import Any
 
+import torch
 from torch import nn
 
 from shardio.functions import load_function
-from shardio.train.libraries import import_library
-from shardio.train.resnet import small_resnet
 
 KINDS = "small, torchvision:NAME, timm:NAME, package.module:function or path/to/file.py:function"
 
 SEVERAL_OUTPUTS = ("googlenet", "inception_v3")
-"""Classifiers of torchvision that return several outputs while they are trained."""
+"""Classifiers of torchvision that return several outputs in training mode."""
 
 
 def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool = False) -> nn.Module:
@@ -26,43 +27,80 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     ``small``                               :func:`small_resnet`
     ``torchvision:resnet18``                a classifier of torchvision
     ``timm:resnet18``                       a model of timm, also ``timm:resnet18.a1_in1k`` and ``timm:hf-hub:…``
-    ``package.module:function``,            what that function or class returns
+    ``package.module:function``,            the return value of that function or class
     ``path/to/file.py:function``
     ======================================  ======================================================================
 
-    Pretrained weights come with their head where that has ``num_classes`` outputs, else with a new one. Models of timm
-    and torchvision that are made for one size of images are made for ``image_size``, those of torchvision only without
+    Pretrained weights keep their head if it has ``num_classes`` outputs, and get a new one otherwise. Models of timm
+    and torchvision that need a fixed image size are made for ``image_size``, those of torchvision only without
     pretrained weights.
 
-    A function of one's own is called with keyword arguments: with ``num_classes`` if it has a parameter of that name
-    or takes ``**kwargs``; with ``image_size`` and with ``pretrained`` if it has parameters of these names. It may
-    return a scripted or a compiled model.
+    Your own function is called with keyword arguments: with ``num_classes`` if it has a parameter of that name or
+    takes ``**kwargs``; with ``image_size`` and ``pretrained`` if it has parameters of these names. It may return a
+    scripted or a compiled model.
 
     Args:
-        name: As above.
+        name: A name from the table.
         num_classes: The number of outputs.
-        image_size: Of the square images in pixels.
-        pretrained: Whether to begin with the weights that the library offers, downloaded if they are not in its cache.
+        image_size: The side of the square images in pixels.
+        pretrained: Whether to start with the library's weights, which are downloaded if they are not in its cache.
 
     Returns:
         A model from images float [N, 3, ``image_size``, ``image_size``] to outputs [N, ``num_classes``].
 
     Raises:
-        ValueError: If there is no such model, its library is not installed, or there are no pretrained weights for it.
-        TypeError: If a function of one's own returns something else.
+        ValueError: If there is no such model, its library is not installed, or it has no pretrained weights.
+        TypeError: If your function does not return a model.
         OSError: If pretrained weights cannot be downloaded.
     """
     prefix, _, rest = name.partition(":")
-    if maker := MAKERS.get(prefix):
-        return maker(rest, num_classes, image_size, pretrained)
+    if make := MAKERS.get(prefix):
+        return make(rest, num_classes, image_size, pretrained)
     return _make_own(name, num_classes, image_size, pretrained)
+
+
+def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Sequential:
+    """Return a small residual network (He et al., "Deep residual learning for image recognition", 2016).
+
+    It has a stem and one to five blocks.
+
+    Args:
+        num_classes: The number of outputs.
+        image_size: The side of the square images in pixels. Blocks halve the image until it is 4 to 8 wide.
+        width: Channels after the stem, which each block doubles, up to 8 times this number.
+    """
+    num_blocks = min(max(image_size.bit_length() - 4, 1), 5)
+    stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+    channels = [min(width * 2**i, 8 * width) for i in range(num_blocks + 1)]
+    blocks = [ResidualBlock(channels[i], channels[i + 1], stride=2) for i in range(num_blocks)]
+    return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], num_classes))
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut; ``stride`` 2 halves the image."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(out_channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(hidden)) + self.shortcut(x))
 
 
 def _make_small(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
     if name:
-        raise ValueError(f"there is one small model, got 'small:{name}': write small")
+        raise ValueError(f"there is only one small model, got 'small:{name}': use small")
     if pretrained:
-        raise ValueError("there are no pretrained weights for 'small': train it from scratch, or choose another model")
+        raise ValueError("there are no pretrained weights for 'small': train it from scratch, or use another model")
     return small_resnet(num_classes, image_size)
 
 
@@ -70,8 +108,10 @@ def _make_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
     models = import_library("torchvision").models
     _check_known(name, models.list_models(module=models), "torchvision")
     if name in SEVERAL_OUTPUTS:
-        raise ValueError(f"torchvision:{name} returns several outputs in training, where one is taken: choose another")
-    # Vision transformers learn a vector for each place in the image.
+        raise ValueError(
+            f"torchvision:{name} returns several outputs in training, but one is needed: use another model"
+        )
+    # Vision transformers learn a vector for each position in the image.
     size = {"image_size": image_size} if name.startswith("vit_") else {}
     with _errors_name_the_model(f"torchvision:{name}", image_size, pretrained):
         if not pretrained:
@@ -83,11 +123,10 @@ def _make_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
 
 
 def _fit_head(model: nn.Module, num_classes: int) -> None:
-    """Give a classifier of torchvision a new head, unless its own has that number of outputs.
+    """Give a torchvision classifier a new head, unless its own has this number of outputs.
 
-    Families give their heads different names. But modules are listed in the order in which they were added, and every
-    family adds its head last: the last Linear, after those of attention blocks and of hidden layers; in SqueezeNet,
-    which has none, the last convolution.
+    Families name their heads differently, but all add the head last, and modules are listed in the order in which they
+    were added. The head is the last Linear; in SqueezeNet, which has no Linear, it is the last convolution.
     """
     path, head = [(path, m) for path, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
     if head.weight.shape[0] == num_classes:
@@ -101,7 +140,7 @@ def _fit_head(model: nn.Module, num_classes: int) -> None:
 
 def _make_timm(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
     timm = import_library("timm")
-    is_listed = ":" not in name  # Not so hf-hub:… and local-dir:…, which bring their own settings.
+    is_listed = ":" not in name  # Models such as hf-hub:… and local-dir:… bring their own settings.
     if is_listed:
         _check_known(name.partition(".")[0], timm.list_models(), "timm")
     with _errors_name_the_model(f"timm:{name}", image_size, pretrained):
@@ -119,32 +158,34 @@ def _make_own(name: str, num_classes: int, image_size: int, pretrained: bool) ->
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if pretrained and "pretrained" not in parameters:
-        raise ValueError(f"{name} has no pretrained weights to ask for: give the function a parameter 'pretrained'")
+        raise ValueError(f"{name} has no pretrained weights: give the function a parameter 'pretrained'")
     offered = {"num_classes": num_classes, "image_size": image_size, "pretrained": pretrained}
     wanted = {key for key in offered if key in parameters} | ({"num_classes"} if takes_any else set())
     model = function(**{key: value for key, value in offered.items() if key in wanted})
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}: have it return the model")
+        raise TypeError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
-Maker = Callable[[str, int, int, bool], nn.Module]
-
-MAKERS: dict[str, Maker] = {"small": _make_small, "torchvision": _make_torchvision, "timm": _make_timm}
-"""Who makes the models of a prefix. All others are functions of one's own."""
+MAKERS: dict[str, Callable[[str, int, int, bool], nn.Module]] = {
+    "small": _make_small,
+    "torchvision": _make_torchvision,
+    "timm": _make_timm,
+}
+"""The function that makes models of a prefix. All other names are the user's own functions."""
 
 
 def _check_known(name: str, known: list[str], library: str) -> None:
-    """Raise a ValueError unless a library knows a model."""
+    """Raise ValueError unless a library has a model."""
     if name not in known:
         near = get_close_matches(name, known)
-        remedy = f"did you mean {', '.join(near)}?" if near else f"its documentation lists the {len(known)} that it has"
+        remedy = f"did you mean {', '.join(near)}?" if near else f"see its documentation for the {len(known)} it has"
         raise ValueError(f"{library} has no classifier {name!r}: {remedy}")
 
 
 @contextmanager
 def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iterator[None]:
-    """Say which model could not be made, and what to do about it."""
+    """Add the model and the remedy to the errors of its library."""
     try:
         yield
     except OSError as error:
@@ -154,3 +195,39 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
         ) from error
     except (ValueError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{name} cannot be made with {image_size=} and {pretrained=}: {error}") from error
+
+
+def import_library(name: str) -> Any:
+    """Import ``torchvision`` or ``timm``.
+
+    Raises:
+        ValueError: If it is not installed, or was built for another torch.
+    """
+    try:
+        _import_torchvision()  # timm imports it as well.
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--model {name}:… needs {name}, which is not installed ({error}): pip install {name}"
+        ) from error
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(
+            f"--model {name}:… needs {name}, which cannot be imported with torch {torch.__version__} ({error}): "
+            "install builds of torch and torchvision that belong together"
+        ) from error
+
+
+def _import_torchvision() -> None:
+    """Import torchvision, even if its compiled part does not load.
+
+    A build with CUDA does not load it with a torch without CUDA. Only detection needs that part, and torchvision says
+    so if it is missing. But its import asks torch for two operators of that part; declaring them is enough.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for operator in ("nms", "qnms"):
+            torch.library.define(
+                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
+        importlib.import_module("torchvision")

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-
 import torch
 from torch import nn
 
-from shardio.train.config import TrainConfig
+from shardio.train.config import OptimizerName, TrainConfig
 
-Parameters = Iterable[nn.Parameter]
-
-
-def _adamw(parameters: Parameters, config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay)
-
-
-def _adam(parameters: Parameters, config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, config.lr, weight_decay=config.weight_decay)
-
-
-def _sgd(parameters: Parameters, config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-
-
-def _rmsprop(parameters: Parameters, config: TrainConfig) -> torch.optim.Optimizer:
-    return torch.optim.RMSprop(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
-
-
-OPTIMIZERS: dict[str, Callable[[Parameters, TrainConfig], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adam": _adam,
-    "sgd": _sgd,
-    "rmsprop": _rmsprop,
+OPTIMIZERS: dict[OptimizerName, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {
+    "adamw": (torch.optim.AdamW, ("lr", "weight_decay")),
+    "adam": (torch.optim.Adam, ("lr", "weight_decay")),
+    "sgd": (torch.optim.SGD, ("lr", "weight_decay", "momentum")),
+    "rmsprop": (torch.optim.RMSprop, ("lr", "weight_decay", "momentum")),
 }
+"""The class of each optimiser, and the settings that it takes."""
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return the optimiser of a model's parameters, those left out that are frozen."""
-    return OPTIMIZERS[config.optimizer]([weight for weight in model.parameters() if weight.requires_grad], config)
+    """Return the optimiser of a model's parameters, except those that are frozen."""
+    kind, settings = OPTIMIZERS[config.optimizer]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    return kind(weights, **{name: getattr(config, name) for name in settings})

@@ -1,11 +1,11 @@
-"""What ranks tell each other while they train. With one rank, nothing."""
+"""What ranks exchange while they train. With one rank, nothing."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -14,33 +14,30 @@ from torch import nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from shardio.device import choose_device
 from shardio.world import World, find_local_rank, find_world
 
 Value = TypeVar("Value")
 
-
 _joins = itertools.count()
-"""Numbers what this process joins. Of another time, the store would still have the addresses of the other ranks."""
+"""Numbers the process groups of this process: under an earlier number, the store still has old addresses."""
 
 
-def pick_device(name: str | None) -> torch.device:
-    """Return the device that is meant: by default the best there is, and of several GPUs this rank's own."""
-    if name is None:
-        is_mps = torch.backends.mps.is_available() and find_world().world_size == 1  # Ranks cannot share one.
-        name = "cuda" if torch.cuda.is_available() else ("mps" if is_mps else "cpu")
-    device = torch.device(name)
+def use_device(name: str | None) -> torch.device:
+    """Return the device of this rank, and make it torch's current one: of several GPUs, each rank uses its own."""
+    device = choose_device(name, num_ranks=find_world().world_size)
     if device.type == "cuda":
-        if name == "cuda":
+        if str(device) == "cuda":
             local_rank = find_local_rank()
-            # A launcher may show each rank its own GPU alone; without torchrun, the rank's script has chosen.
+            # A launcher may show each rank only its own GPU. Without torchrun, the user's script has chosen.
             own = torch.cuda.current_device() if local_rank is None else local_rank % torch.cuda.device_count()
             device = torch.device("cuda", own)
-        torch.cuda.set_device(device)  # NCCL and all else that names no device go there, too.
+        torch.cuda.set_device(device)  # NCCL, and all code that names no device, uses the current one.
     return device
 
 
 @contextlib.contextmanager
-def joined(device: torch.device) -> Iterator[World]:
+def joined_ranks(device: torch.device) -> Iterator[World]:
     """Join the other ranks, if a launcher such as torchrun started several and they have not joined yet."""
     world = find_world()
     if world.world_size == 1 or dist.is_initialized():
@@ -54,16 +51,16 @@ def joined(device: torch.device) -> Iterator[World]:
         world_size=world_size,
     )
     yield world
-    # Only where all went well: who fails ends, by which the launcher and the other ranks know, and waits for nobody.
-    # Whoever lets go of the group last waits for its threads. Here that is done without the GIL, which they may need;
-    # where DistributedDataParallel is the last, it is a deadlock (pytorch/pytorch#154976): so that must go first.
+    # After an error, the rank just ends: the launcher and the other ranks notice that, and nothing waits.
+    # The last owner of the group waits for its threads. Here that happens without the GIL, which they may need. If
+    # DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976), so collect it first.
     gc.collect()
     dist.destroy_process_group()
 
 
 @contextlib.contextmanager
-def failures_told() -> Iterator[None]:
-    """Tell torchrun by what this rank fails, if it was started by it: its summary names the first failure of all."""
+def reported_failures() -> Iterator[None]:
+    """Report this rank's error to torchrun, whose summary names the first failure of all ranks."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     if find_world().world_size == 1:
@@ -79,30 +76,32 @@ def failures_told() -> Iterator[None]:
 
 
 def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bool) -> nn.Module:
-    """Return a model whose gradients are the mean of all ranks'; with one rank, the model itself."""
+    """Return a model whose gradients are the mean over all ranks; with one rank, the model itself."""
     if not dist.is_initialized():
         return model
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        # Otherwise gradients are put together anew after the first step, and a run that is gone on with would add up
-        # those of three ranks in another order in its first step.
+        # Otherwise gradients are regrouped after the first step, and the first step of a resumed run would add those
+        # of three ranks in another order.
         find_unused_parameters=deterministic,
     )
 
 
-def without_wrapper(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """Return the model that :func:`share_gradients` was given."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
-def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all ranks' tensors, of a few numbers, on the CPU, in the same order of ranks for all."""
-    return torch.stack(gather(tensor.cpu())).sum(0)
+def share_buffers(model: nn.Module) -> None:
+    """Give all ranks the buffers of rank 0, such as BatchNorm's statistics, which differ between ranks."""
+    if dist.is_initialized():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def gather(value: Value) -> list[Value]:
-    """Return what each rank gave, by rank."""
+    """Return the values of all ranks, by rank."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -110,8 +109,20 @@ def gather(value: Value) -> list[Value]:
     return values
 
 
-def same_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers, such as the statistics of BatchNorm, which each gathers from its own batches."""
-    if dist.is_initialized():
-        for buffer in model.buffers():
-            dist.broadcast(buffer, 0)
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a few numbers over all ranks, on the CPU, added in the order of the ranks."""
+    return torch.stack(gather(tensor.cpu())).sum(0)
+
+
+def on_rank_0(function: Callable[[], Value]) -> Value:
+    """Call a function on rank 0 only; return its result, or raise its error, on all ranks."""
+    outcome: list[Value] | Exception = []
+    if find_world().rank == 0:
+        try:
+            outcome = [function()]
+        except Exception as error:
+            outcome = error
+    outcome = gather(outcome)[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome[0]

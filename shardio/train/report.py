@@ -1,6 +1,6 @@
-"""What a run leaves for people to look at: a page with its curves and a table of its epochs; a picture of its rates.
+"""The report of a run: a page with its curves and a table of its epochs. Also a picture of the learning rates.
 
-Pictures need matplotlib (shardio's extra ``plot``). They are drawn without pyplot, whose state is the caller's.
+Pictures need matplotlib (shardio's extra ``plot``). They are drawn without pyplot, whose state belongs to the user.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE, PICTURE = "report.html", "report.png"
-MAX_MARKED = 16  # Of more epochs only some are marked, so that their numbers do not overlap.
+MAX_MARKED = 16  # Of more epochs, only some are marked, so that their numbers do not overlap.
 Points = list[tuple[int, float]]  # (step, value)
 
 PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
@@ -34,7 +34,7 @@ PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
     "learning rate": lambda figures: figures.lr,
     "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
 }
-"""The panels of the report, by what is drawn."""
+"""The panels of the picture, and the value that each shows."""
 
 COLUMNS: dict[str, Callable[[EpochResult], str]] = {
     "epoch": lambda result: str(result.epoch),
@@ -46,7 +46,7 @@ COLUMNS: dict[str, Callable[[EpochResult], str]] = {
     "waiting for data": lambda result: f"{result.data_wait_share:.1%}",
     "learning rate": lambda result: f"{result.lr:.3g}",
 }
-"""The columns of the table of epochs, and what their cells say."""
+"""The columns of the table of epochs, and the text of their cells."""
 
 LOOKS: dict[str, dict[str, Any]] = {
     "steps": {"color": "#7aa6d8", "linewidth": 1.0, "marker": ".", "markersize": 3},
@@ -55,7 +55,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "planned": {"color": "#f3c48b", "linewidth": 4.0},
     "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
 }
-"""How curves are drawn, by their names: with dots, for a single point makes no line."""
+"""The style of each curve, with markers because a single point makes no line."""
 
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
@@ -66,8 +66,8 @@ th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
 """
 
 
-class Report(Callback):
-    """Writes the report at the end, for rank 0 alone. A run that is begun anew takes an earlier one's away first."""
+class HtmlReport(Callback):
+    """Write the report at the end, on rank 0. A new run first removes the report of an earlier one."""
 
     def __init__(self, directory: Path, config: TrainConfig | None = None) -> None:
         self.directory, self.config = directory, config
@@ -81,72 +81,47 @@ class Report(Callback):
 
 
 class RatePlot(Callback):
-    """Draws the planned learning rates and the taken ones into a PNG at the end, on rank 0.
+    """Plot the planned and the actual learning rates at the end, on rank 0.
 
-    There is a taken rate for each line of the log (``log_every``), which also has those from before a run was gone on
-    with. ``plateau`` has no plan. Taken rates fall behind the plan by the steps that fp16 skipped, and leave it where
-    the number of ranks was changed, since an epoch then has another number of steps.
+    Each line of the log gives an actual rate (``log_every``), also from before the run was resumed. ``plateau`` has no
+    plan. Actual rates lag behind the plan by the steps that fp16 skipped, and depart from it where the number of ranks
+    changed, because epochs then have another number of steps.
 
     Args:
-        path: The picture; its folder is made if it is missing.
+        path: The PNG file; its folder is created if it is missing.
         config: The settings.
-        steps_per_epoch: Of a full epoch.
+        steps_per_epoch: Steps of a full epoch.
 
     Raises:
         ImportError: If matplotlib is missing.
     """
 
     def __init__(self, path: Path, config: TrainConfig, steps_per_epoch: int) -> None:
-        _make_figure(1, 1)  # Whether it can be drawn is to be known now, and not after the training.
+        _make_figure(1, 1)  # Fail before the training, not after it.
         self.path, self.directory = path, config.directory
         self.planned = None if config.schedule == "plateau" else plan_rates(config, steps_per_epoch)
         self.taken: Points = []
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         records = [] if self.directory is None else read_figures(Path(self.directory))[0]
-        # The log may still have steps after the checkpoint, which will be taken again.
+        # The log may contain steps after the checkpoint, which are repeated.
         self.taken = [(record.step - 1, record.lr) for record in records if record.step <= num_steps]
 
     def on_log(self, record: StepRecord) -> None:
-        self.taken.append((record.step - 1, record.lr))  # Records count the steps that there have been.
+        self.taken.append((record.step - 1, record.lr))  # Records count steps; the plan's first step is step 0.
 
     def on_end(self, results: list[EpochResult]) -> None:
         if find_world().rank == 0:
             plot_rates(self.path, self.planned, self.taken)
 
 
-def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
-    """Write ``report.html``, a page with all in it, and its picture ``report.png`` from the log of a run.
-
-    The run may have been killed: what was logged is shown. Without matplotlib, or a line in the log, there is no
-    picture, and the page says so.
-
-    Args:
-        directory: Of the run.
-        config: The settings, to be told on the page.
-
-    Returns:
-        The page, or None if there is no log.
-    """
-    if not (directory / LOG).exists():
-        return None
-    records, results = read_figures(directory)
-    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib it would stay, and be older than the page.
-    with contextlib.suppress(ImportError):
-        if records:
-            _save(_draw_report(records, results), directory / PICTURE)
-    with write_whole(directory / PAGE) as file:
-        file.write(_make_page(directory, config, records, results).encode())
-    return directory / PAGE
-
-
 def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
-    """Draw planned and taken learning rates into a PNG.
+    """Plot planned and actual learning rates into a PNG file.
 
     Args:
-        path: The picture; its folder is made if it is missing.
-        planned: Points (step, rate), where the first step is step 0, as of ``plan_rates``; None if there is no plan.
-        taken: Likewise.
+        path: The file; its folder is created if it is missing.
+        planned: Points (step, rate), where the first step is step 0; None without a plan.
+        taken: The actual rates, as points (step, rate).
 
     Raises:
         ImportError: If matplotlib is missing.
@@ -158,8 +133,33 @@ def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
     _save(figure, path)
 
 
+def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
+    """Write ``report.html``, a self-contained page, and its picture ``report.png``, from the log of a run.
+
+    The report of an interrupted run shows what was logged. Without matplotlib, or without a line in the log, there is
+    no picture, and the page says so.
+
+    Args:
+        directory: The run's directory.
+        config: The settings, to be shown on the page.
+
+    Returns:
+        The page, or None if there is no log.
+    """
+    if not (directory / LOG).exists():
+        return None
+    records, results = read_figures(directory)
+    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older picture must not stay.
+    with contextlib.suppress(ImportError):
+        if records:
+            _save(_draw_report(records, results), directory / PICTURE)
+    with write_whole(directory / PAGE) as file:
+        file.write(_make_page(directory, config, records, results).encode())
+    return directory / PAGE
+
+
 def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
-    """Return what the log of a run holds: of its steps, and of its epochs."""
+    """Return the figures in a run's log: of its steps, and of its epochs."""
     lines: dict[str, list[dict[str, Any]]] = {"steps": [], "epoch": []}
     for line in read_log(directory / LOG):
         lines[line.pop("kind")].append(line)
@@ -167,12 +167,12 @@ def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
 
 
 def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[str, dict[str, Points]]:
-    """Return the curves of each panel by their names, which are those of ``LOOKS``; an epoch lies at its last step."""
+    """Return the curves of each panel by their names in ``LOOKS``. The value of an epoch lies at its last step."""
     curves: dict[str, dict[str, Points]] = {}
     for label, value_of in PANELS.items():
         steps = [(record.step, value_of(record)) for record in records]
         curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
-    curves["learning rate"]["epochs"] = []  # It says nothing new, and straight lines between epochs are wrong.
+    curves["learning rate"]["epochs"] = []  # They repeat those of the steps, and lines between them would be wrong.
     curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
     return curves
 
@@ -207,7 +207,7 @@ def _make_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib import figure
     except ImportError as error:
-        raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
+        raise ImportError("plots need matplotlib: pip install matplotlib") from error
     return figure.Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
@@ -224,19 +224,20 @@ def _make_page(
     title, picture = f"Training run {directory.resolve().name}", directory / PICTURE
     num_steps = records[-1].step if records else 0
     best = max((result.epoch for result in results if result.is_best), default=None)
-    parts = [_element("h1", title), _element("p", f"{len(results)} whole epochs, {num_steps:,} steps.")]
+    parts = [_element("h1", title), _element("p", f"{len(results)} complete epochs, {num_steps:,} steps.")]
     if picture.exists():
         image = base64.b64encode(picture.read_bytes()).decode()
         parts.append(f'<img alt="Curves" src="data:image/png;base64,{image}">')
     else:
-        why = "There are no curves: pip install matplotlib draws them." if records else "Nothing was logged."
+        why = "Curves need matplotlib: pip install matplotlib." if records else "Nothing was logged."
         parts.append(_element("p", why))
     if results:
         parts += ["<table>", f"<tr>{''.join(_element('th', name) for name in COLUMNS)}</tr>"]
         for result in results:
             cells = "".join(_element("td", cell(result)) for cell in COLUMNS.values())
             parts.append(f'<tr class="best">{cells}</tr>' if result.epoch == best else f"<tr>{cells}</tr>")
-        parts += ["</table>", _element("p", f"Best epoch: {best}. Waiting is rank 0's, all else of all ranks.")]
+        note = f"Best epoch: {best}. The wait for data is that of rank 0; all other figures are of all ranks."
+        parts += ["</table>", _element("p", note)]
     if config is not None:
         parts.append(_element("p", f"Settings: {config}"))
     head = f'<head><meta charset="utf-8">{_element("title", title)}<style>{CSS}</style></head>'

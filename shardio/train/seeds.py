@@ -1,4 +1,4 @@
-"""Random numbers and algorithms: what must be the same for two runs to be the same."""
+"""Random numbers and algorithms: what must be equal for two runs to be equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def seed_everything(*words: int) -> None:
-    """Seed torch on all devices, numpy and Python's ``random`` by a seed and what it is for, such as rank and epoch.
+    """Seed torch on all devices, numpy and Python's ``random`` with a seed and its purpose, such as rank and epoch.
 
     >>> seed_everything(7)
     >>> first = torch.rand(3), np.random.rand(), random.random()
@@ -21,28 +21,28 @@ def seed_everything(*words: int) -> None:
     >>> bool((torch.rand(3) == first[0]).all()), np.random.rand() == first[1], random.random() == first[2]
     (True, True, True)
     """
-    numbers = np.random.SeedSequence(words).generate_state(3)
-    torch.manual_seed(int(numbers[0]))
-    np.random.seed(numbers[1])
-    random.seed(int(numbers[2]))
+    seeds = np.random.SeedSequence(words).generate_state(3)
+    torch.manual_seed(int(seeds[0]))
+    np.random.seed(seeds[1])
+    random.seed(int(seeds[2]))
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of this process's generators: of torch, of torch on ``device``, of numpy and of Python."""
+    """Return the states of this process's generators: torch's, torch's on ``device``, numpy's and Python's."""
     numpy_state = np.random.get_state(legacy=False)
     assert isinstance(numpy_state, dict), "which is what legacy=False means"
     state = numpy_state["state"]
     return {
         "torch": torch.get_rng_state(),
         "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        # Plain lists, since only what needs no code is read from checkpoints.
+        # Plain lists: checkpoints hold nothing that needs code to be read.
         "numpy": {**numpy_state, "state": {"key": state["key"].tolist(), "pos": int(state["pos"])}},
         "python": random.getstate(),
     }
 
 
 def load_random_states(states: dict[str, Any], device: torch.device) -> None:
-    """Restore this process's generators to :func:`random_states`."""
+    """Restore the generators to the states that :func:`random_states` returned."""
     torch.set_rng_state(states["torch"].cpu())
     if states["device"] is not None and device.type == "cuda":
         torch.cuda.set_rng_state(states["device"].cpu(), device)
@@ -53,19 +53,19 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def algorithms(*, deterministic: bool) -> Iterator[None]:
-    """Restrict torch to algorithms that always give the same bits, or else allow the fastest for these sizes."""
-    before = (
+    """Restrict torch to algorithms that always give the same bits, or else let it find the fastest for each size."""
+    was_deterministic, warned_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.backends.cudnn.benchmark,
     )
+    was_benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
-        # cuBLAS wants to be told before it is first used: docs.nvidia.com/cuda/cublas, "Results reproducibility".
+        # cuBLAS reads this before its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.benchmark = before[2]
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
+        torch.backends.cudnn.benchmark = was_benchmark

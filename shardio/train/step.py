@@ -10,13 +10,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardio.train.config import DTYPES, Precision
+from shardio.train.config import Precision
+
+DTYPES: dict[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-class Steps(Protocol):
-    """What is asked of a learning rate schedule; torch's have it."""
+class LrScheduler(Protocol):
+    """A learning rate schedule that is stepped after each step of the optimiser, as torch's are."""
 
     def step(self) -> None: ...
 
@@ -26,13 +28,13 @@ class Steps(Protocol):
 
 
 class LossHook(Protocol):
-    """Something that is added to the loss before the gradients are computed."""
+    """A function that returns the loss to compute gradients from, given a microbatch's loss."""
 
     def __call__(self, loss: torch.Tensor, step: TrainStep, /) -> torch.Tensor: ...
 
 
 class TrainStep:
-    """Take steps of an optimiser, each from one or several microbatches, as one large batch would.
+    """Take steps of an optimiser, each from one or more microbatches, with the gradients of one large batch.
 
     >>> model = nn.Linear(2, 3)
     >>> step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1), accumulate=2)
@@ -43,23 +45,23 @@ class TrainStep:
     3
 
     Args:
-        model: From inputs to outputs; it may be wrapped in DistributedDataParallel, compiled or scripted.
-        optimizer: Of its parameters.
-        schedule: Learning rates, stepped after each step that was taken.
+        model: Maps inputs to outputs. It may be wrapped in DistributedDataParallel, compiled or scripted.
+        optimizer: The optimiser of its parameters.
+        schedule: The learning rate schedule, stepped after each step that is not skipped.
         precision: ``bf16`` and ``fp16`` compute under autocast, ``fp16`` with a GradScaler.
-        accumulate: How many microbatches a full step has. Its gradients do not depend on this, which only keeps
-            those of a group that is not full in a range for fp16: where a step ends, ``ends_step`` says.
-        loss_fn: From outputs and labels to the mean loss of a sample.
+        accumulate: Microbatches per full step. ``ends_step`` decides where a step ends; this number only keeps the
+            gradients of an incomplete group in fp16's range, and does not change the result.
+        loss_fn: Maps outputs and labels to the mean loss of the samples.
         clip_norm: The largest norm of all gradients together.
         clip_value: The largest magnitude of each gradient.
-        hooks: Add to the loss.
+        hooks: Applied to the loss in turn before gradients are computed.
 
     Attributes:
-        num_taken: Steps that were taken.
+        num_taken: Steps taken.
+        num_skipped: Steps that the GradScaler skipped because a gradient was not finite.
         lr: The learning rate of the last step.
-        num_skipped: Steps that the GradScaler left out, because a gradient was not finite.
-        scale: By what the loss is multiplied for fp16; 1 otherwise.
-        grad_norm: The norm of the gradients of the last step before they were clipped, with ``clip_norm``.
+        scale: The factor of the loss in fp16; 1 otherwise.
+        grad_norm: With ``clip_norm``, the norm of the last step's gradients before they were clipped.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class TrainStep:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        schedule: Steps | None = None,
+        schedule: LrScheduler | None = None,
         precision: Precision = "fp32",
         accumulate: int = 1,
         loss_fn: LossFunction = nn.functional.cross_entropy,
@@ -90,16 +92,20 @@ class TrainStep:
     def __call__(
         self, inputs: torch.Tensor, labels: torch.Tensor, *, ends_step: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute on a microbatch; take a step, if it is the last one of its group.
+        """Compute gradients of a microbatch; take a step if it is the last one of its group.
 
         Returns:
-            The outputs [N, …] and the mean loss of a sample, both without gradients.
+            The outputs [N, …] and the mean loss of the samples, both without gradients.
         """
         self._first_size = self._first_size or len(labels)
         self._num_samples += len(labels)
         if ends_step:
-            self._weigh_by_samples()
-        with self._ranks_together(ends_step):
+            self._weight_by_samples()
+        # Ranks exchange gradients once per step, with its last microbatch.
+        exchange: AbstractContextManager[Any] = nullcontext()
+        if isinstance(self.model, DistributedDataParallel) and not ends_step:
+            exchange = self.model.no_sync()
+        with exchange:
             with autocast(self.device, self.precision):
                 outputs = self.model(inputs)
                 loss = self.loss_fn(outputs, labels)
@@ -114,11 +120,11 @@ class TrainStep:
 
     @property
     def num_steps(self) -> int:
-        """How many steps there have been, taken and skipped."""
+        """The number of steps so far, taken and skipped."""
         return self.num_taken + self.num_skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the model that a later step depends on. There is no state within a group."""
+        """Return everything but the model that later steps depend on. Call it between steps, not within a group."""
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
@@ -129,7 +135,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Continue from a state."""
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
@@ -150,29 +156,23 @@ class TrainStep:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.scale = self.scaler.get_scale()
-        if self.scale < scale:  # Which is how a GradScaler says that it left the step out.
+        if self.scale < scale:  # A GradScaler lowers its scale after it skipped a step.
             self.num_skipped += 1
             return
         self.num_taken += 1
         if self.schedule is not None:
             self.schedule.step()
 
-    def _weigh_by_samples(self) -> None:
-        """Weight the microbatches of a group by all its samples, before ranks exchange gradients.
+    def _weight_by_samples(self) -> None:
+        """Weight the group's gradients by its samples, before ranks exchange them.
 
-        Until its last one comes, they do so by the samples of a full step, of microbatches like the first.
+        Until the last microbatch, they are weighted by the samples of a full step of microbatches like the first.
         """
         num_planned = self._first_size * self.accumulate
         if self._num_samples != num_planned:
             for weight in self.parameters:
                 if weight.grad is not None:
                     weight.grad.mul_(num_planned / self._num_samples)
-
-    def _ranks_together(self, ends_step: bool) -> AbstractContextManager[Any]:
-        """Exchange gradients between ranks once a step, with its last microbatch."""
-        return (
-            nullcontext() if ends_step or not isinstance(self.model, DistributedDataParallel) else self.model.no_sync()
-        )
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
@@ -183,17 +183,17 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
     """Yield each batch, and whether it is the last one of its group of ``size``; the last group may be shorter.
 
-    It looks one batch ahead within a group, and never beyond its end: there, no batch has been taken that was not
-    yielded, and a loader's state is that of the last one.
+    The iterator looks one batch ahead within a group, and never past its end. There, the loader's state is that of the
+    last batch that was yielded.
     """
     iterator = iter(batches)
     nothing = object()
-    batch, place = next(iterator, nothing), 1
+    batch, num_in_group = next(iterator, nothing), 1
     while batch is not nothing:
-        if place == size:
+        if num_in_group == size:
             yield batch, True
-            batch, place = next(iterator, nothing), 1
+            batch, num_in_group = next(iterator, nothing), 1
         else:
             following = next(iterator, nothing)
             yield batch, following is nothing
-            batch, place = following, place + 1
+            batch, num_in_group = following, num_in_group + 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.train.libraries import import_library
+from shardio.train.models import import_library
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader
 
@@ -223,7 +223,7 @@ def test_std_must_be_positive(std: tuple[float, ...]) -> None:
 
 def test_a_missing_cuda_device_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match="device='cuda:0' was requested, but torch finds no CUDA device: use"):
+    with pytest.raises(ValueError, match=r"device .cuda:0. is not available, because torch finds no CUDA device: use"):
         DevicePrefetcher([], "cuda:0")
 
 

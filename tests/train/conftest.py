@@ -8,7 +8,7 @@ import torch
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Compute in one thread: these models are small, and tests run side by side."""
+    """Use one thread: the models are small, and tests may run in parallel."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -17,5 +17,5 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw nothing: where there are many runs, pictures take longer than they do."""
+    """Write no reports: drawing them takes longer than these runs."""
     monkeypatch.setattr("shardio.train.report.write_report", lambda directory, config: None)

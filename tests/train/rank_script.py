@@ -1,8 +1,9 @@
-"""A training script for torchrun: what tests of several ranks start.
+"""A training script for torchrun, which trains one run after another.
 
-    rank_script.py SETTINGS     a JSON object, see Settings
+    rank_script.py RUNS     a JSON list of objects, see Settings
 
-Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` beside the checkpoints.
+Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
+its error, if there is one, into ``error-RANK.txt``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import shardio
@@ -23,26 +26,28 @@ from shardio import ShardDataset, ShardMapDataset
 from shardio.train import Callback, TrainConfig, evaluate, train
 from shardio.transforms import CenterCrop, RandomResizedCrop
 from shardio.world import find_world
-from tests.train.toys import Poison, make_batches
+from tests.train.small_data import Poison, make_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a launch does.
+    """A run.
 
     Attributes:
         source: The packed dataset.
-        directory: Of the run.
-        launch: Its number, from 0.
+        directory: The run's directory.
+        launch: The number of the launch, from 0.
         config: Settings of TrainConfig.
-        batch_size: Of one rank.
-        kill: (rank, step) at which a rank kills itself, as a machine would that goes away.
+        batch_size: The batch size of a rank.
+        num_workers: The workers of its training loader.
+        kill: (rank, step) at which a rank kills itself, as when a machine is lost.
         fail: (rank, step) at which a rank raises an error.
-        remainder: Of the training loader.
+        remainder: The policy of the training loader.
         nan: (rank, step) at which a rank's loss becomes NaN.
-        sizes: The sizes of each rank's batches, of noise; by default batches of the dataset.
-        repeat: How many times to train, in one process.
-        is_plain: Whether the model looks at each sample alone.
+        sizes: The sizes of each rank's batches of noise, which replace those of the dataset.
+        repeat: How many times to train.
+        is_plain: Whether the model's outputs depend on each sample alone.
+        is_refused: Whether all ranks raise an error before they start, after which the next run follows.
     """
 
     source: str
@@ -50,6 +55,7 @@ class Settings:
     launch: int = 0
     config: dict[str, Any]
     batch_size: int = 2
+    num_workers: int = 0
     kill: tuple[int, int] | None = None
     fail: tuple[int, int] | None = None
     remainder: Any = "pad"
@@ -57,10 +63,11 @@ class Settings:
     sizes: list[list[int]] | None = None
     repeat: int = 1
     is_plain: bool = False
+    is_refused: bool = False
 
 
 class Keys(Callback):
-    """Writes down what was trained on, and ends the rank where that is wanted."""
+    """Write down the keys that were trained on, and end the rank at its step."""
 
     def __init__(self, settings: Settings) -> None:
         self.rank = find_world().rank
@@ -78,29 +85,21 @@ class Keys(Callback):
 
     def on_batch(self, batch: Any) -> None:
         self.num_steps += 1  # Each microbatch is a step here.
+        keys = list(batch[2]) if len(batch) > 2 else []
+        line = {"rank": self.rank, "epoch": self.epoch, "step": self.num_steps, "keys": keys}
         with self.path.open("a") as file:
-            file.write(
-                json.dumps(
-                    {
-                        "rank": self.rank,
-                        "epoch": self.epoch,
-                        "step": self.num_steps,
-                        "keys": list(batch[2]) if len(batch) > 2 else [],
-                    }
-                )
-                + "\n"
-            )
+            file.write(json.dumps(line) + "\n")
         if self.settings.kill is not None and list(self.settings.kill) == [self.rank, self.num_steps]:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.settings.fail is not None and list(self.settings.fail) == [self.rank, self.num_steps]:
-            raise ArithmeticError(f"rank {self.rank} has had enough")
+            raise ArithmeticError(f"rank {self.rank} fails on purpose")
 
     def on_epoch(self, result: Any) -> None:
         self.epoch = result.epoch + 1
 
 
 def make_model(*, is_plain: bool = False) -> nn.Module:
-    """Return a model with statistics of batches and with random numbers, of which each rank has its own."""
+    """Return a model with batch statistics and random numbers, which differ between ranks."""
     torch.manual_seed(1)
     if is_plain:
         return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -109,14 +108,13 @@ def make_model(*, is_plain: bool = False) -> nn.Module:
     )
 
 
-def main() -> None:
-    """Train as the settings say."""
-    settings = Settings(**json.loads(sys.argv[1]))
+def train_as(settings: Settings) -> None:
+    """Train and evaluate, and write the figures into ``end-RANK.json``."""
     fields = ("image", "label", "key")
     dataset = ShardDataset(
         settings.source, fields=fields, shuffle=True, remainder=settings.remainder, transform=RandomResizedCrop(16)
     )
-    loader = shardio.DataLoader(dataset, settings.batch_size, num_workers=1)
+    loader = shardio.DataLoader(dataset, settings.batch_size, num_workers=settings.num_workers)
     val_set = ShardMapDataset(settings.source, transform=CenterCrop(16))
     val_sampler = shardio.EpochSampler(val_set, shuffle=False, remainder="mask")
     val_loader = shardio.DataLoader(val_set, 3, sampler=val_sampler)
@@ -125,17 +123,32 @@ def main() -> None:
     own: Any = loader if settings.sizes is None else make_batches(settings.sizes[find_world().rank], side=16)
     for _ in range(settings.repeat):
         model = make_model(is_plain=settings.is_plain)
-        train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
+        with mock.patch("shardio.train.report.write_report"):  # Drawing takes longer than training.
+            train(model, own, config, val_loader=val_loader, callbacks=[Keys(settings)])
     score = evaluate(model, val_loader, config)
-    figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": float(sum_of(model))}
+    figures = {"num_images": score.num_images, "accuracy": score.accuracy, "weights": sum_of(model).item()}
     (Path(settings.directory) / f"end-{find_world().rank}.json").write_text(json.dumps(figures))
 
 
 def sum_of(model: nn.Module) -> torch.Tensor:
-    """Return a number that tells models apart."""
+    """Return a number that differs between models."""
     return torch.stack(
         [(weight * torch.arange(1, weight.numel() + 1).view_as(weight)).sum() for weight in model.parameters()]
     ).sum()
+
+
+def main() -> None:
+    """Train as the settings say."""
+    for settings in (Settings(**run) for run in json.loads(sys.argv[1])):
+        try:
+            train_as(settings)
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+            (Path(settings.directory) / f"error-{find_world().rank}.txt").write_text(message)
+            if not settings.is_refused:
+                raise
+        if dist.is_initialized():  # After an error.
+            dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training runs for tests: what is trained on, what stops them, and what is read of them."""
+"""Training runs for tests: their data, what stops them, and their figures."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import shardio
 from shardio import ShardMapDataset
 from shardio.train import Callback, TrainConfig
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
-from tests.train.toys import weights_of
+from tests.train.small_data import weights_of
 
 BATCH_SIZE, EPOCHS = 4, 3
 STEPS_PER_EPOCH = 3
-"""Of six batches, two at a time: of 21 samples."""
+"""21 samples make six batches, and two batches make a step."""
 
 TIMES = ("train_s", "data_wait_s", "images_per_s", "step_s", "data_wait_share", "memory_allocated", "memory_reserved")
 
 
 def read_figures(directory: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run's log without what depends on the machine's mood."""
+    """Return the lines of a run's log, without times and memory."""
     lines = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 class StopError(Exception):
-    """What stops a run."""
+    """Raised to stop a run."""
 
 
 class StopAfter(Callback):
-    """Stops a run behind a microbatch, before or after which a checkpoint may have been written."""
+    """Stop a run after this many microbatches."""
 
     def __init__(self, num_batches: int) -> None:
         self.num_left = num_batches
@@ -45,7 +45,7 @@ class StopAfter(Callback):
 
 
 def make_model() -> nn.Sequential:
-    """Return a network with all that has a state: BatchNorm, and Dropout, which draws random numbers."""
+    """Return a network with other state than weights: BatchNorm statistics, and the random numbers of Dropout."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.3), nn.Flatten(), nn.Linear(4 * 7 * 7, 3)

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from shardio.train import Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, small_resnet, train
+from shardio.train.callbacks import SizeHints
 from tests.train.runs import StopAfter, StopError, read_figures
-from tests.train.toys import PLAIN, make_batches, make_network, weights_of
+from tests.train.small_data import PLAIN, make_batches, make_network, weights_of
 
 
 def _config(directory: Path | None = None, **options: Any) -> TrainConfig:
@@ -22,7 +23,7 @@ def _config(directory: Path | None = None, **options: Any) -> TrainConfig:
 
 def _script(model: nn.Module) -> nn.Module:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Scripting is deprecated, and asked for here.
+        warnings.simplefilter("ignore", DeprecationWarning)  # Scripting is deprecated, but still supported.
         scripted: nn.Module = torch.jit.script(model)
     return scripted
 
@@ -41,7 +42,7 @@ def test_a_gradient_penalty_is_the_norm_of_the_gradient_of_the_loss() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_gradient_penalty_keeps_gradients_small(precision: Any) -> None:
-    """It is itself trained on: with it the gradients of the loss are smaller in the end, at any precision."""
+    """It is trained on: with it, the gradients of the loss end up smaller, in any precision."""
 
     def norm_after(weight: float) -> float:
         model, (batch,) = make_network(), [(images.float() / 255, labels) for images, labels in make_batches([12])]
@@ -56,7 +57,7 @@ def test_a_gradient_penalty_keeps_gradients_small(precision: Any) -> None:
     assert norm_after(0.5) < 0.8 * norm_after(0.0)
 
 
-def test_a_penalty_of_no_weight_changes_nothing() -> None:
+def test_a_penalty_with_weight_0_changes_nothing() -> None:
     models = [make_network(), make_network()]
     for model, callbacks in zip(models, ([], [GradientPenalty(0.0)]), strict=True):
         train(model, make_batches([4] * 3), _config(), callbacks=callbacks)
@@ -65,17 +66,17 @@ def test_a_penalty_of_no_weight_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["compiled", "scripted"])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Of torch.compile's own doing.
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="TorchScript is not offered on Python 3.14")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile causes it.
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_path: Path, kind: str) -> None:
-    """And their checkpoints are those of the model as it was."""
+    """Their checkpoints are those of the original model."""
     torch.manual_seed(0)
     plain = small_resnet(3, 16, width=4)
     batches, val_loader = make_batches([4] * 4, side=16), make_batches([5], side=16)
 
     def make() -> tuple[nn.Module, list[Compile]]:
         model = copy.deepcopy(plain)
-        # Without a compiler of C++, which not every machine has: what is tested is what is made around it.
+        # This backend needs no C++ compiler, which not every machine has.
         return (model, [Compile(backend="aot_eager")]) if kind == "compiled" else (_script(model), [])
 
     whole, callbacks = make()
@@ -86,7 +87,7 @@ def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_p
     resumed, callbacks = make()
     train(resumed, batches, _config(tmp_path / "run"), val_loader=val_loader, callbacks=callbacks)
     figures, expected_figures = read_figures(tmp_path / "run"), read_figures(tmp_path / "whole")
-    if kind == "scripted":  # TorchScript rewrites a model after its first passes, after which it rounds otherwise.
+    if kind == "scripted":  # TorchScript rewrites a model after its first passes, and it then rounds differently.
         losses, expected_losses = ([line["loss"] for line in lines] for lines in (figures, expected_figures))
         assert losses == pytest.approx(expected_losses, rel=1e-4)
     else:
@@ -108,3 +109,26 @@ def test_a_compiled_model_is_compiled() -> None:
 
     train(make_network(), make_batches([4, 4]), _config(epochs=1), callbacks=[Compile(backend=backend)])
     assert calls
+
+
+def _train_with_hints(model: nn.Module, batch_size: int) -> None:
+    config = TrainConfig(epochs=2, precision="bf16", device="cpu")
+    train(model, make_batches([batch_size] * 2), config, callbacks=[SizeHints()])
+
+
+def _make_layers(hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(108, hidden), nn.ReLU(), nn.Linear(hidden, 3))
+
+
+def test_sizes_that_are_not_multiples_of_8_are_named_once() -> None:
+    message = "half precision is fastest where sizes are multiples of 8: a batch has 6 samples, 1 has 13 outputs$"
+    with pytest.warns(UserWarning, match=message) as caught:
+        _train_with_hints(_make_layers(13), 6)
+    assert len(caught) == 1
+
+
+def test_there_is_no_hint_for_sizes_that_are_given() -> None:
+    """Such as 108 inputs and 3 classes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _train_with_hints(_make_layers(16), 8)

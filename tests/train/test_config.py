@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import FrozenInstanceError, fields
 from fractions import Fraction
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from shardio.train import TrainConfig, load_checkpoint, train
-from tests.train.toys import make_batches, make_linear
+from tests.train.small_data import make_batches, make_linear
 
 
 @pytest.mark.parametrize(
@@ -37,17 +39,26 @@ from tests.train.toys import make_batches, make_linear
         ({"log_every": 0}, "log_every must be at least 1"),
         ({"checkpoint_every": 0, "directory": "run"}, "checkpoint_every must be at least 1"),
         ({"checkpoint_every": 5}, "checkpoint_every needs a directory"),
-        ({"directory": "s3://bucket/run"}, "directory s3://bucket/run is a URL"),
+        ({"directory": "s3://bucket/run"}, "directory must be local: .* the URL s3://bucket/run"),
         ({"steps_per_epoch": 0}, "steps_per_epoch must be at least 1"),
         ({"device": "toaster"}, "device must be one that torch knows"),
+        ({"precision": "fp16", "device": "cpu"}, "precision 'fp16' needs CUDA, but the device is cpu"),
     ],
 )
 def test_settings_out_of_bounds_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    """The message starts with the name of the setting: the command line replaces it with that of the option."""
+    with pytest.raises(ValueError, match=message) as error:
         TrainConfig(**options)
+    assert str(error.value).split()[0] == next(iter(options))
 
 
-def test_a_config_does_not_change() -> None:
+def test_each_setting_is_described_once_and_in_order() -> None:
+    """The command line takes the help of its options from here."""
+    described = re.findall(r"^ {4}(\w+): ", str(inspect.getdoc(TrainConfig)), re.MULTILINE)
+    assert described == [setting.name for setting in fields(TrainConfig)]
+
+
+def test_a_config_cannot_be_changed() -> None:
     config = TrainConfig()
     with pytest.raises(FrozenInstanceError):
         config.epochs = 3  # type: ignore[misc]  # what is tested
@@ -68,7 +79,7 @@ PLAIN: dict[str, tuple[Any, float | str]] = {
 
 
 @pytest.mark.usefixtures("no_report")
-def test_data_become_pythons_own_values_which_a_checkpoint_can_be_read_with(tmp_path: Path) -> None:
+def test_data_are_converted_to_pythons_types_which_a_checkpoint_can_be_read_with(tmp_path: Path) -> None:
     data: dict[Any, Any] = {np.str_(name): value for name, (value, _) in PLAIN.items()}
     expected = {name: value for name, (_, value) in PLAIN.items()}
     settings: dict[str, Any] = {"epochs": 1, "precision": "fp32", "device": "cpu", "directory": tmp_path}
@@ -76,8 +87,8 @@ def test_data_become_pythons_own_values_which_a_checkpoint_can_be_read_with(tmp_
     assert config.data == expected
     assert [type(value) for value in config.data.values()] == [type(value) for value in expected.values()]
     train(make_linear(), make_batches([4]), config)
-    assert config.find_differing(load_checkpoint(tmp_path / "last.pt")["config"]) == []
-    assert TrainConfig(**settings, data={**expected, "Python's": 8}).find_differing(
+    assert config.find_differences(load_checkpoint(tmp_path / "last.pt")["config"]) == []
+    assert TrainConfig(**settings, data={**expected, "Python's": 8}).find_differences(
         load_checkpoint(tmp_path / "last.pt")["config"]
     ) == ["Python's was 7, is 8"]
 
@@ -96,7 +107,7 @@ def test_data_of_other_types_are_refused_by_name(value: Any) -> None:
 
 
 def test_a_name_in_data_must_be_a_string() -> None:
-    with pytest.raises(TypeError, match="a name in data must be a string, got 3"):
+    with pytest.raises(TypeError, match="data must have strings as names, got 3"):
         TrainConfig(data={3: 1})  # type: ignore[dict-item]  # what is tested
 
 

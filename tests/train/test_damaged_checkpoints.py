@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, or are none: an error that names the file."""
+"""Loading a damaged checkpoint, or another file, raises an error that names the file."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shardio.train import load_checkpoint
 from shardio.train.checkpoint import PARTS, check_parts, save_checkpoint
 
 
-def test_no_flipped_bit_changes_what_is_loaded_in_silence(tmp_path: Path) -> None:
+def test_a_flipped_bit_never_changes_the_loaded_state_silently(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     save_checkpoint(path, {"model": {"weight": torch.arange(50.0)}, "times": {"train_s": 1.5}})
     content, expected = path.read_bytes(), load_checkpoint(path)
     changed, errors = list[int](), list[str]()
-    for place in range(0, len(content), 11):
+    for offset in range(0, len(content), 11):
         flipped = bytearray(content)
-        flipped[place] ^= 1 << place % 8
+        flipped[offset] ^= 1 << offset % 8
         path.write_bytes(flipped)
         try:
             found = load_checkpoint(path)
@@ -28,13 +28,13 @@ def test_no_flipped_bit_changes_what_is_loaded_in_silence(tmp_path: Path) -> Non
             errors.append(str(error))
             continue
         if repr(found) != repr(expected):
-            changed.append(place)
+            changed.append(offset)
     assert changed == []
     assert errors
     assert all(str(path) in error for error in errors)
 
 
-def test_checksums_are_written_even_where_somebody_turned_them_off(tmp_path: Path) -> None:
+def test_checksums_are_written_even_if_the_user_turned_them_off(tmp_path: Path) -> None:
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
@@ -48,18 +48,18 @@ def test_checksums_are_written_even_where_somebody_turned_them_off(tmp_path: Pat
 @pytest.mark.parametrize(
     "state",
     [[1], 3, None, torch.zeros(3), {}, {"format": True}, {"format": [1]}, {"format": torch.zeros(3)}],
-    ids=["list", "number", "nothing", "tensor", "empty", "format-true", "format-list", "format-tensor"],
+    ids=["list", "number", "none", "tensor", "empty", "format-true", "format-list", "format-tensor"],
 )
-def test_what_another_program_saved_is_refused(tmp_path: Path, state: object) -> None:
+def test_the_file_of_another_program_is_refused(tmp_path: Path, state: object) -> None:
     torch.save(state, tmp_path / "last.pt")
     with pytest.raises(FormatError, match=r"last\.pt"):
         load_checkpoint(tmp_path / "last.pt")
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_state_that_lacks_a_part_is_refused(name: str) -> None:
+def test_a_state_without_one_of_its_parts_is_refused(name: str) -> None:
     state: dict[str, Any] = {part: kind() for part, kind in PARTS.items()}
     check_parts(state, "last.pt")
     for damaged in ({**state, name: 7.5}, {part: value for part, value in state.items() if part != name}):
-        with pytest.raises(FormatError, match=rf"last\.pt is not a checkpoint .* its '{name}' is of type"):
+        with pytest.raises(FormatError, match=rf"last\.pt is not a checkpoint .* its '{name}' has type"):
             check_parts(damaged, "last.pt")

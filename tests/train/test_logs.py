@@ -9,7 +9,7 @@ import pytest
 from shardio.errors import StateError
 from shardio.train import TrainConfig, train
 from shardio.train.logs import read_log
-from tests.train.toys import make_batches, make_linear
+from tests.train.small_data import make_batches, make_linear
 
 
 def _train(directory: Path, **options: Any) -> None:
@@ -19,7 +19,7 @@ def _train(directory: Path, **options: Any) -> None:
     train(make_linear(), make_batches([4] * 5), config, val_loader=make_batches([4]))
 
 
-def test_the_log_has_a_line_for_every_so_many_steps_and_for_every_epoch(tmp_path: Path) -> None:
+def test_the_log_has_a_line_every_log_every_steps_and_every_epoch(tmp_path: Path) -> None:
     _train(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["kind"], line["step"], line["epoch"]) for line in lines] == [
@@ -38,7 +38,7 @@ def test_the_log_has_a_line_for_every_so_many_steps_and_for_every_epoch(tmp_path
         assert line["lr"] > 0
 
 
-def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_truncated_line_is_skipped(tmp_path: Path) -> None:
     _train(tmp_path)
     log = tmp_path / "log.jsonl"
     whole = list(read_log(log))
@@ -52,7 +52,7 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 FOREIGN = {
     "another tool's": b'{"loss": 0.5, "step": 3}\n',
     "of another kind": b'{"kind": "validation", "epoch": 0, "step": 3}\n',
-    "an epoch that is no number": b'{"kind": "epoch", "epoch": "1", "step": 3}\n',
+    "an epoch that is not a number": b'{"kind": "epoch", "epoch": "1", "step": 3}\n',
     "without a step": b'{"kind": "steps", "epoch": 1}\n',
     "a list": b"[1, 2]\n",
     "a number": b"3\n",
@@ -63,7 +63,7 @@ FOREIGN = {
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("names", [[], ["last.pt", "best.pt"]], ids=["log", "checkpoints"])
-def test_a_log_of_another_tool_is_refused_and_nothing_is_removed(
+def test_the_log_of_another_tool_is_refused_and_nothing_is_removed(
     tmp_path: Path, content: bytes, resume: bool, names: list[str]
 ) -> None:
     _train(tmp_path, epochs=1)
@@ -73,14 +73,14 @@ def test_a_log_of_another_tool_is_refused_and_nothing_is_removed(
     (tmp_path / "log.jsonl").write_bytes(b"\n" + content)
     (tmp_path / ".last.pt.1.partial").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(StateError, match=r"log\.jsonl is not the log of a training run: its line 2 ") as caught:
+    with pytest.raises(StateError, match=r"log\.jsonl is not the log of a training run: line 2 ") as caught:
         _train(tmp_path, resume=resume)
-    assert "move it away, or name another directory" in str(caught.value)
+    assert "move it away, or use another directory" in str(caught.value)
     (tmp_path / ".run.lock").unlink()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_tensorboard_is_told_the_same(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_same_figures(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     _train(tmp_path)
     _train(tmp_path, epochs=3, schedule="onecycle")

@@ -10,7 +10,15 @@ from torch import nn
 
 from shardio.train import Callback, EpochResult, StepRecord, TrainConfig, evaluate, train
 from tests.device.loaders import CountingLoader
-from tests.train.toys import PLAIN, join, make_batches, make_linear, make_network, make_separable_batches, weights_of
+from tests.train.small_data import (
+    PLAIN,
+    join,
+    make_batches,
+    make_linear,
+    make_network,
+    make_separable_batches,
+    weights_of,
+)
 
 
 def _config(**options: Any) -> TrainConfig:
@@ -25,13 +33,13 @@ def _assert_close(a: list[torch.Tensor], b: list[torch.Tensor], atol: float = 1e
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize(("num_micro", "accumulate"), [(8, 1), (8, 2), (8, 4), (8, 8), (5, 2), (7, 3), (3, 8)])
 def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumulate: int, optimizer: str) -> None:
-    """A short last group counts as the smaller batch that it is."""
+    """An incomplete last group counts as a smaller batch."""
     micro = make_batches([4] * num_micro)
     big = [join(micro[start : start + accumulate]) for start in range(0, num_micro, accumulate)]
     model = make_network()
     other = copy.deepcopy(model)
     start = weights_of(model)
-    # Adam divides by the gradient's size, which magnifies its rounding: hence the smaller steps.
+    # Adam divides by the gradient's size, which magnifies rounding errors, so its steps are smaller here.
     lr = 0.05 if optimizer == "sgd" else 1e-4
     train(model, micro, _config(epochs=2, optimizer=optimizer, lr=lr, accumulate=accumulate))
     train(other, big, _config(epochs=2, optimizer=optimizer, lr=lr))
@@ -39,8 +47,8 @@ def test_accumulated_microbatches_train_as_one_big_batch(num_micro: int, accumul
     assert max(float((a - b).abs().max()) for a, b in zip(start, weights_of(model), strict=True)) > 1e-5
 
 
-def test_sgd_is_the_published_rule_with_momentum_of_nine_tenths() -> None:
-    """v = 0.9 v + gradient + decay w; w = w - lr v, at OneCycle's rates as torch computes them."""
+def test_sgd_is_the_published_rule() -> None:
+    """v = 0.9 v + gradient + decay w; w = w - lr v, at the rates of torch's OneCycleLR."""
     batches, epochs, lr, decay = make_batches([4] * 5), 2, 0.05, 0.01
     model = make_network()
     by_hand = copy.deepcopy(model)
@@ -64,7 +72,7 @@ def test_sgd_is_the_published_rule_with_momentum_of_nine_tenths() -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.1), ("adamw", 0.02)])
-def test_it_learns_what_is_linearly_separable(optimizer: str, lr: float, precision: str) -> None:
+def test_linearly_separable_classes_are_learned(optimizer: str, lr: float, precision: str) -> None:
     model, config = make_linear(), _config(epochs=6, optimizer=optimizer, lr=lr, precision=precision)
     results = train(model, make_separable_batches(15), config, val_loader=make_separable_batches(10, seed=1))
     assert results[-1].val_accuracy is not None
@@ -72,8 +80,8 @@ def test_it_learns_what_is_linearly_separable(optimizer: str, lr: float, precisi
     assert results[-1].loss < results[0].loss
 
 
-def test_the_figures_of_an_epoch_are_those_of_its_samples() -> None:
-    """With next to no learning rate the model stays what it was; batches of unequal sizes weigh by their samples."""
+def test_the_figures_of_an_epoch_are_means_over_its_samples() -> None:
+    """The learning rate is almost 0, so the model stays as it is. Larger batches weigh more."""
     batches, val_batches = make_batches([4, 4, 3]), make_batches([5, 2], seed=1)
     model = make_linear()
     expected = []
@@ -114,35 +122,35 @@ def test_the_learning_rate_rises_before_it_falls() -> None:
     assert max(rates) <= 0.1
 
 
-class _Diary(Callback):
-    """Writes down what it is told."""
+class _Calls(Callback):
+    """Record all calls."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, int]] = []
+        self.made: list[tuple[str, int]] = []
         self.results: list[EpochResult] = []
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
-        self.told.append(("start", num_steps))
+        self.made.append(("start", num_steps))
 
     def on_batch(self, batch: Any) -> None:
-        self.told.append(("batch", len(batch[1])))
+        self.made.append(("batch", len(batch[1])))
 
     def on_log(self, record: StepRecord) -> None:
-        self.told.append(("log", record.step))
+        self.made.append(("log", record.step))
 
     def on_epoch(self, result: EpochResult) -> None:
         self.results.append(result)
-        self.told.append(("epoch", result.epoch))
+        self.made.append(("epoch", result.epoch))
 
     def on_end(self, results: list[EpochResult]) -> None:
-        self.told.append(("end", len(results)))
+        self.made.append(("end", len(results)))
 
 
-def test_callbacks_are_told_of_every_microbatch_step_and_epoch_in_order() -> None:
-    """The log's lines come every so many steps, and at an epoch's end for what is left."""
-    diary = _Diary()
+def test_callbacks_are_called_for_every_microbatch_line_of_the_log_and_epoch_in_order() -> None:
+    """A line of the log comes every ``log_every`` steps, and at the end of an epoch for the remaining steps."""
+    calls = _Calls()
     config = _config(epochs=2, accumulate=2, log_every=2)
-    results = train(make_linear(), make_batches([4, 4, 4, 4, 3]), config, callbacks=[diary])
+    results = train(make_linear(), make_batches([4, 4, 4, 4, 3]), config, callbacks=[calls])
     first = [("batch", 4), ("batch", 4), ("batch", 4), ("batch", 4), ("log", 2), ("batch", 3), ("log", 3), ("epoch", 0)]
     second = [
         ("batch", 4),
@@ -154,8 +162,8 @@ def test_callbacks_are_told_of_every_microbatch_step_and_epoch_in_order() -> Non
         ("log", 6),
         ("epoch", 1),
     ]
-    assert diary.told == [("start", 0), *first, *second, ("end", 2)]
-    assert diary.results == results
+    assert calls.made == [("start", 0), *first, *second, ("end", 2)]
+    assert calls.results == results
 
 
 def test_a_line_of_the_log_has_the_mean_of_its_samples() -> None:
@@ -183,7 +191,7 @@ def test_a_line_of_the_log_has_the_mean_of_its_samples() -> None:
         assert record.memory_allocated > 2**20
 
 
-def test_the_loader_is_told_each_epoch() -> None:
+def test_the_loader_gets_each_epoch() -> None:
     loader, epochs = CountingLoader(make_batches([4, 4])), []
 
     class Epochs(Callback):
@@ -194,8 +202,8 @@ def test_the_loader_is_told_each_epoch() -> None:
     assert epochs == [0, 1, 2]
 
 
-def test_torchs_distributed_sampler_is_told_each_epoch() -> None:
-    """Torch's own loader has no set_epoch, and its sampler would repeat itself."""
+def test_torchs_distributed_sampler_gets_each_epoch() -> None:
+    """torch's loader has no set_epoch, so its sampler would repeat the same order."""
     dataset = torch.utils.data.TensorDataset(torch.rand(12, 3, 6, 6), torch.arange(12) % 3, torch.arange(12))
     sampler: Any = torch.utils.data.DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True)
     loader = torch.utils.data.DataLoader(dataset, batch_size=12, sampler=sampler)
@@ -218,32 +226,27 @@ def test_torchs_distributed_sampler_is_told_each_epoch() -> None:
         ((torch.zeros(2, 3, 6, 6), ["cat", "dog"]), "got a tuple of Tensor, list"),
     ],
 )
-def test_batches_that_do_not_begin_with_images_and_labels_are_refused(batch: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=f"batches must begin with a tensor of images and one of labels, {message}"):
+def test_batches_that_do_not_start_with_images_and_labels_are_refused(batch: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=f"batches must start with a tensor of images and one of labels, {message}"):
         train(make_linear(), [batch], _config())
 
 
-def test_a_loader_without_a_length_trains_when_told_how_long_an_epoch_is() -> None:
+def test_a_loader_without_a_length_needs_steps_per_epoch() -> None:
     class Endless:
         def __iter__(self) -> Iterator[Any]:
             return iter(make_batches([4, 4, 4]))
 
-    with pytest.raises(ValueError, match="Endless has no length, and the schedule needs one: say steps_per_epoch"):
+    with pytest.raises(ValueError, match="Endless has no length, which the schedule needs: set steps_per_epoch"):
         train(make_linear(), Endless(), _config())
     (result,) = train(make_linear(), Endless(), _config(steps_per_epoch=3))
     (expected,) = train(make_linear(), make_batches([4, 4, 4]), _config())
     assert (result.loss, result.lr) == (expected.loss, expected.lr)
 
 
-def test_fields_after_images_and_labels_are_left_aside() -> None:
+def test_fields_after_images_and_labels_are_ignored() -> None:
     batches = [[images, labels, ["key"] * 4] for images, labels in make_batches([4, 4])]
     (result,) = train(make_linear(), batches, _config(), val_loader=batches)
     assert result.num_images == 8
-
-
-def test_half_precision_on_a_cpu_is_refused() -> None:
-    with pytest.raises(ValueError, match="fp16' needs CUDA"):
-        train(make_linear(), make_batches([4]), _config(precision="fp16"))
 
 
 def test_the_same_seed_trains_the_same_model() -> None:
@@ -254,7 +257,7 @@ def test_the_same_seed_trains_the_same_model() -> None:
         assert torch.equal(one, other)
 
 
-def test_the_model_trains_in_training_mode_and_is_validated_in_the_other() -> None:
+def test_the_model_trains_in_training_mode_and_is_validated_in_evaluation_mode() -> None:
     modes: list[tuple[bool, bool]] = []
 
     class Spy(nn.Module):
@@ -267,29 +270,9 @@ def test_the_model_trains_in_training_mode_and_is_validated_in_the_other() -> No
     assert modes == [(True, True), (True, True), (False, False)] * 2
 
 
-def test_evaluating_measures_by_samples() -> None:
-    model, batches = make_linear(), make_batches([5, 5, 1])
-    images, labels = join(batches)
-    outputs = model(images.float() / 255)
-    score = evaluate(model, batches, _config())
-    assert score.num_images == 11
-    assert score.loss == pytest.approx(nn.functional.cross_entropy(outputs, labels).item(), abs=1e-6)
-    assert score.accuracy == pytest.approx(float((outputs.argmax(1) == labels).double().mean()))
-
-
-def test_samples_that_are_marked_as_repeats_are_not_measured() -> None:
-    model, (images, labels) = make_linear(), make_batches([6])[0]
-    valid = torch.tensor([True, True, False, True, False, True])
-    score = evaluate(model, [(images, labels, valid)], _config())
-    expected = evaluate(model, [(images[valid], labels[valid])], _config())
-    assert score.num_images == 4
-    assert score.accuracy == expected.accuracy
-    assert score.loss == pytest.approx(expected.loss, abs=1e-7)
-
-
 @pytest.mark.parametrize("patience", [1, 2, 3])
-def test_training_stops_when_nothing_improves_for_so_many_epochs(patience: int) -> None:
-    """The validation's labels are those of the training, turned: the better the model, the worse its validation."""
+def test_training_stops_after_patience_epochs_without_improvement(patience: int) -> None:
+    """The validation labels are permuted: the better the model gets, the worse its validation."""
     batches = make_separable_batches(5)
     wrong = [(images, (labels + 1) % 3) for images, labels in batches]
     config = _config(epochs=12, patience=patience, optimizer="sgd", schedule="constant")
@@ -300,9 +283,9 @@ def test_training_stops_when_nothing_improves_for_so_many_epochs(patience: int) 
     assert [result.is_best for result in results] == [True] + [False] * patience
 
 
-def test_nothing_to_train_on_or_to_measure_is_an_error() -> None:
-    """Such as a generator, which is used up after an epoch."""
-    with pytest.raises(ValueError, match="epoch 1 had no batches: a loader must give them anew in each epoch"):
+def test_a_loader_without_batches_is_an_error() -> None:
+    """Such as a generator, which is exhausted after an epoch."""
+    with pytest.raises(ValueError, match="epoch 1 had no batches: a loader must yield them in every epoch"):
         train(make_linear(), iter(make_batches([4, 4])), _config(epochs=2, steps_per_epoch=2))
     with pytest.raises(ValueError, match="there is nothing to evaluate"):
         evaluate(make_linear(), [], _config())
@@ -311,7 +294,7 @@ def test_nothing_to_train_on_or_to_measure_is_an_error() -> None:
         evaluate(make_linear(), [(images, labels, torch.zeros(3, dtype=torch.bool))], _config())
 
 
-def test_an_epoch_whose_validation_is_nan_is_not_the_best_and_later_ones_may_be() -> None:
+def test_an_epoch_with_a_nan_validation_is_never_the_best() -> None:
     class NanAtFirst(nn.Module):
         num_epochs = 0
 

@@ -6,7 +6,7 @@ from shardio.train import memory_difference
 from shardio.train.memory import measure_memory
 
 
-def test_a_large_tensor_is_seen() -> None:
+def test_a_large_tensor_is_measured() -> None:
     device = torch.device("cpu")
     before = measure_memory(device)
     tensor = torch.ones(2**24)
@@ -17,7 +17,7 @@ def test_a_large_tensor_is_seen() -> None:
     assert after.reserved >= after.allocated
 
 
-def test_the_difference_around_a_block_is_said_once() -> None:
+def test_the_difference_within_a_block_is_printed_once() -> None:
     said: list[str] = []
     with memory_difference("a tensor", say=said.append):
         tensor = torch.ones(2**24)

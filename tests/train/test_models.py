@@ -1,4 +1,4 @@
-"""Models by name: every kind gives what training needs, and a name of nothing is refused."""
+"""Models by name: every kind can be trained, and unknown names are refused."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from shardio.train import TrainConfig, train
-from shardio.train.models import make_model
-from tests.train.libraries import load
-from tests.train.toys import make_batches, weights_of
+from shardio.train.models import make_model, small_resnet
+from tests.train.model_libraries import load
+from tests.train.small_data import make_batches, weights_of
 
 OWN = """
 import torch
@@ -61,7 +61,7 @@ def no_model(num_classes):
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file with functions of one's own, in the current directory."""
+    """A file with the user's own functions, in the current directory."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "own_models.py"
@@ -71,7 +71,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def assert_trains(model: nn.Module, num_classes: int, image_size: int) -> None:
-    """Run one step of plain torch."""
+    """Take one step with torch alone."""
     images, labels = torch.rand(4, 3, image_size, image_size), torch.arange(4) % num_classes
     model.train()
     before = weights_of(model)
@@ -97,7 +97,7 @@ def assert_trains(model: nn.Module, num_classes: int, image_size: int) -> None:
         ("timm:resnet18.a1_in1k", 32),
     ],
 )
-def test_every_kind_gives_one_output_a_class_and_trains(name: str, image_size: int) -> None:
+def test_every_kind_of_model_has_one_output_per_class_and_trains(name: str, image_size: int) -> None:
     if ":" in name:
         load(name.partition(":")[0])
     assert_trains(make_model(name, num_classes=3, image_size=image_size), 3, image_size)
@@ -105,13 +105,13 @@ def test_every_kind_gives_one_output_a_class_and_trains(name: str, image_size: i
 
 @pytest.mark.parametrize("function", ["Net", "plain", "any_options", "by_size", "of_its_own_size", "with_weights"])
 @pytest.mark.parametrize("module", ["own_models.py", "./own_models.py", "own_models"])
-def test_functions_of_files_and_modules_are_called_with_what_they_take(own: Path, module: str, function: str) -> None:
+def test_functions_of_files_and_modules_get_the_arguments_they_accept(own: Path, module: str, function: str) -> None:
     assert_trains(make_model(f"{module}:{function}", num_classes=3, image_size=8), 3, 8)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # The test is of those who use it.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # It is still supported.
 @pytest.mark.parametrize("function", ["scripted", "compiled"])
-def test_scripted_and_compiled_models_train_and_save_and_load_like_any_other(own: Path, function: str) -> None:
+def test_scripted_and_compiled_models_can_be_trained_and_saved(own: Path, function: str) -> None:
     model = make_model(f"own_models:{function}", num_classes=3, image_size=8)
     before = weights_of(model)
     train(model, make_batches([4, 4], side=8), TrainConfig(epochs=1, precision="fp32", device="cpu", lr=0.01))
@@ -122,10 +122,10 @@ def test_scripted_and_compiled_models_train_and_save_and_load_like_any_other(own
     other = make_model(f"own_models:{function}", num_classes=3, image_size=8)
     other.load_state_dict(torch.load(file))
     images = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(other(images), model(images))  # Their weights lie in different orders in memory.
+    torch.testing.assert_close(other(images), model(images))  # The memory layout of their weights differs.
 
 
-def test_a_function_of_ones_own_may_have_pretrained_weights(own: Path) -> None:
+def test_the_users_function_may_have_pretrained_weights(own: Path) -> None:
     model = make_model("own_models.py:with_weights", num_classes=3, image_size=8, pretrained=True)
     assert (model.state_dict()["body.weight"] == 7).all()
 
@@ -135,12 +135,12 @@ def test_a_function_of_ones_own_may_have_pretrained_weights(own: Path) -> None:
     [
         ("resnet_18", "did you mean resnet18"),
         ("", "no classifier ''"),
-        ("fasterrcnn_resnet50_fpn", "no classifier"),  # torchvision has it, but it finds boxes.
+        ("fasterrcnn_resnet50_fpn", "no classifier"),  # torchvision has it, but it detects boxes.
         ("inception_v3", "several outputs"),
         ("vit_h_14", r"cannot be made with image_size=32.*patch size"),
     ],
 )
-def test_models_that_torchvision_does_not_have_or_train_takes_not_are_refused(name: str, message: str) -> None:
+def test_models_that_torchvision_lacks_or_train_does_not_support_are_refused(name: str, message: str) -> None:
     load("torchvision")
     with pytest.raises(ValueError, match=message):
         make_model(f"torchvision:{name}", num_classes=3, image_size=32)
@@ -155,7 +155,7 @@ def test_models_that_torchvision_does_not_have_or_train_takes_not_are_refused(na
         ("hub:timm/resnet18", False, "hub"),
     ],
 )
-def test_models_that_timm_does_not_have_are_refused(name: str, pretrained: bool, message: str) -> None:
+def test_models_that_timm_lacks_are_refused(name: str, pretrained: bool, message: str) -> None:
     load("timm")
     with pytest.raises(ValueError, match=message):
         make_model(f"timm:{name}", num_classes=3, image_size=32, pretrained=pretrained)
@@ -167,52 +167,82 @@ def test_models_that_timm_does_not_have_are_refused(name: str, pretrained: bool,
         ("resnet18", "a model is small, torchvision:NAME"),
         ("torchvsion:resnet18", "no module 'torchvsion'.*a model is small, torchvision:NAME"),
         ("a.b/c:make", "does not name a function"),
-        ("small:resnet18", "one small model"),
+        ("small:resnet18", "only one small model"),
         ("nowhere.py:make", "there is no script nowhere.py"),
         ("own_models.py:nothing", "has no function 'nothing'"),
         ("own_models:nothing", "has no function 'nothing'"),
     ],
 )
-def test_names_of_nothing_are_refused(own: Path, name: str, message: str) -> None:
+def test_unknown_names_are_refused(own: Path, name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_model(name, num_classes=3, image_size=32)
 
 
 @pytest.mark.parametrize("name", ["small", "own_models.py:plain", "own_models.py:any_options"])
-def test_what_has_no_pretrained_weights_is_refused_if_asked_for_them(own: Path, name: str) -> None:
+def test_models_without_pretrained_weights_refuse_pretrained(own: Path, name: str) -> None:
     with pytest.raises(ValueError, match="no pretrained weights"):
         make_model(name, num_classes=3, image_size=32, pretrained=True)
 
 
-def test_a_function_that_returns_no_model_is_refused(own: Path) -> None:
+def test_a_function_that_does_not_return_a_model_is_refused(own: Path) -> None:
     with pytest.raises(TypeError, match=r"own_models.py:no_model must return a torch.nn.Module, got int"):
         make_model("own_models.py:no_model", num_classes=3, image_size=32)
 
 
-def test_what_a_module_of_ones_own_fails_to_import_is_named(own: Path) -> None:
+def test_the_module_that_the_users_module_cannot_import_is_named(own: Path) -> None:
     own.write_text("import shardio_needs_this")
     with pytest.raises(ModuleNotFoundError, match="shardio_needs_this"):
         make_model("own_models:plain", num_classes=3, image_size=32)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_library_that_is_not_installed_is_an_error_that_says_so(
-    monkeypatch: pytest.MonkeyPatch, library: str
-) -> None:
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ValueError, match=f"needs {library}, which is not installed .*: pip install {library}"):
         make_model(f"{library}:resnet18", num_classes=3, image_size=32)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_torchvision_that_does_not_load_beside_torch_is_an_error_that_says_so(
+def test_a_torchvision_that_does_not_load_with_this_torch_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: str
 ) -> None:
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::roi does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    monkeypatch.setattr(torch.library, "define", lambda *_: None)  # It would hold for the whole process.
-    with pytest.raises(
-        ValueError, match=rf"beside torch {torch.__version__.replace('+', '.')} .*::roi.*belong together"
-    ):
+    monkeypatch.setattr(torch.library, "define", lambda *_: None)  # It would affect the whole process.
+    with pytest.raises(ValueError, match=rf"with torch {torch.__version__.replace('+', '.')} .*::roi.*belong together"):
         make_model(f"{library}:resnet18", num_classes=3, image_size=32)
+
+
+@pytest.mark.parametrize("image_size", [16, 17, 31, 64, 65, 224])
+def test_the_small_model_has_one_output_per_class_at_every_image_size(image_size: int) -> None:
+    model = small_resnet(10, image_size, width=4)
+    outputs = model(torch.rand(2, 3, image_size, image_size))
+    assert outputs.shape == (2, 10)
+    assert outputs.isfinite().all()
+
+
+@pytest.mark.parametrize("image_size", [16, 32, 64])
+def test_every_weight_of_the_small_model_gets_a_gradient(image_size: int) -> None:
+    model = small_resnet(3, image_size, width=4)
+    model(torch.rand(4, 3, image_size, image_size)).square().sum().backward()
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in model.parameters())
+
+
+@pytest.mark.parametrize("image_size", [8, 16, 32, 64])
+def test_the_small_model_trains_on_a_last_batch_of_one_image(image_size: int) -> None:
+    model = small_resnet(3, image_size, width=4)
+    (result,) = train(
+        model, make_batches([4, 1], side=image_size), TrainConfig(epochs=1, precision="fp32", device="cpu", lr=0.01)
+    )
+    assert result.num_images == 5
+
+
+def test_training_updates_batch_norm_statistics() -> None:
+    model = small_resnet(3, 16, width=4)
+    train(model, make_batches([6, 6], side=16), TrainConfig(epochs=1, precision="fp32", device="cpu", lr=0.01))
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    for norm in norms:
+        assert norm.num_batches_tracked is not None
+        assert int(norm.num_batches_tracked) == 2

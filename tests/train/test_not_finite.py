@@ -1,4 +1,4 @@
-"""What is NaN or infinite stops a run, and is never saved."""
+"""A loss or a weight that is NaN or infinite stops the run, and is never saved."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.train.runs import (
     make_loader,
     make_model,
 )
-from tests.train.toys import Poison, make_batches, make_linear
+from tests.train.small_data import Poison, make_batches, make_linear
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
 @pytest.mark.parametrize("log_every", [1, 2, 10])
-def test_a_loss_that_is_nan_stops_with_its_step_its_keys_and_the_way_back(
+def test_the_error_of_a_nan_loss_names_its_step_its_keys_and_the_remedy(
     packed: Path, tmp_path: Path, log_every: int
 ) -> None:
-    """In batch 9, which is the first half of step 5 (or 2 of epoch 1); the checkpoint before it is sound."""
+    """In batch 9, which is the first half of step 5 (step 2 of epoch 1). The checkpoint before it is finite."""
     keys: list[list[str]] = []
 
     class Keys(Callback):
@@ -34,7 +34,7 @@ def test_a_loss_that_is_nan_stops_with_its_step_its_keys_and_the_way_back(
 
     model = nn.Sequential(Poison(9), *make_model())
     with pytest.raises(
-        NonFiniteLossError, match=r"the loss of step 5 is nan, of a batch of the samples class-"
+        NonFiniteLossError, match=r"the loss of step 5 is nan, in a batch of the samples class-"
     ) as caught:
         train(
             model,
@@ -50,18 +50,18 @@ def test_a_loss_that_is_nan_stops_with_its_step_its_keys_and_the_way_back(
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
 
 
-def test_a_loss_that_is_infinite_stops_without_a_directory_too() -> None:
+def test_an_infinite_loss_stops_a_run_without_a_directory() -> None:
     batches = [(images.float() * float("inf"), labels) for images, labels in make_batches([4, 4])]
     config = TrainConfig(epochs=1, precision="fp32", device="cpu")
     with pytest.raises(
-        NonFiniteLossError, match=r"of samples unknown, .* there is no checkpoint to go back to"
+        NonFiniteLossError, match=r"its samples are unknown, .* there is no earlier checkpoint"
     ) as caught:
         train(make_linear(), batches, config)
     assert caught.value.keys is None
 
 
 class _BadGradient(Callback):
-    """Spoils the gradients of a step, and not its loss."""
+    """Make the gradients of a step NaN, but not its loss."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -71,10 +71,10 @@ class _BadGradient(Callback):
 
 
 @pytest.mark.parametrize("step", [3, 5])
-def test_weights_that_are_nan_are_never_saved(packed: Path, tmp_path: Path, step: int) -> None:
-    """After step 4, before which there is a checkpoint of step 2; and after the last one of an epoch."""
+def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, step: int) -> None:
+    """Neither after step 4, where the last checkpoint is of step 2, nor at the end of an epoch."""
     config = make_config(tmp_path, checkpoint_every=2, log_every=1)
-    message = f"after step {step + 1} weights are NaN or infinite, since a gradient was; the last checkpoint"
+    message = f"weights are NaN or infinite after step {step + 1}, because a gradient was; the last checkpoint"
     with pytest.raises(NonFiniteLossError, match=message):
         train(make_model(), make_loader(packed), config, callbacks=[_BadGradient(step)])
     for name in ("last.pt", "best.pt"):

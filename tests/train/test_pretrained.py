@@ -1,4 +1,4 @@
-"""Pretrained weights are those of the library's files, all but the head of another number of classes."""
+"""Pretrained weights come from the library's files, except the head for another number of classes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from shardio.train.models import make_model
-from tests.train.libraries import load
+from tests.train.model_libraries import load
 
 
 @pytest.fixture
 def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty caches of weights, and nowhere to fill them from; return the directory of torchvision's."""
+    """Make the caches of weights empty and the network unreachable; return torchvision's cache directory."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # Nothing listens there.
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # Nothing listens on this port.
     checkpoints = tmp_path / "torch/hub/checkpoints"
     checkpoints.mkdir(parents=True)
     return checkpoints
@@ -26,7 +26,7 @@ def no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def timm_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of timm's weights, and nowhere to fill it from."""
+    """Make the cache of timm's weights empty and the network unreachable; return the cache directory."""
     load("timm")
     constants = importlib.import_module("huggingface_hub.constants")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))  # What HF_HOME sets, but only before the import.
@@ -35,7 +35,7 @@ def timm_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return a state in which each tensor repeats a number of its own, in memory and in files only once."""
+    """Return a state whose tensors each repeat one number, which is stored only once in memory and in files."""
     return {
         name: torch.full((), number % 100 + 1, dtype=tensor.dtype).expand(tensor.shape)
         for number, (name, tensor) in enumerate(shapes.items())
@@ -43,7 +43,7 @@ def fill_tensors(shapes: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def other_tensors(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model that are not those of a state of the same names."""
+    """Return the tensors of a model that differ from those of a state with the same names."""
     found = model.state_dict()
     assert set(found) == set(state)
     return {name: tensor for name, tensor in found.items() if not torch.equal(tensor, state[name])}
@@ -61,15 +61,15 @@ def other_tensors(model: nn.Module, state: dict[str, torch.Tensor]) -> dict[str,
         ("vit_b_16", "heads.head"),
     ],
 )
-def test_torchvisions_pretrained_weights_are_loaded_all_but_the_head(no_network: Path, name: str, head: str) -> None:
+def test_torchvisions_pretrained_weights_are_loaded_except_the_head(no_network: Path, name: str, head: str) -> None:
     models = load("torchvision").models
     with torch.device("meta"):
         shapes = models.get_model(name).state_dict()
     state = fill_tensors(shapes)
-    # A file that torch has downloaded before is used as it is.
+    # torch uses a file that was downloaded before.
     torch.save(state, no_network / models.get_model_weights(name).DEFAULT.url.rpartition("/")[2])
 
-    side = 224 if name == "vit_b_16" else 64  # Its weights are for images of that size alone.
+    side = 224 if name == "vit_b_16" else 64  # Its weights only fit images of this size.
     model = make_model(f"torchvision:{name}", num_classes=5, image_size=side, pretrained=True)
     new = other_tensors(model, state)
     assert set(new) == {f"{head}.weight", f"{head}.bias"}
@@ -77,7 +77,7 @@ def test_torchvisions_pretrained_weights_are_loaded_all_but_the_head(no_network:
         assert model.eval()(torch.rand(1, 3, side, side)).shape == (1, 5)
 
 
-def test_torchvisions_head_is_kept_where_it_has_as_many_outputs(no_network: Path) -> None:
+def test_torchvisions_head_is_kept_if_it_has_the_right_number_of_outputs(no_network: Path) -> None:
     models = load("torchvision").models
     state = fill_tensors(models.squeezenet1_1().state_dict())
     torch.save(state, no_network / models.get_model_weights("squeezenet1_1").DEFAULT.url.rpartition("/")[2])
@@ -87,7 +87,7 @@ def test_torchvisions_head_is_kept_where_it_has_as_many_outputs(no_network: Path
 
 @pytest.mark.parametrize(("name", "head"), [("test_resnet", "fc"), ("mobilenetv3_small_050", "classifier")])
 @pytest.mark.parametrize("num_classes", [5, 1000])
-def test_timms_pretrained_weights_are_loaded_all_but_the_head(
+def test_timms_pretrained_weights_are_loaded_except_the_head(
     timm_cache: Path, name: str, head: str, num_classes: int
 ) -> None:
     timm = load("timm")
@@ -110,18 +110,18 @@ def test_timms_pretrained_weights_are_loaded_all_but_the_head(
     assert model.eval()(torch.rand(1, 3, 64, 64)).shape == (1, num_classes)
 
 
-def test_weights_that_cannot_be_downloaded_are_an_error_that_says_what_to_do(no_network: Path) -> None:
+def test_a_failed_download_of_torchvisions_weights_names_the_remedy(no_network: Path) -> None:
     load("torchvision")
     with pytest.raises(OSError, match=r"weights for torchvision:resnet18 \(.*refused.*train from scratch"):
         make_model("torchvision:resnet18", num_classes=3, image_size=32, pretrained=True)
 
 
-def test_weights_that_timm_cannot_download_are_the_same_error(timm_cache: Path) -> None:
+def test_a_failed_download_of_timms_weights_names_the_remedy(timm_cache: Path) -> None:
     with pytest.raises(OSError, match=r"weights for timm:resnet18 \(.*HF_HOME.*train from scratch"):
         make_model("timm:resnet18", num_classes=3, image_size=32, pretrained=True)
 
 
-def test_a_pretrained_transformer_of_another_image_size_is_refused_before_the_download(no_network: Path) -> None:
+def test_a_pretrained_transformer_for_another_image_size_is_refused_before_the_download(no_network: Path) -> None:
     load("torchvision")
     with pytest.raises(ValueError, match=r"image_size=32 and pretrained=True: .*expected value 224 but got 32"):
         make_model("torchvision:vit_b_16", num_classes=3, image_size=32, pretrained=True)

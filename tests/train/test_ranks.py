@@ -1,15 +1,18 @@
-"""Training by several ranks, started by torchrun."""
+"""Training on several ranks.
+
+Starting ranks takes much longer than these runs. So there are three launches of torchrun, each of which trains several
+runs; the tests look at what they left.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import re
+import shutil
 import socket
 import subprocess
 import sys
-import time
-from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,9 @@ from torch import nn
 import shardio
 from shardio import ShardMapDataset
 from shardio.train import TrainConfig, evaluate, load_checkpoint
-from shardio.train.claims import LOCK, claimed
+from shardio.train.directory import LOCK, claimed
 from shardio.transforms import CenterCrop
-from shardio.world import World
-from tests.train.rank_script import make_model
+from tests.train.rank_script import Settings, make_model, train_as
 from tests.train.runs import read_figures
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
@@ -31,24 +33,103 @@ ROOT = Path(shardio.__file__).parents[1]
 SAMPLES, EPOCHS = 21, 2
 
 
-def _launch(num_ranks: int, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Start the script by torchrun, or plainly for one rank."""
-    launcher = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)] if num_ranks > 1 else []
-    )
-    return subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), json.dumps(settings)],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a launch of torchrun left.
+
+    Attributes:
+        directory: Holds the directories of its runs.
+        returncode: The exit code of torchrun.
+        stderr: What torchrun and all ranks wrote to standard error.
+    """
+
+    directory: Path
+    returncode: int
+    stderr: str
+
+
+def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    done = subprocess.run(
+        [*command, str(SCRIPT), json.dumps(runs)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
+    return Launch(directory=directory, returncode=done.returncode, stderr=done.stderr)
 
 
-def _settings(packed: Path, directory: Path, **options: Any) -> dict[str, Any]:
+def _run(packed: Path, directory: Path, **options: Any) -> dict[str, Any]:
+    directory.mkdir(exist_ok=True)
     config = {"epochs": EPOCHS, "lr": 0.05, "deterministic": True, "checkpoint_every": 2, **options.pop("config", {})}
     return {"source": str(packed), "directory": str(directory), "config": config, **options}
+
+
+@pytest.fixture(scope="module")
+def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Three ranks: a whole run, then one of which a rank is killed in the second epoch, between two checkpoints.
+
+    With two ranks, the sum of gradients would not depend on the order; and 21 samples make unequal batches for three.
+    """
+    root = tmp_path_factory.mktemp("killed")
+    launch = _launch(
+        3,
+        root,
+        [_run(packed, root / "whole", num_workers=1), _run(packed, root / "killed", num_workers=1, kill=(1, 7))],
+    )
+    shutil.copytree(root / "killed", root / "on_one_rank")
+    return launch
+
+
+@pytest.fixture(scope="module")
+def resumed(packed: Path, killed: Launch) -> Launch:
+    """Three ranks: the killed run is resumed; then a run of which one rank fails."""
+    root = killed.directory
+    return _launch(
+        3,
+        root,
+        [
+            _run(packed, root / "killed", num_workers=1, launch=1),
+            _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1}),
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def two_ranks(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Two ranks: many runs, the last of which ends in an error."""
+    root = tmp_path_factory.mktemp("two-ranks")
+    train_as(Settings(**_run(packed, root / "plain-alone", **PLAIN, batch_size=4)))
+    stopped = _run(packed, root / "from_one_rank", fail=(0, 4), config={"checkpoint_every": 1})
+    with pytest.raises(ArithmeticError):
+        train_as(Settings(**stopped))
+    runs = [
+        _run(packed, root / "busy", is_refused=True),
+        _run(packed, root / "unequal", remainder="keep", batch_size=1, is_refused=True),
+        _run(packed, root / "from_one_rank", launch=1, config={"checkpoint_every": 1}),
+        _run(packed, root / "plain", **PLAIN, batch_size=2),
+        _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2),
+        _run(
+            packed,
+            root / "sizes",
+            config={"accumulate": 2, "checkpoint_every": None},
+            sizes=[[4, 4, 4, 4], [4, 4, 4, 2]],
+            is_plain=True,
+        ),
+        _run(packed, root / "nan", nan=(1, 3), config={"log_every": 10, "checkpoint_every": None}),
+    ]
+    with claimed(root / "busy"):
+        return _launch(2, root, runs)
+
+
+PLAIN: dict[str, Any] = {
+    "config": {"epochs": 1, "optimizer": "sgd", "accumulate": 2, "checkpoint_every": None},
+    "remainder": "drop",
+    "is_plain": True,
+}
+"""A run with full steps alone, and a model whose outputs depend on each sample alone, without random numbers."""
 
 
 def _read_keys(directory: Path, launch: int) -> list[dict[str, Any]]:
@@ -56,16 +137,25 @@ def _read_keys(directory: Path, launch: int) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
+def _read_ends(directory: Path, num_ranks: int = 2) -> list[dict[str, Any]]:
+    return [json.loads((directory / f"end-{rank}.json").read_text()) for rank in range(num_ranks)]
+
+
+def _read_errors(directory: Path) -> list[str]:
+    """Return the errors of the ranks. When a rank ends, torchrun may end the other one before it writes its own."""
+    errors = [path.read_text() for path in directory.glob("error-*.txt")]
+    assert errors
+    return errors
+
+
 def _weights(directory: Path) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = load_checkpoint(directory / "last.pt")["model"]
     return weights
 
 
-def _assert_validated_exactly(directory: Path, packed: Path) -> None:
-    """Compare a run's last validation with that of a single process, by shardio and by torch alone.
-
-    Counts are equal exactly, the mean loss within 1e-6, although ranks repeat samples to have equally many.
-    """
+def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
+    """As one process does, by shardio and by torch alone, although ranks repeat samples to have equally many."""
+    directory = killed.directory / "whole"
     result = load_checkpoint(directory / "last.pt")["results"][-1]
     model = make_model()
     model.load_state_dict(_weights(directory))
@@ -82,117 +172,98 @@ def _assert_validated_exactly(directory: Path, packed: Path) -> None:
     assert score.loss == pytest.approx(float(nn.functional.cross_entropy(outputs, labels)), abs=1e-6)
 
 
-def test_ranks_validate_exactly_and_go_on_after_a_kill_to_the_last_bit(packed: Path, tmp_path: Path) -> None:
-    """Three ranks, one of them killed in the second epoch, between two checkpoints.
-
-    Of two the sum of gradients would not depend on who adds first; three do not share 21 samples in equal batches.
-    """
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    done = _launch(3, _settings(packed, whole))
-    assert done.returncode == 0, done.stderr
-    _assert_validated_exactly(whole, packed)
-    done = _launch(3, _settings(packed, killed, kill=(1, 7)))
-    assert done.returncode != 0
-    state = load_checkpoint(killed / "last.pt")
+def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Launch) -> None:
+    assert killed.returncode != 0
+    state = load_checkpoint(killed.directory / "on_one_rank" / "last.pt")  # A copy from before it was resumed.
     assert state["step"]["num_taken"] == 6
     assert state["is_within_epoch"]
-    done = _launch(3, _settings(packed, killed, launch=1))
-    assert done.returncode == 0, done.stderr
-    assert read_figures(killed) == read_figures(whole)
-    one, other = _weights(killed), _weights(whole)
+    run, whole = resumed.directory / "killed", resumed.directory / "whole"
+    assert read_figures(run) == read_figures(whole)
+    one, other = _weights(run), _weights(whole)
     assert all(torch.equal(one[name], other[name]) for name in other)
+    assert _read_ends(run, 3) == _read_ends(whole, 3)
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_resumed_on_another_number_of_ranks_each_sample_is_still_seen_once(
-    packed: Path, tmp_path: Path, before: int, after: int
-) -> None:
-    """Of the interrupted epoch and of the next one; what padding repeats are the first of what was left."""
-    done = _launch(before, _settings(packed, tmp_path, kill=(0, 4), config={"checkpoint_every": 1}))
-    assert done.returncode != 0
-    num_steps = load_checkpoint(tmp_path / "last.pt")["step"]["num_taken"]
-    assert num_steps == 3
-    done = _launch(after, _settings(packed, tmp_path, launch=1, config={"checkpoint_every": 1}))
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in _read_keys(tmp_path, 0) if line["step"] <= num_steps] + _read_keys(tmp_path, 1)
-    keys = ShardMapDataset(packed, fields="key")
-    expected = {keys[number] for number in range(len(keys))}
+def _assert_all_samples_are_seen(packed: Path, directory: Path, num_steps: int, before: int, after: int) -> None:
+    """Check the keys of a run that was resumed on another number of ranks after this many steps.
+
+    Padding repeats the first of the remaining samples, and no more than needed for equal ranks.
+    """
+    dataset = ShardMapDataset(packed, fields="key")
+    expected = {dataset[index] for index in range(len(dataset))}
     assert len(expected) == SAMPLES
     for epoch in range(EPOCHS):
-        found = Counter(key for line in lines if line["epoch"] == epoch for key in line["keys"])
-        left = SAMPLES - (num_steps * before * 2 if epoch == 0 else 0)
-        assert set(found) == expected
-        assert sum(found.values()) - SAMPLES == -left % after, "what pads to equal ranks, and no more"
+        first, rest = (
+            [
+                key
+                for line in _read_keys(directory, launch)
+                if line["epoch"] == epoch and (launch == 1 or line["step"] <= num_steps)
+                for key in line["keys"]
+            ]
+            for launch in range(2)
+        )
+        assert {*first, *rest} == expected
+        padding = -(SAMPLES - len(first)) % after if rest else -SAMPLES % before
+        assert len(first) + len(rest) == SAMPLES + padding
 
 
-def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(packed: Path, tmp_path: Path) -> None:
-    """With a full number of steps, and a model that neither looks at its batch nor draws random numbers."""
-    config = {"epochs": 1, "optimizer": "sgd", "accumulate": 2, "checkpoint_every": None}
-    for num_ranks, batch_size in ((1, 4), (2, 2)):
-        settings = _settings(packed, tmp_path / str(num_ranks), config=config, batch_size=batch_size, remainder="drop")
-        done = _launch(num_ranks, {**settings, "is_plain": True})
-        assert done.returncode == 0, done.stderr
-    one, other = _weights(tmp_path / "1"), _weights(tmp_path / "2")
+def test_one_rank_resumes_a_run_of_three_and_sees_each_sample_once(packed: Path, killed: Launch) -> None:
+    directory = killed.directory / "on_one_rank"
+    train_as(Settings(**_run(packed, directory, launch=1)))
+    _assert_all_samples_are_seen(packed, directory, num_steps=6, before=3, after=1)
+
+
+def test_two_ranks_resume_a_run_of_one_and_see_each_sample_once(packed: Path, two_ranks: Launch) -> None:
+    _assert_all_samples_are_seen(packed, two_ranks.directory / "from_one_rank", num_steps=3, before=1, after=2)
+
+
+def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(two_ranks: Launch) -> None:
+    one, other = _weights(two_ranks.directory / "plain-alone"), _weights(two_ranks.directory / "plain")
     for name, weight in one.items():
         torch.testing.assert_close(weight, other[name], rtol=0, atol=1e-6)
     start = make_model(is_plain=True).state_dict()
     assert any((start[name] - weight).abs().max() > 1e-3 for name, weight in one.items())
 
 
-def test_a_rank_that_fails_takes_the_job_down_with_its_own_error(packed: Path, tmp_path: Path) -> None:
-    """Long before any time-out of the others, which wait for its gradients."""
-    start = time.monotonic()
-    done = _launch(2, _settings(packed, tmp_path, fail=(1, 3)))
-    assert done.returncode != 0
-    assert time.monotonic() - start < 120
-    cause = done.stderr[done.stderr.index("Root Cause") :]
-    assert "ArithmeticError: rank 1 has had enough" in cause
+def test_a_rank_that_fails_ends_the_job_with_its_own_error(resumed: Launch) -> None:
+    """The other ranks, which wait for its gradients, do not have to time out."""
+    assert resumed.returncode != 0
+    cause = resumed.stderr[resumed.stderr.index("Root Cause") :]
+    assert "ArithmeticError: rank 1 fails on purpose" in cause
     assert "rank      : 1" in cause
 
 
-def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(
-    packed: Path, tmp_path: Path
-) -> None:
-    """21 samples, kept as they are: 11 and 10, which are 11 batches of one, and 10."""
-    done = _launch(2, _settings(packed, tmp_path, remainder="keep", batch_size=1))
-    assert done.returncode != 0
-    assert "ranks must have equally many batches, and have [11, 10]" in done.stderr
+def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
+    """21 samples, which remainder='keep' does not pad, are 11 batches of one sample and 10."""
+    for error in _read_errors(two_ranks.directory / "unequal"):
+        assert error.startswith("ValueError: ranks must have equally many batches, got [11, 10]")
 
 
-def test_ranks_that_are_refused_a_directory_say_who_has_it(packed: Path, tmp_path: Path) -> None:
-    """All ranks raise. The launcher ends the others once it sees that one has, perhaps before they have said so."""
-    with claimed(tmp_path, World(rank=0, world_size=1)):
-        done = _launch(2, _settings(packed, tmp_path))
-    assert done.returncode != 0
-    said = f"{tmp_path} is in use: process {os.getpid()} on {socket.gethostname()} trains into it"
-    errors = re.findall(r"\[rank\d\]:.*?(\w+Error: .*)", done.stderr)
-    assert errors
-    assert all(error.startswith(f"BusyError: {said}") for error in errors), errors
-    assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> None:
+    directory = two_ranks.directory / "busy"
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    for error in _read_errors(directory):
+        assert error.startswith(f"BusyError: {directory} is in use: {holder} is training there")
+    assert {path.name for path in directory.iterdir()} == {LOCK, "error-0.txt", "error-1.txt"}
 
 
-def test_ranks_that_train_again_and_then_measure_join_anew(packed: Path, tmp_path: Path) -> None:
-    """Each time they part, and come back at different times; what they measure is of all of them."""
-    settings = _settings(packed, tmp_path, config={"epochs": 1, "resume": False}, repeat=3)
-    done = _launch(2, settings)
-    assert done.returncode == 0, done.stderr
-    ends = [json.loads((tmp_path / f"end-{rank}.json").read_text()) for rank in range(2)]
+def test_ranks_can_train_again_and_evaluate(two_ranks: Launch) -> None:
+    """They leave each other after each run, and join again at different times; the score is that of all ranks."""
+    ends = _read_ends(two_ranks.directory / "again")
     assert ends[0] == ends[1]
     assert ends[0]["num_images"] == SAMPLES
 
 
-def test_ranks_with_batches_of_other_sizes_keep_the_same_weights(packed: Path, tmp_path: Path) -> None:
-    sizes = [[4, 4, 4, 4], [4, 4, 4, 2]]
-    config = {"accumulate": 2, "checkpoint_every": None}
-    done = _launch(2, _settings(packed, tmp_path, config=config, sizes=sizes, is_plain=True))
-    assert done.returncode == 0, done.stderr
-    ends = [json.loads((tmp_path / f"end-{rank}.json").read_text()) for rank in range(2)]
+def test_ranks_with_batches_of_different_sizes_keep_equal_weights(two_ranks: Launch) -> None:
+    ends = _read_ends(two_ranks.directory / "sizes")
     assert ends[0]["weights"] == ends[1]["weights"]
 
 
-def test_a_loss_that_is_nan_is_named_by_the_rank_that_has_it(packed: Path, tmp_path: Path) -> None:
-    """Its gradients spoil the others' losses a step later; they are read together, some steps later."""
-    done = _launch(2, _settings(packed, tmp_path, nan=(1, 3), config={"log_every": 10, "checkpoint_every": None}))
-    assert done.returncode != 0
-    (keys,) = [line["keys"] for line in _read_keys(tmp_path, 0) if line["step"] == 3 and line["rank"] == 1]
-    assert f"the loss of step 3 on rank 1 is nan, of a batch of the samples {', '.join(keys)}" in done.stderr
+def test_a_nan_loss_is_named_by_the_rank_that_has_it(two_ranks: Launch) -> None:
+    """Its gradients spoil the losses of the other rank a step later. All are read together, some steps later."""
+    directory = two_ranks.directory / "nan"
+    assert two_ranks.returncode != 0
+    (keys,) = [line["keys"] for line in _read_keys(directory, 0) if line["step"] == 3 and line["rank"] == 1]
+    for error in _read_errors(directory):
+        named = f"the loss of step 3 on rank 1 is nan, in a batch of the samples {', '.join(keys)}"
+        assert error.startswith(f"NonFiniteLossError: {named}")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.train.report import COLUMNS, Report, make_curves, plot_rates, read_figures, write_report
-from tests.train.reported import (
+from shardio.train.report import COLUMNS, HtmlReport, make_curves, plot_rates, read_figures, write_report
+from tests.train.report_runs import (
     STEPS_PER_EPOCH,
     Listener,
     hide_matplotlib,
@@ -25,7 +25,7 @@ from tests.train.reported import (
 
 
 class Page(HTMLParser):
-    """What a page holds: the texts by their elements, the table's rows, its images. Each element must be closed."""
+    """The content of a page: texts by element, rows of the table, pictures. All elements must be closed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Page(HTMLParser):
         if tag == "tr":
             self.rows.append([])
             if ("class", "best") in attrs:
-                self.best.append(str(len(self.rows) - 2))  # Under the heading.
+                self.best.append(str(len(self.rows) - 2))  # The first row is the heading.
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
@@ -62,7 +62,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("has_validation", [True, False])
-def test_the_curves_are_what_the_run_told_its_callbacks(tmp_path: Path, has_validation: bool) -> None:
+def test_the_curves_show_the_figures_that_callbacks_get(tmp_path: Path, has_validation: bool) -> None:
     listener = Listener()
     results = train_reported(make_report_config(tmp_path), listener, has_validation=has_validation)
     records = listener.records
@@ -87,15 +87,15 @@ def test_the_curves_are_what_the_run_told_its_callbacks(tmp_path: Path, has_vali
             "epochs": list(zip(ends, [100 * result.data_wait_share for result in results], strict=True)),
         },
     }
-    # An epoch's loss is that of its samples, and its batches here are equally large.
+    # The loss of an epoch is the mean over its samples, and all batches have the same size here.
     for (_, loss), five in zip(curves["loss"]["epochs"], np.split(np.array(curves["loss"]["steps"]), 3), strict=True):
         assert loss == pytest.approx(five[:, 1].mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize("has_validation", [True, False])
-def test_the_page_has_all_epochs_and_the_same_picture_as_the_file(tmp_path: Path, has_validation: bool) -> None:
+def test_the_page_shows_all_epochs_and_the_picture(tmp_path: Path, has_validation: bool) -> None:
     config = make_report_config(tmp_path)
-    results = train_reported(config, Report(tmp_path, config), has_validation=has_validation)
+    results = train_reported(config, HtmlReport(tmp_path, config), has_validation=has_validation)
     page, png = Page(tmp_path / "report.html"), (tmp_path / "report.png").read_bytes()
     assert page.pictures == [png]
     assert size_and_curves(png) == (
@@ -121,7 +121,7 @@ def test_the_page_has_all_epochs_and_the_same_picture_as_the_file(tmp_path: Path
     losses = [result.judged_by for result in results]
     assert page.best == [str(losses.index(min(losses)))]
     assert page.texts["h1"] == page.texts["title"] == [f"Training run {tmp_path.name}"]
-    assert "3 whole epochs, 15 steps." in page.texts["p"]
+    assert "3 complete epochs, 15 steps." in page.texts["p"]
     assert f"Settings: {config}" in page.texts["p"]
 
 
@@ -130,8 +130,8 @@ def _percent(cell: str) -> float:
     return float(cell[:-1]) / 100
 
 
-def test_the_best_epoch_is_the_last_that_was_better_than_all_before(tmp_path: Path) -> None:
-    """Each epoch that was the best so far is so marked in the log; the page marks one."""
+def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path) -> None:
+    """The log marks each epoch that was the best so far."""
     train_reported(make_report_config(tmp_path, epochs=4))
     log = tmp_path / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -143,7 +143,7 @@ def test_the_best_epoch_is_the_last_that_was_better_than_all_before(tmp_path: Pa
     assert Page(tmp_path / "report.html").best == ["2"]
 
 
-def test_all_that_was_given_by_others_is_escaped(tmp_path: Path) -> None:
+def test_names_and_settings_are_escaped(tmp_path: Path) -> None:
     directory = tmp_path / "<script>alert('$x_{')<b> & \"q\" 图"
     config = make_report_config(directory, epochs=1)
     train_reported(config)
@@ -155,7 +155,7 @@ def test_all_that_was_given_by_others_is_escaped(tmp_path: Path) -> None:
     assert len(page.pictures) == 1
 
 
-def test_the_same_log_gives_the_same_report_and_nothing_besides(tmp_path: Path) -> None:
+def test_the_same_log_gives_the_same_report_and_no_other_files(tmp_path: Path) -> None:
     train_reported(make_report_config(tmp_path))
     before = {path.name for path in tmp_path.iterdir()}
     seen = set()
@@ -166,9 +166,9 @@ def test_the_same_log_gives_the_same_report_and_nothing_besides(tmp_path: Path) 
     assert {path.name for path in tmp_path.iterdir()} == before | {"report.html", "report.png"}
 
 
-@pytest.mark.parametrize("after", [1, 3, 5, 12])
-def test_of_a_killed_run_it_shows_what_was_logged(tmp_path: Path, after: int) -> None:
-    records = train_until_killed(make_report_config(tmp_path), after, Report(tmp_path))
+@pytest.mark.parametrize("after", [1, 5, 12])
+def test_the_report_of_a_killed_run_shows_what_was_logged(tmp_path: Path, after: int) -> None:
+    records = train_until_killed(make_report_config(tmp_path), after, HtmlReport(tmp_path))
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"kind": "steps", "st')
     assert not (tmp_path / "report.html").exists()
@@ -176,25 +176,25 @@ def test_of_a_killed_run_it_shows_what_was_logged(tmp_path: Path, after: int) ->
     assert write_report(tmp_path) == tmp_path / "report.html"
     page = Page(tmp_path / "report.html")
     assert len(page.rows) == (1 + num_epochs if num_epochs else 0)
-    assert page.texts["p"][0] == f"{num_epochs} whole epochs, {after} steps."
+    assert page.texts["p"][0] == f"{num_epochs} complete epochs, {after} steps."
     assert "steps" in size_and_curves(page.pictures[0])[1]
     assert make_curves(*read_figures(tmp_path))["loss"]["steps"] == [(one.step, one.loss) for one in records]
 
 
-def test_without_lines_it_says_so_and_without_a_log_it_writes_nothing(tmp_path: Path) -> None:
+def test_an_empty_log_gives_an_empty_report_and_no_log_gives_none(tmp_path: Path) -> None:
     assert write_report(tmp_path) is None
     assert not list(tmp_path.iterdir())
     (tmp_path / "log.jsonl").write_bytes(b'{"kind": "st')
     write_report(tmp_path)
     page = Page(tmp_path / "report.html")
-    assert page.texts["p"] == ["0 whole epochs, 0 steps.", "Nothing was logged."]
+    assert page.texts["p"] == ["0 complete epochs, 0 steps.", "Nothing was logged."]
     assert not page.pictures
     assert not page.rows
     assert not (tmp_path / "report.png").exists()
 
 
-def test_losses_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
-    """Of validation, they do not stop a run."""
+def test_losses_that_are_not_finite_are_shown(tmp_path: Path) -> None:
+    """Those of validation do not stop a run."""
     train_reported(make_report_config(tmp_path))
     log = tmp_path / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -208,20 +208,20 @@ def test_losses_that_are_not_finite_are_shown_as_such(tmp_path: Path) -> None:
     assert "validation" in size_and_curves(page.pictures[0])[1]
 
 
-def test_a_run_gone_on_with_is_reported_whole_and_one_begun_anew_alone(tmp_path: Path) -> None:
+def test_a_resumed_run_is_reported_completely_and_a_new_run_removes_the_report(tmp_path: Path) -> None:
     config = make_report_config(tmp_path, epochs=2)
-    train_reported(config, Report(tmp_path, config))
+    train_reported(config, HtmlReport(tmp_path, config))
     longer = make_report_config(tmp_path, epochs=3)
-    train_reported(longer, Report(tmp_path, longer))
+    train_reported(longer, HtmlReport(tmp_path, longer))
     assert [row[0] for row in Page(tmp_path / "report.html").rows[1:]] == ["0", "1", "2"]
-    # Nothing is left to do: the report is the same.
-    train_reported(longer, Report(tmp_path, longer))
+    # Nothing remains to be done, and the report stays the same.
+    train_reported(longer, HtmlReport(tmp_path, longer))
     assert len(Page(tmp_path / "report.html").rows) == 4
-    train_until_killed(make_report_config(tmp_path, resume=False), 1, Report(tmp_path))
+    train_until_killed(make_report_config(tmp_path, resume=False), 1, HtmlReport(tmp_path))
     assert not list(tmp_path.glob("report.*"))
 
 
-def test_without_matplotlib_the_page_has_the_table_and_says_what_draws_the_curves(
+def test_without_matplotlib_the_page_has_the_table_and_names_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train_reported(make_report_config(tmp_path))
@@ -232,11 +232,11 @@ def test_without_matplotlib_the_page_has_the_table_and_says_what_draws_the_curve
     page = Page(tmp_path / "report.html")
     assert page.rows == rows
     assert not page.pictures
-    assert "There are no curves: pip install matplotlib draws them." in page.texts["p"]
+    assert "Curves need matplotlib: pip install matplotlib." in page.texts["p"]
     assert not (tmp_path / "report.png").exists()
 
 
-def test_reports_are_drawn_without_pyplot_and_matplotlib_loads_only_to_draw(tmp_path: Path) -> None:
+def test_matplotlib_is_loaded_only_to_draw_and_without_pyplot(tmp_path: Path) -> None:
     train_reported(make_report_config(tmp_path))
     code = (
         "import sys; from pathlib import Path; from shardio.train.report import write_report; "
@@ -246,7 +246,7 @@ def test_reports_are_drawn_without_pyplot_and_matplotlib_loads_only_to_draw(tmp_
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "MPLBACKEND": "agg"})
 
 
-def test_a_picture_that_fails_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_picture_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from matplotlib.figure import Figure
 
     def fail(figure: Figure, file: Any, **options: Any) -> None:
@@ -260,4 +260,6 @@ def test_a_picture_that_fails_leaves_nothing_half_written(tmp_path: Path, monkey
         write_report(tmp_path)
     with pytest.raises(OSError, match="no space left"):
         plot_rates(tmp_path / "lr.png", [(0, 1.0)], [])
-    assert {path.name for path in tmp_path.iterdir()} == before - {"report.png"}  # It would belong to another page.
+    assert {path.name for path in tmp_path.iterdir()} == before - {
+        "report.png"
+    }  # The old picture would belong to another page.

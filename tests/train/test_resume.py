@@ -1,4 +1,4 @@
-"""A run that is stopped and gone on with equals one that never stopped."""
+"""A run that is stopped and resumed equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tests.train.runs import (
     make_model,
     read_figures,
 )
-from tests.train.toys import make_batches, make_linear
+from tests.train.small_data import make_batches, make_linear
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
 @pytest.mark.parametrize(("checkpoint_every", "schedule"), [(1, "onecycle"), (2, "plateau"), (None, "onecycle")])
-def test_stopped_anywhere_and_resumed_equals_undisturbed(
+def test_stopped_anywhere_and_resumed_equals_uninterrupted(
     packed: Path, tmp_path: Path, checkpoint_every: int | None, schedule: str
 ) -> None:
-    """Losses, rates, weights and validation are the same to the last bit, whatever was lost since the checkpoint."""
+    """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost."""
     options = {"checkpoint_every": checkpoint_every, "schedule": schedule, "optimizer": "adamw"}
     whole, val_loader = make_model(), make_batches([5, 2], side=16)
     expected = train(whole, make_loader(packed), make_config(tmp_path / "whole", **options), val_loader=val_loader)
@@ -50,8 +50,8 @@ def test_stopped_anywhere_and_resumed_equals_undisturbed(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchs_loader_goes_on_at_the_beginning_of_an_epoch(packed: Path, tmp_path: Path, num_workers: int) -> None:
-    """It cannot say where it is, but its order is a matter of torch's random numbers, and those are the same."""
+def test_torchs_loader_resumes_at_the_start_of_an_epoch(packed: Path, tmp_path: Path, num_workers: int) -> None:
+    """It has no state, but its order depends only on torch's random numbers, which are restored."""
     whole = make_model()
     train(whole, make_loader(packed, torchs=True, num_workers=num_workers), make_config(tmp_path / "whole"))
     config = make_config(tmp_path / "stopped")
@@ -64,8 +64,8 @@ def test_torchs_loader_goes_on_at_the_beginning_of_an_epoch(packed: Path, tmp_pa
     assert_same_weights(resumed, whole)
 
 
-def test_a_loader_that_cannot_say_where_it_is_gets_no_checkpoints_within_an_epoch(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader that can say where it is"):
+def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state_dict, which DataLoader lacks"):
         train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, checkpoint_every=2))
 
 
@@ -81,7 +81,7 @@ def test_the_number_of_workers_may_change(packed: Path, tmp_path: Path) -> None:
     assert_same_weights(resumed, whole)
 
 
-def test_a_finished_run_does_nothing_more_and_goes_on_for_more_epochs(packed: Path, tmp_path: Path) -> None:
+def test_a_finished_run_does_nothing_until_more_epochs_are_wanted(packed: Path, tmp_path: Path) -> None:
     config = make_config(tmp_path, schedule="constant")
     first = train(make_model(), make_loader(packed), config)
     before = (tmp_path / "last.pt").read_bytes()
@@ -92,7 +92,7 @@ def test_a_finished_run_does_nothing_more_and_goes_on_for_more_epochs(packed: Pa
     assert [result.epoch for result in longer] == [0, 1, 2, 3]
 
 
-def test_without_resume_a_run_begins_anew(packed: Path, tmp_path: Path) -> None:
+def test_without_resume_a_run_starts_over(packed: Path, tmp_path: Path) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path))
     figures = read_figures(tmp_path)
     train(make_model(), make_loader(packed), make_config(tmp_path, resume=False))
@@ -104,8 +104,8 @@ def test_without_resume_a_run_begins_anew(packed: Path, tmp_path: Path) -> None:
     assert read_figures(tmp_path) == []
 
 
-def test_the_best_checkpoint_is_that_of_the_lowest_validation_loss(packed: Path, tmp_path: Path) -> None:
-    """Labels of no meaning: the model soon does worse on them, and best.pt stays behind."""
+def test_the_best_checkpoint_has_the_lowest_validation_loss(packed: Path, tmp_path: Path) -> None:
+    """The labels are random: the model soon gets worse on them, and best.pt stays."""
     results = train(
         make_model(),
         make_loader(packed),
@@ -146,7 +146,7 @@ def test_another_model_or_another_order_is_refused(packed: Path, tmp_path: Path)
         train(make_model(), loader, make_config(tmp_path))
 
 
-def test_settings_of_numpys_types_are_read_again(packed: Path, tmp_path: Path) -> None:
+def test_settings_of_numpys_types_can_be_loaded(packed: Path, tmp_path: Path) -> None:
     rate = np.logspace(-4, -2, 3)[1]
     train(make_model(), make_loader(packed), make_config(tmp_path, lr=rate, mean=tuple(np.zeros(3)), epochs=1))
     assert (
@@ -156,7 +156,7 @@ def test_settings_of_numpys_types_are_read_again(packed: Path, tmp_path: Path) -
 
 
 def test_more_epochs_do_not_raise_a_rate_that_was_cut(packed: Path, tmp_path: Path) -> None:
-    """The period, by default a third of the epochs, is that of the run's beginning."""
+    """The period, by default a third of the epochs, stays as it was at the start."""
     train(make_model(), make_loader(packed), make_config(tmp_path, schedule="step"))
     results = train(make_model(), make_loader(packed), make_config(tmp_path, schedule="step", epochs=6))
     rates = [result.lr for result in results]
@@ -164,7 +164,7 @@ def test_more_epochs_do_not_raise_a_rate_that_was_cut(packed: Path, tmp_path: Pa
     assert rates[-1] == pytest.approx(0.02 * 0.1**5)
 
 
-def test_validation_that_begins_later_is_compared_with_validation_alone(packed: Path, tmp_path: Path) -> None:
+def test_validation_that_starts_later_is_compared_only_with_validation(packed: Path, tmp_path: Path) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path))
     hard = [(images, (labels + 1) % 3) for images, labels in make_batches([12], side=16)]
     results = train(

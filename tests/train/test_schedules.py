@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from shardio.train import TrainConfig
-from shardio.train.schedules import Schedule, plan_rates
+from shardio.train.schedules import LrSchedule, plan_rates
 
 STEPS_PER_EPOCH, EPOCHS, LR = 13, 6, 0.3
 NUM_STEPS = STEPS_PER_EPOCH * EPOCHS
@@ -53,18 +53,18 @@ def _cosine(optimizer: torch.optim.SGD, warmup: float) -> Any:
 
 @pytest.mark.parametrize("warmup", [0.05, 0.3, 0.5])
 @pytest.mark.parametrize(("name", "make"), [("onecycle", _one_cycle), ("cosine", _cosine)])
-def test_rates_that_rise_once_are_those_of_torchs_schedulers(
+def test_rates_that_rise_once_equal_those_of_torchs_schedulers(
     name: str, make: Callable[[torch.optim.SGD, float], Any], warmup: float
 ) -> None:
     optimizer, other = _sgd(), _sgd()
-    schedule = Schedule(optimizer, _config(schedule=name, warmup=warmup), STEPS_PER_EPOCH)
+    schedule = LrSchedule(optimizer, _config(schedule=name, warmup=warmup), STEPS_PER_EPOCH)
     assert _take(optimizer, schedule, NUM_STEPS) == pytest.approx(
         _take(other, make(other, warmup), NUM_STEPS), rel=1e-9
     )
 
 
 @pytest.mark.parametrize("period", [2, 2.5, 4])
-def test_rates_that_come_again_are_those_of_torchs_schedulers(period: float) -> None:
+def test_periodic_rates_equal_those_of_torchs_schedulers(period: float) -> None:
     num_steps = round(period * STEPS_PER_EPOCH)
     others: dict[str, Callable[[torch.optim.SGD], Any]] = {
         "step": lambda optimizer: StepLR(optimizer, num_steps, 0.1),
@@ -72,15 +72,15 @@ def test_rates_that_come_again_are_those_of_torchs_schedulers(period: float) -> 
     }
     for name, make in others.items():
         optimizer, other = _sgd(), _sgd()
-        schedule = Schedule(optimizer, _config(schedule=name, period=period), STEPS_PER_EPOCH)
+        schedule = LrSchedule(optimizer, _config(schedule=name, period=period), STEPS_PER_EPOCH)
         assert _take(optimizer, schedule, NUM_STEPS) == pytest.approx(_take(other, make(other), NUM_STEPS), rel=1e-9)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3])
-def test_plateau_is_torchs_and_goes_by_the_losses_of_epochs(period: int) -> None:
+def test_plateau_is_torchs_and_depends_on_the_losses_of_epochs(period: int) -> None:
     losses = [3.0, 2.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0]
     optimizer, other = _sgd(), _sgd()
-    schedule = Schedule(optimizer, _config(schedule="plateau", period=period), STEPS_PER_EPOCH)
+    schedule = LrSchedule(optimizer, _config(schedule="plateau", period=period), STEPS_PER_EPOCH)
     oracle = ReduceLROnPlateau(other, factor=0.1, patience=period - 1)
     rates = []
     for loss in losses:
@@ -92,15 +92,15 @@ def test_plateau_is_torchs_and_goes_by_the_losses_of_epochs(period: int) -> None
     assert min(rates) < LR / 5
 
 
-def test_a_constant_rate_stays() -> None:
+def test_a_constant_rate_does_not_change() -> None:
     optimizer = _sgd()
-    assert set(_take(optimizer, Schedule(optimizer, _config(schedule="constant"), 5), 30)) == {LR}
+    assert set(_take(optimizer, LrSchedule(optimizer, _config(schedule="constant"), 5), 30)) == {LR}
 
 
 @pytest.mark.parametrize("name", ["onecycle", "cosine", "cyclic", "step", "constant"])
-def test_the_plan_is_what_is_taken(name: str) -> None:
+def test_the_plan_predicts_the_actual_rates(name: str) -> None:
     optimizer, config = _sgd(), _config(schedule=name)
-    taken = _take(optimizer, Schedule(optimizer, config, STEPS_PER_EPOCH), NUM_STEPS)
+    taken = _take(optimizer, LrSchedule(optimizer, config, STEPS_PER_EPOCH), NUM_STEPS)
     assert plan_rates(config, STEPS_PER_EPOCH) == list(enumerate(taken))
     sparse = plan_rates(config, STEPS_PER_EPOCH, max_points=10)
     assert len(sparse) <= 10
@@ -109,10 +109,10 @@ def test_the_plan_is_what_is_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["onecycle", "cosine", "cyclic", "step", "constant"])
 @pytest.mark.parametrize(("epochs", "steps_per_epoch"), [(1, 1), (1, 2), (2, 1), (3, 1)])
-def test_the_shortest_trainings_have_rates_too(name: str, epochs: int, steps_per_epoch: int) -> None:
-    """And none is 0 in a step that is taken; steps beyond the plan, of a longer rest of an epoch, are no error."""
+def test_the_shortest_runs_have_valid_rates(name: str, epochs: int, steps_per_epoch: int) -> None:
+    """No rate of a planned step is 0. Steps after the plan, which a longer epoch may have, are not an error."""
     optimizer = _sgd()
-    schedule = Schedule(optimizer, _config(epochs=epochs, schedule=name), steps_per_epoch)
+    schedule = LrSchedule(optimizer, _config(epochs=epochs, schedule=name), steps_per_epoch)
     rates = _take(optimizer, schedule, epochs * steps_per_epoch + 2)
     assert all(0 < rate <= LR for rate in rates[: epochs * steps_per_epoch])
     assert all(0 <= rate <= LR for rate in rates)
@@ -121,7 +121,7 @@ def test_the_shortest_trainings_have_rates_too(name: str, epochs: int, steps_per
 @pytest.mark.parametrize("name", ["onecycle", "cosine", "cyclic", "step", "plateau", "constant"])
 @pytest.mark.parametrize("num_before", [0, 1, 20, NUM_STEPS - 1])
 def test_stopped_and_resumed_equals_uninterrupted(name: str, num_before: int) -> None:
-    def drive(optimizer: torch.optim.SGD, schedule: Schedule, steps: range) -> list[float]:
+    def drive(optimizer: torch.optim.SGD, schedule: LrSchedule, steps: range) -> list[float]:
         rates = []
         for step in steps:
             rates += _take(optimizer, schedule, 1)
@@ -131,38 +131,38 @@ def test_stopped_and_resumed_equals_uninterrupted(name: str, num_before: int) ->
 
     config = _config(schedule=name, period=1)
     optimizer = _sgd()
-    whole = drive(optimizer, Schedule(optimizer, config, STEPS_PER_EPOCH), range(NUM_STEPS))
+    whole = drive(optimizer, LrSchedule(optimizer, config, STEPS_PER_EPOCH), range(NUM_STEPS))
     optimizer = _sgd()
-    schedule = Schedule(optimizer, config, STEPS_PER_EPOCH)
+    schedule = LrSchedule(optimizer, config, STEPS_PER_EPOCH)
     drive(optimizer, schedule, range(num_before))
     states = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
     optimizer = _sgd()
-    schedule = Schedule(optimizer, config, STEPS_PER_EPOCH)
+    schedule = LrSchedule(optimizer, config, STEPS_PER_EPOCH)
     optimizer.load_state_dict(states[0])
     schedule.load_state_dict(states[1])
     assert drive(optimizer, schedule, range(num_before, NUM_STEPS)) == whole[num_before:]
 
 
 @pytest.mark.parametrize("name", ["onecycle", "cosine", "cyclic", "step"])
-def test_on_another_number_of_ranks_the_same_part_of_the_way_is_left(name: str) -> None:
-    """Half as many ranks have twice as many steps: from step k of 78 the plan goes on at step 2 k of 156."""
+def test_on_another_number_of_ranks_the_same_share_of_the_plan_remains(name: str) -> None:
+    """Half as many ranks have twice as many steps: step k of 78 becomes step 2 k of 156."""
     config, num_before = _config(schedule=name), 31
     optimizer = _sgd()
-    schedule = Schedule(optimizer, config, STEPS_PER_EPOCH)
+    schedule = LrSchedule(optimizer, config, STEPS_PER_EPOCH)
     _take(optimizer, schedule, num_before)
     state = copy.deepcopy(schedule.state_dict())
     optimizer = _sgd()
-    schedule = Schedule(optimizer, config, 2 * STEPS_PER_EPOCH)
+    schedule = LrSchedule(optimizer, config, 2 * STEPS_PER_EPOCH)
     schedule.load_state_dict(state)
     left = 2 * (NUM_STEPS - num_before)
     planned = [rate for _, rate in plan_rates(config, 2 * STEPS_PER_EPOCH)]
     assert _take(optimizer, schedule, left) == planned[2 * num_before :]
 
 
-def test_groups_of_parameters_keep_their_own_highest_rates() -> None:
+def test_parameter_groups_keep_their_own_highest_rates() -> None:
     weights = [nn.Parameter(torch.zeros(1)) for _ in range(2)]
     optimizer = torch.optim.SGD([{"params": [weights[0]], "lr": 1.0}, {"params": [weights[1]], "lr": 0.01}])
-    schedule = Schedule(optimizer, _config(schedule="cosine"), STEPS_PER_EPOCH)
+    schedule = LrSchedule(optimizer, _config(schedule="cosine"), STEPS_PER_EPOCH)
     for _ in range(20):
         optimizer.step()
         schedule.step()

@@ -14,7 +14,7 @@ def _draw() -> tuple[list[float], float, float]:
     return torch.rand(3).tolist(), float(np.random.rand()), random.random()
 
 
-def test_a_seed_repeats_all_generators() -> None:
+def test_a_seed_resets_all_generators() -> None:
     seed_everything(1, 2)
     first = _draw()
     assert _draw() != first
@@ -22,16 +22,16 @@ def test_a_seed_repeats_all_generators() -> None:
     assert _draw() == first
 
 
-def test_other_words_give_other_numbers() -> None:
-    """Also where their sums, or their digits, are the same."""
+def test_different_words_give_different_numbers() -> None:
+    """Even if their sums, or their digits, are the same."""
     drawn = set()
     for words in [(1,), (2,), (1, 0), (1, 2), (2, 1), (12,), (0, 3), (3, 0)]:
         seed_everything(*words)
         drawn.add(str(_draw()))
-    assert len(drawn) >= 7  # SeedSequence takes (1,) and (1, 0) for the same.
+    assert len(drawn) >= 7  # SeedSequence treats (1,) and (1, 0) as equal.
 
 
-def test_states_go_on_where_they_were() -> None:
+def test_restored_states_repeat_the_same_numbers() -> None:
     device = torch.device("cpu")
     seed_everything(5)
     _draw()
@@ -41,7 +41,7 @@ def test_states_go_on_where_they_were() -> None:
     assert [_draw() for _ in range(3)] == expected
 
 
-def test_deterministic_algorithms_are_asked_for_and_given_back() -> None:
+def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
     def settings() -> tuple[bool, bool]:
         return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
 
@@ -54,7 +54,7 @@ def test_deterministic_algorithms_are_asked_for_and_given_back() -> None:
     assert settings() == before
 
 
-def test_settings_are_given_back_after_an_error() -> None:
+def test_settings_are_restored_after_an_error() -> None:
     def fail() -> None:
         raise RuntimeError("over")
 

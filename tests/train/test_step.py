@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardio.train import TrainStep, in_groups
-from tests.train.toys import join, make_batches, make_network, weights_of
+from tests.train.small_data import join, make_batches, make_network, weights_of
 
 
 def _floats(sizes: list[int], seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -23,7 +23,7 @@ def _sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("sizes", [[4, 4, 4], [4, 4], [4], [4, 4, 3], [4, 1], [1, 4, 4], [5, 2, 7]])
 def test_a_group_of_microbatches_steps_as_one_large_batch(sizes: list[int]) -> None:
-    """Of three microbatches, or fewer, of any sizes: each sample weighs the same."""
+    """For up to three microbatches of any sizes: each sample has the same weight."""
     model = make_network()
     other, batches = copy.deepcopy(model), _floats(sizes)
     step = TrainStep(model, _sgd(model), accumulate=3)
@@ -35,7 +35,7 @@ def test_a_group_of_microbatches_steps_as_one_large_batch(sizes: list[int]) -> N
     assert step.num_steps == 1
 
 
-def test_the_weights_stay_within_a_group_and_change_at_its_end() -> None:
+def test_the_weights_change_only_at_the_end_of_a_group() -> None:
     model = make_network()
     step, before = TrainStep(model, _sgd(model), accumulate=2), weights_of(model)
     first, second = _floats([4, 4])
@@ -47,7 +47,7 @@ def test_the_weights_stay_within_a_group_and_change_at_its_end() -> None:
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_gradients_are_clipped_by_their_common_norm(accumulate: int) -> None:
+def test_gradients_are_clipped_by_their_total_norm(accumulate: int) -> None:
     model, rate = make_network(), 0.1
     batches, before = _floats([4] * accumulate), weights_of(model)
     loss = nn.functional.cross_entropy(model(join(batches)[0]), join(batches)[1])
@@ -72,7 +72,7 @@ def test_each_gradient_is_clipped_by_its_magnitude() -> None:
 
 
 def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_scale() -> None:
-    """A skipped step leaves weights, optimiser and schedule as they were, and is counted."""
+    """A skipped step is counted, and does not change weights, optimiser and schedule."""
     model, (batch,) = make_network(), _floats([4])
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
@@ -91,7 +91,7 @@ def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_sca
     assert not any(torch.equal(a, b) for a, b in zip(before, weights_of(model), strict=True))
 
 
-def test_clipping_sees_gradients_without_the_scale() -> None:
+def test_gradients_are_unscaled_before_they_are_clipped() -> None:
     model, (batch,) = make_network(), _floats([4])
     other = copy.deepcopy(model)
     scaled = TrainStep(model, _sgd(model), precision="fp16", clip_norm=1e-3)
@@ -116,7 +116,7 @@ def test_the_model_computes_in_the_precision_and_keeps_its_weights(precision: An
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
 
 
-def test_a_step_goes_on_from_its_state() -> None:
+def test_a_step_continues_from_its_state() -> None:
     def make() -> TrainStep:
         model = make_network()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
@@ -136,7 +136,7 @@ def test_a_step_goes_on_from_its_state() -> None:
 
 @pytest.mark.parametrize("num_batches", range(8))
 @pytest.mark.parametrize("size", [1, 2, 3, 10])
-def test_groups_hold_all_batches_in_order_and_the_last_one_ends(num_batches: int, size: int) -> None:
+def test_groups_contain_all_batches_in_order_and_the_last_batch_ends_a_group(num_batches: int, size: int) -> None:
     found = list(in_groups(range(num_batches), size))
     assert [batch for batch, _ in found] == list(range(num_batches))
     ends = [batch for batch, ends_step in found if ends_step]
@@ -145,7 +145,7 @@ def test_groups_hold_all_batches_in_order_and_the_last_one_ends(num_batches: int
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_nothing_is_taken_beyond_the_end_of_a_group(size: int) -> None:
+def test_no_batch_is_taken_past_the_end_of_a_group(size: int) -> None:
     taken: list[int] = []
 
     def batches() -> Iterator[int]:
@@ -158,7 +158,7 @@ def test_nothing_is_taken_beyond_the_end_of_a_group(size: int) -> None:
             assert taken[-1] == batch
 
 
-def test_hooks_add_to_the_loss_whose_gradients_are_taken() -> None:
+def test_hooks_change_the_loss_that_gradients_are_computed_from() -> None:
     model, (batch,) = make_network(), _floats([4])
     other = copy.deepcopy(model)
 

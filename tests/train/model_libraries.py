@@ -1,4 +1,4 @@
-"""Libraries of models, which the tests do without where they are not installed."""
+"""Libraries of models. Tests that need one are skipped if it is not installed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shardio.train.libraries import import_library
+from shardio.train.models import import_library
 
 
 def load(name: str) -> Any:
-    """Import a library, or skip the test."""
+    """Import a library, or skip the test if it is not installed."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed: pip install {name}")
     return import_library(name)

@@ -1,4 +1,4 @@
-"""Runs of which a report is made, and what is seen in its pictures."""
+"""Runs to report on, and the content of their pictures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from PIL import Image, ImageColor
 
 from shardio.train import Callback, EpochResult, StepRecord, TrainConfig, train
 from shardio.train.report import LOOKS
-from tests.train.toys import PLAIN, make_linear, make_separable_batches
+from tests.train.small_data import PLAIN, make_linear, make_separable_batches
 
 STEPS_PER_EPOCH = 5
 
 
 class Listener(Callback):
-    """Keeps the records; of a run that is to die, ends it behind a step."""
+    """Keep the records; end a run that is to be killed after a step."""
 
     def __init__(self, dies_after: int | None = None) -> None:
         self.records: list[StepRecord] = []
@@ -45,7 +45,7 @@ def train_reported(config: TrainConfig, *callbacks: Callback, has_validation: bo
 
 
 def train_until_killed(config: TrainConfig, after: int, *callbacks: Callback) -> list[StepRecord]:
-    """Return what was logged by a run that dies within the step behind so many."""
+    """Return what a run logged that was killed in the step after this many."""
     listener = Listener(dies_after=after)
     with pytest.raises(KeyboardInterrupt):
         train_reported(config, listener, *callbacks)
@@ -54,7 +54,7 @@ def train_until_killed(config: TrainConfig, after: int, *callbacks: Callback) ->
 
 
 def size_and_curves(png: bytes) -> tuple[tuple[int, int], set[str]]:
-    """Return a picture's size and the looks of whose colour there are more than a few points."""
+    """Return the size of a picture, and the names of the curves whose colours it contains."""
     with Image.open(io.BytesIO(png)) as picture:
         assert picture.format == "PNG"
         pixels = np.asarray(picture.convert("RGB"))

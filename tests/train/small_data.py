@@ -1,4 +1,4 @@
-"""Small data and models for tests of training."""
+"""Small batches and models for tests of training."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 PLAIN = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-"""Normalisation that only divides by 255."""
+"""A normalisation that only divides by 255."""
 
 
 def make_batches(sizes: Sequence[int], *, num_classes: int = 3, side: int = 6, seed: int = 0) -> list[Batch]:
-    """Return batches of noise with labels of no meaning."""
+    """Return batches of noise with random labels."""
     generator = torch.Generator().manual_seed(seed)
     return [
         (
@@ -26,7 +26,7 @@ def make_batches(sizes: Sequence[int], *, num_classes: int = 3, side: int = 6, s
 
 
 def make_separable_batches(num_batches: int, batch_size: int = 20, seed: int = 0) -> list[Batch]:
-    """Return batches of three classes: images of noise whose red, green or blue is the brightest."""
+    """Return batches of three classes: noise in which red, green or blue is the brightest."""
     generator = torch.Generator().manual_seed(seed)
     batches = []
     for _ in range(num_batches):
@@ -38,7 +38,7 @@ def make_separable_batches(num_batches: int, batch_size: int = 20, seed: int = 0
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """Return several batches as one."""
+    """Return the batches as one."""
     images, labels = zip(*batches, strict=True)
     return torch.cat(images), torch.cat(labels)
 
@@ -50,13 +50,13 @@ def make_linear(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequen
 
 
 def make_network(num_classes: int = 3, side: int = 6, seed: int = 0) -> nn.Sequential:
-    """Return a network with one hidden layer and nothing that looks at the batch."""
+    """Return a network with one hidden layer, whose outputs depend on each sample alone."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * side * side, 16), nn.Tanh(), nn.Linear(16, num_classes))
 
 
 class Poison(nn.Module):
-    """Turns its inputs to NaN from one forward pass on, the first of which is pass 1."""
+    """Turn inputs into NaN from this forward pass on; the first pass is pass 1."""
 
     def __init__(self, first: int) -> None:
         super().__init__()

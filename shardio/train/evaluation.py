@@ -1,0 +1,119 @@
+"""The evaluation of a model: exact over all ranks, or a warning says that samples count twice."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from shardio.device import DevicePrefetcher
+from shardio.train.config import TrainConfig
+from shardio.train.meters import Score
+from shardio.train.ranks import joined_ranks, share_buffers, use_device
+from shardio.train.step import autocast
+from shardio.world import World
+
+
+def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
+    """Measure a model over the batches of all ranks, without changing it. Every rank must call this.
+
+    The score is exact if the loader yields each sample once, or marks repeated samples by false in a last field of
+    booleans [N], as shardio's loaders do with ``remainder="mask"``. A RuntimeWarning says if samples repeat unmarked.
+
+    Args:
+        model: Maps images to outputs [N, classes], on the device.
+        loader: Batches that start with images and labels.
+        config: The precision, and how images are normalised.
+
+    Returns:
+        The score over all ranks.
+
+    Raises:
+        ValueError: If there are no samples.
+    """
+    device = use_device(config.device)
+    with joined_ranks(device) as world:
+        warn_of_repeats(loader, world, stacklevel=2)
+        batches = loader if isinstance(loader, DevicePrefetcher) else prefetch(loader, config, device)
+        return measure(model, batches, config)
+
+
+def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) -> Score:
+    """Measure a model as :func:`evaluate` does, among ranks that have joined."""
+    was_training = model.training
+    model.eval()
+    score = Score(batches.device)
+    with torch.no_grad():
+        share_buffers(model)
+        for batch in batches:
+            images, labels = images_and_labels(batch)
+            with autocast(batches.device, config.precision):
+                outputs = model(images)
+                losses = nn.functional.cross_entropy(outputs, labels, reduction="none")
+            last = batch[-1]
+            is_mask = isinstance(last, torch.Tensor) and last.dtype == torch.bool
+            score.add(losses, outputs, labels, last if is_mask else None)
+        score = score.over_ranks()
+    model.train(was_training)
+    if not score.num_images:
+        raise ValueError("there is nothing to evaluate: the loader yielded no samples, or marked all as repeated")
+    return score
+
+
+def prefetch(loader: Iterable[Any], config: TrainConfig, device: torch.device) -> DevicePrefetcher:
+    """Return a loader whose images arrive on the device, normalised."""
+    return DevicePrefetcher(loader, device, normalize=(config.mean, config.std), channels_last=config.channels_last)
+
+
+def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the first two fields of a batch."""
+    fields = batch if isinstance(batch, (tuple, list)) else ()
+    if len(fields) < 2 or not all(isinstance(field, torch.Tensor) for field in fields[:2]):
+        found = f"{type(batch).__name__} of {', '.join(type(field).__name__ for field in fields) or 'something else'}"
+        raise TypeError(f"batches must start with a tensor of images and one of labels, got a {found}")
+    return fields[0], fields[1]
+
+
+def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
+    """Warn, on rank 0, if a validation loader repeats samples without marks.
+
+    Args:
+        loader: The loader, which may be wrapped in others such as DevicePrefetcher.
+        world: This rank.
+        stacklevel: The line that the warning names, as in ``warnings.warn``.
+    """
+    if world.rank != 0:
+        return
+    while not hasattr(loader, "dataset") and hasattr(loader, "loader"):
+        loader = loader.loader
+    num_samples, num_ranks, padded_by = _find_padding(loader)
+    if num_samples % num_ranks:
+        warnings.warn(
+            f"the score on {num_samples} validation samples is not exact: so that all {num_ranks} ranks have equally "
+            f"many, {padded_by} repeats {-num_samples % num_ranks} of them, which count twice. Use "
+            "shardio.DataLoader, and pass remainder='mask' to the ShardDataset, or to sampler=EpochSampler(dataset, "
+            "shuffle=False)",
+            RuntimeWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _find_padding(loader: Any) -> tuple[int, int, str]:
+    """Return how many samples are padded to a multiple of how many ranks, and by what; 0 of 1 without padding."""
+    dataset: Any = getattr(loader, "dataset", None)
+    sampler: Any = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler):  # EpochSampler is one.
+        sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    for order in (dataset, sampler):
+        policy = getattr(order, "remainder", None)
+        if policy == "pad" and not getattr(loader, "drop_last", False):
+            return order.num_all_samples, order.world().world_size, f"{type(order).__name__} with remainder='pad'"
+        if policy is not None:
+            return 0, 1, ""
+    if isinstance(sampler, DistributedSampler) and not sampler.drop_last:
+        return len(dataset), sampler.num_replicas, type(sampler).__name__
+    return 0, 1, ""

@@ -1,0 +1,171 @@
+"""One run at a time writes into a directory, and no run replaces another one by mistake."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardio
+from shardio.errors import BusyError, StateError
+from shardio.train import load_checkpoint, train
+from shardio.train.directory import claimed
+from tests.files import read_files
+from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, make_config, make_loader, make_model
+
+ROOT = Path(shardio.__file__).parents[1]
+
+TRAIN_AND_WAIT = """
+import multiprocessing, sys
+from pathlib import Path
+from shardio.train import Callback, train
+from tests.train.runs import make_config, make_loader, make_model
+
+class Wait(Callback):
+    num_epochs = 0
+
+    def on_epoch(self, result):
+        self.num_epochs = result.epoch + 1
+
+    def on_batch(self, batch):
+        if self.num_epochs == 1:  # There is a checkpoint.
+            print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
+            sys.stdin.read()
+
+loader = make_loader(Path(sys.argv[1]), torchs=True, num_workers=1)
+loader.multiprocessing_context = "fork"
+train(make_model(), loader, make_config(Path(sys.argv[2])), callbacks=[Wait()])
+"""
+
+pytestmark = pytest.mark.usefixtures("no_report")
+
+
+def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed: Path, tmp_path: Path) -> None:
+    """Even while a worker process that the killed run forked still exists."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAIN_AND_WAIT, str(packed), str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    ) as first:
+        assert first.stdout is not None
+        worker = int(first.stdout.readline())
+        try:
+            os.kill(worker, signal.SIGSTOP)
+            before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+            holder = f"process {first.pid} on {socket.gethostname()}"
+            for options in ({}, {"resume": False}, {"epochs": 1}):
+                message = f"{re.escape(str(tmp_path))} is in use: {holder} is training there"
+                with pytest.raises(BusyError, match=message):
+                    train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, **options))
+            assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+            first.kill()
+            first.wait()
+            train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path))
+            os.kill(worker, 0)  # It still exists.
+        finally:
+            os.kill(worker, signal.SIGKILL)
+    state = load_checkpoint(tmp_path / "last.pt")
+    assert [result["epoch"] for result in state["results"]] == list(range(EPOCHS))
+    assert state["step"]["num_taken"] == EPOCHS * STEPS_PER_EPOCH
+
+
+def test_a_copy_of_the_directory_does_not_release_the_lock(tmp_path: Path) -> None:
+    with claimed(tmp_path / "run"):
+        shutil.copytree(tmp_path / "run", tmp_path / "backup")
+        with pytest.raises(BusyError), claimed(tmp_path / "run"):
+            pass
+    with claimed(tmp_path / "run"):
+        pass
+
+
+def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a directory that cannot be created, because a file is in its place."""
+    (tmp_path / "file").write_bytes(b"")
+    outcomes = list[Any]()
+
+    def gather(outcome: Any) -> list[Any]:
+        outcomes.append(outcome)
+        return outcomes
+
+    monkeypatch.setattr("shardio.train.ranks.gather", gather)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in range(2):
+        monkeypatch.setenv("RANK", str(rank))
+        with pytest.raises(NotADirectoryError), claimed(tmp_path / "file" / "run"):
+            pass
+    assert [type(outcome) for outcome in outcomes] == [NotADirectoryError, list]
+
+
+def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even though the holder's name cannot be written."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", refuse)
+        with (
+            claimed(tmp_path),
+            pytest.raises(BusyError, match="another process is training there"),
+            claimed(tmp_path),
+        ):
+            pass
+    with claimed(tmp_path):
+        pass
+
+
+def test_without_locks_a_warning_is_logged_and_training_works(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with caplog.at_level(logging.WARNING, "shardio"):
+        assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))) == 1
+    assert f"{tmp_path} is on a file system without locks" in caplog.text
+
+
+@pytest.mark.parametrize("kept", [["best.pt", "log.jsonl"], ["best.pt"], ["log.jsonl"]])
+def test_a_run_without_its_last_checkpoint_is_not_replaced_silently(
+    packed: Path, tmp_path: Path, kept: list[str]
+) -> None:
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
+    for path in tmp_path.iterdir():
+        if path.is_file() and path.name not in kept:
+            path.unlink()
+    before = read_files(tmp_path)
+    with pytest.raises(StateError, match=r"of an earlier run, but no last\.pt to resume from: restore last\.pt"):
+        train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2))
+    assert {name: content for name, content in read_files(tmp_path).items() if name in kept} == before
+    assert len(train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, resume=False))) == 1
+
+
+def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_path: Path) -> None:
+    """One of the first epoch and the same settings is: a run that is killed before its first last.pt leaves it."""
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    (tmp_path / "last.pt").unlink()
+    with pytest.raises(StateError, match=r"contains best\.pt of an earlier run"):
+        train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, lr=0.123))
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+
+
+def test_ranks_that_see_different_directories_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shardio.train import directory
+
+    monkeypatch.setattr(directory, "gather", lambda found: [found, not found])
+    with pytest.raises(StateError, match=r"only some ranks see .*last\.pt: use a directory that all ranks share"):
+        directory.prepare_directory(tmp_path, make_config(tmp_path))
