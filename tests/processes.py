@@ -50,7 +50,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, or a module after ``-m``, as ``python`` does; return its exit status and its output.
 
-    Python's own options are missing. Call ``prepare`` before, in the process of the script.
+    Python's own options are missing. Call ``prepare`` first, in the process of the script.
     """
     command = list(map(str, arguments))
     environment = dict(os.environ if environment is None else environment)
