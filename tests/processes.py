@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from multiprocessing import get_context, set_start_method
+from multiprocessing import forkserver, get_context, set_start_method
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ def forkserver_context() -> ForkServerContext:
     """Return the context whose processes have imported torch and shardio, and have run nothing else."""
     context = get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
+    forkserver.ensure_running()
     return context
 
 
