@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
-from multiprocessing import get_context, set_start_method
+from multiprocessing import forkserver, get_context, set_start_method
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +28,7 @@ def forkserver_context() -> ForkServerContext:
     """Return the context whose processes have imported torch and shardio, and have run nothing else."""
     context = get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
+    forkserver.ensure_running()
     return context
 
 
@@ -50,7 +51,7 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script, or a module after ``-m``, as ``python`` does; return its exit status and its output.
 
-    Python's own options are missing. Call ``prepare`` before, in the process of the script.
+    Python's own options are missing. Call ``prepare`` first, in the process of the script.
     """
     command = list(map(str, arguments))
     environment = dict(os.environ if environment is None else environment)

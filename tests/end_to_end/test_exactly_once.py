@@ -1,4 +1,4 @@
-"""Real ranks and workers: twenty random combinations, and gloo process groups."""
+"""Real ranks and workers: random combinations, and gloo process groups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("case", range(20))
+@pytest.mark.parametrize("case", range(12))
 def test_random_combinations_cover_the_epoch(case: int, folder: Path, tmp_path: Path) -> None:
     draw = random.Random(case)
     world_size, num_workers, batch_size = draw.randint(1, 4), draw.randint(0, 3), draw.randint(1, 17)
@@ -33,30 +33,29 @@ def test_random_combinations_cover_the_epoch(case: int, folder: Path, tmp_path: 
     shardio.pack(folder, tmp_path / "out", max_shard_samples=draw.randint(1, 70), shuffle_seed=case)
     expected = list(ShardDataset(tmp_path / "out", fields="key"))
     order: dict[str, Any] = {"lanes": draw.randint(1, 5), "window": draw.randint(1, 30)} if shuffle else {}
-    for epoch in range(2):
-        coverage = Coverage()
-        for rank in range(world_size):
-            dataset = ShardDataset(
-                tmp_path / "out",
-                fields="key",
-                shuffle=shuffle,
-                seed=case,
-                remainder=remainder,  # type: ignore[arg-type]  # one of the four
-                batch_size=batch_size,
-                rank=rank,
-                world_size=world_size,
-                **order,
-            )
-            dataset.set_epoch(epoch)
-            loader = make_loader(dataset, batch_size=batch_size, num_workers=num_workers)
-            record(loader, coverage, rank=rank, key=_valid if remainder == "mask" else None)
-        wanted = ExpectedSamples.of_keys(
-            expected,
-            num_repeats=-len(expected) % world_size if remainder == "pad" else 0,
-            num_missing=len(expected) % (world_size * batch_size) if remainder == "drop" else 0,
+    coverage = Coverage()
+    for rank in range(world_size):
+        dataset = ShardDataset(
+            tmp_path / "out",
+            fields="key",
+            shuffle=shuffle,
+            seed=case,
+            remainder=remainder,  # type: ignore[arg-type]  # one of the four
+            batch_size=batch_size,
+            rank=rank,
+            world_size=world_size,
+            **order,
         )
-        make_report(coverage, wanted).raise_if_wrong()
-        assert len(expected) == 62
+        dataset.set_epoch(case % 3)
+        loader = make_loader(dataset, batch_size=batch_size, num_workers=num_workers)
+        record(loader, coverage, rank=rank, key=_valid if remainder == "mask" else None)
+    wanted = ExpectedSamples.of_keys(
+        expected,
+        num_repeats=-len(expected) % world_size if remainder == "pad" else 0,
+        num_missing=len(expected) % (world_size * batch_size) if remainder == "drop" else 0,
+    )
+    make_report(coverage, wanted).raise_if_wrong()
+    assert len(expected) == 62
 
 
 def _valid(batch: Any) -> list[str]:
@@ -67,8 +66,9 @@ def deliver(rank: int, world_size: int, packed: str, rendezvous: str, context: s
     """Be one rank: build the dataset before the process group, then load an epoch."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    ours = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context)
-    torchs = TorchLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=context)
+    num_workers = 1 if context == "spawn" else 2  # Spawned ones start slowly: each imports torch.
+    ours = DataLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
+    torchs = TorchLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
     for name, loader in (("ours", ours), ("torchs", torchs)):
         queue.put((name, rank, [list(batch) for batch in loader]))
     torch.distributed.barrier()

@@ -156,7 +156,7 @@ class Plan:
     old: Group
     num_batches: int
     new: Group
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...]
     num_epochs: int = 0
 
 
@@ -165,19 +165,20 @@ PLANS = {
         old=Group(world_size=2, batch_size=5, num_workers=2, context="fork"),
         num_batches=3,
         new=Group(world_size=3, batch_size=4, num_workers=1, context="fork", persistent_workers=True),
+        kinds=("shards keep", "by number mask"),
         num_epochs=2,
     ),
-    "spawn, then no workers": Plan(
-        old=Group(world_size=3, batch_size=2, num_workers=1, context="spawn"),
+    "forkserver, then no workers": Plan(
+        old=Group(world_size=3, batch_size=2, num_workers=1, context="forkserver"),
         num_batches=7,
         new=Group(world_size=2, batch_size=7, num_workers=0),
-        kinds=("shards keep", "by number mask"),
+        kinds=("shards mask", "by number keep"),
         num_epochs=1,
     ),
-    "no workers, then forkserver": Plan(
+    "no workers, then fork": Plan(
         old=Group(world_size=1, batch_size=9, num_workers=0),
         num_batches=2,
-        new=Group(world_size=2, batch_size=3, num_workers=2, context="forkserver"),
+        new=Group(world_size=2, batch_size=3, num_workers=2, context="fork"),
         kinds=("shards mask", "by number keep"),
     ),
 }

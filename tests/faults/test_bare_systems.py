@@ -59,9 +59,14 @@ def test_without_shared_memory_files_all_but_torchs_workers_work(packed: Path, i
         assert "writable /dev/shm" in line
 
 
-@pytest.mark.parametrize("make", [shardio.ShardDataset, shardio.ShardMapDataset, shardio.ImageFolder])
 @pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2}, {"num_workers": 1, "collate_fn": torch.utils.data.default_collate}]
+    ("make", "options"),
+    [
+        (shardio.ShardMapDataset, {}),
+        (shardio.ShardDataset, {"num_workers": 2}),
+        (shardio.ImageFolder, {"num_workers": 2}),
+        (shardio.ShardDataset, {"num_workers": 1, "collate_fn": torch.utils.data.default_collate}),
+    ],
 )
 def test_a_run_outlives_its_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], Any], options: dict[str, Any]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from shardio.sample import Sample
 from shardio.shards import write_shard
+from tests.processes import run_python
 
 NUM_SAMPLES = 8000
 
@@ -64,8 +63,7 @@ def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> N
     tar = tmp_path / "shard-000000.tar"
     write_shard(tar, (Sample(key=f"{i:04d}", fields={"txt": b"%d" % i}, origin="") for i in range(NUM_SAMPLES)))
     (tmp_path / "read.py").write_text(SCRIPT)
-    command = [sys.executable, str(tmp_path / "read.py"), str(tar)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(tmp_path / "read.py", tar)
     assert done.returncode == 0, (done.returncode, done.stderr)
     found = json.loads(done.stdout)
     assert len(found) == 8

@@ -29,18 +29,15 @@ def sample_of(batches: Batches, number: int) -> str:
     return key
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_two_deaths_over_the_same_batch_are_survived(
-    data: Data, expected: Expected, modules: Path, num_workers: int
-) -> None:
+def test_two_deaths_over_the_same_batch_are_survived(data: Data, expected: Expected, modules: Path) -> None:
     install_poison(modules, sample_of(expected["shards"][0], 3), 2)
-    loader = make_loader(data, "shards", num_workers)
+    loader = make_loader(data, "shards", 3)
     with told_of_deaths():
         assert batches_of(loader) == expected["shards"][0]
     assert len(list(modules.glob("death-*"))) == loader.stats().num_worker_restarts == 2
 
 
-@pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (1, 3), (3, 1), (6, 4)])
+@pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (3, 4)])
 def test_a_sample_that_always_kills_its_host_is_named(
     data: Data, expected: Expected, modules: Path, num_workers: int, number: int
 ) -> None:
@@ -59,7 +56,7 @@ def test_a_sample_that_always_kills_its_host_is_named(
     assert len(list(modules.glob("death-*"))) in (3, 4)
 
 
-@pytest.mark.parametrize(("num_hosts", "number"), [(1, 0), (1, 2), (1, 5), (2, 3)])
+@pytest.mark.parametrize(("num_hosts", "number"), [(1, 0), (2, 3)])
 def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
     data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int, number: int
 ) -> None:

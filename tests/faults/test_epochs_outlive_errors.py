@@ -13,7 +13,7 @@ import torch
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset
 from tests.device.late_stream import prefetch_late
 from tests.faults.damage import BAD, BATCH_SIZE, NUM_SAMPLES, Subject, fill_with_noise, order_of
-from tests.faults.hosts import DEADLINE_S, Batches, Kind, batches_of, plain
+from tests.faults.hosts import DEADLINE_S, Batches, batches_of, plain
 
 WAYS: dict[str, dict[str, Any]] = {
     "this process": {"num_workers": 0},
@@ -48,9 +48,8 @@ def good_batches(subject: Subject) -> Batches:
     ]
 
 
-@pytest.mark.parametrize("kind", ["shards", "map"])
-def test_the_rest_of_the_epoch_comes_on_all_ways(tmp_path: Path, kind: Kind) -> None:
-    subject = Subject(tmp_path, kind)
+def test_the_rest_of_the_epoch_comes_on_all_ways(tmp_path: Path) -> None:
+    subject = Subject(tmp_path, "shards")
     expected = good_batches(subject)
     num_failing = NUM_SAMPLES // BATCH_SIZE - len(expected)
     assert 1 < num_failing <= len(BAD)
@@ -65,11 +64,10 @@ def test_the_rest_of_the_epoch_comes_on_all_ways(tmp_path: Path, kind: Kind) -> 
             assert loader.state_dict()["position"] == NUM_SAMPLES, decoder_name
 
 
-@pytest.mark.parametrize("kind", ["shards", "map"])
-def test_a_batch_that_failed_counts_when_the_next_is_asked_for(tmp_path: Path, kind: Kind) -> None:
-    subject = Subject(tmp_path, kind, {13: fill_with_noise})
+def test_a_batch_that_failed_counts_when_the_next_is_asked_for(tmp_path: Path) -> None:
+    subject = Subject(tmp_path, "map", {13: fill_with_noise})
     whole = good_batches(subject)
-    stop = next(place for place, numbers in enumerate(order_of(kind)) if 13 in numbers)
+    stop = next(place for place, numbers in enumerate(order_of("map")) if 13 in numbers)
     for decoder_name, options in WAYS.items():
         loader = subject.loader(**options)
         batches = iter(loader)

@@ -19,9 +19,6 @@ from tests.faults.hosts import (
     wait_until,
 )
 
-persistent_or_not = pytest.mark.parametrize("persistent", [False, True])
-
-
 SCRIPT = """
 import ctypes, os, sys, time
 from pathlib import Path
@@ -83,10 +80,8 @@ class Script:
         return self.process.returncode, said
 
 
-@persistent_or_not
-def test_the_interpreter_exits_with_loaders_in_all_states(data: Data, tmp_path: Path, persistent: bool) -> None:
-    ending = "persistent" if persistent else "end"
-    assert Script(data, tmp_path, ending, "-W", "error", "-X", "dev").end() == (0, "")
+def test_the_interpreter_exits_with_loaders_in_all_states(data: Data, tmp_path: Path) -> None:
+    assert Script(data, tmp_path, "persistent", "-W", "error", "-X", "dev").end() == (0, "")
 
 
 def test_exit_in_the_loop(data: Data, tmp_path: Path) -> None:
@@ -101,9 +96,8 @@ def test_an_exception_that_nobody_catches(data: Data, tmp_path: Path) -> None:
     assert "Exception ignored" not in said
 
 
-@persistent_or_not
-def test_ctrl_c(data: Data, tmp_path: Path, persistent: bool) -> None:
-    script = Script(data, tmp_path, "wait persistent" if persistent else "wait", "-W", "error", "-X", "dev")
+def test_ctrl_c(data: Data, tmp_path: Path) -> None:
+    script = Script(data, tmp_path, "wait", "-W", "error", "-X", "dev")
     time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
     os.killpg(script.process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
     code, said = script.end()

@@ -11,7 +11,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from itertools import islice
-from multiprocessing import resource_tracker
 from typing import Any
 
 import pytest
@@ -31,8 +30,7 @@ from tests.faults.hosts import (
     plain,
 )
 from tests.files import count_open_files
-
-persistent_or_not = pytest.mark.parametrize("persistent", [False, True])
+from tests.processes import forkserver_context
 
 
 def take_stock() -> dict[str, Any]:
@@ -44,7 +42,7 @@ def take_stock() -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(data: Data) -> Iterator[None]:
     batches_of(make_loader(data))  # What torch starts once is no loader's.
-    resource_tracker.ensure_running()  # Nor is what multiprocessing does.
+    forkserver_context()  # Nor is what multiprocessing does.
     before = take_stock()
     num_threads = count_threads()  # Some may be about to end.
     yield
@@ -53,7 +51,7 @@ def _nothing_is_left(data: Data) -> Iterator[None]:
     assert before["hosts"] == []
 
 
-@persistent_or_not
+@pytest.mark.parametrize("persistent", [False, True])
 def test_break(data: Data, persistent: bool) -> None:
     loader = make_loader(data, "shards", 2, persistent_workers=persistent)
     for batch in loader:  # noqa: B007  # it is used after the loop
@@ -93,9 +91,8 @@ def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, mo
         copy.close()
 
 
-@persistent_or_not
-def test_an_exception_in_the_loop(data: Data, persistent: bool) -> None:
-    loader = make_loader(data, "map", 1, persistent_workers=persistent)
+def test_an_exception_in_the_loop(data: Data) -> None:
+    loader = make_loader(data, "map", 1, persistent_workers=True)
 
     def train() -> None:
         for _ in loader:
@@ -103,7 +100,7 @@ def test_an_exception_in_the_loop(data: Data, persistent: bool) -> None:
 
     with pytest.raises(ZeroDivisionError):
         train()
-    assert len(find_hosts()) == (1 if persistent else 0)
+    assert len(find_hosts()) == 1
     assert len(batches_of(loader)) == 6
 
 
@@ -117,11 +114,10 @@ def test_iterators_that_are_never_advanced(data: Data) -> None:
         assert find_hosts() == []
 
 
-@persistent_or_not
-def test_a_loader_in_a_reference_cycle(data: Data, persistent: bool) -> None:
+def test_a_loader_in_a_reference_cycle(data: Data) -> None:
     gc.disable()
     try:
-        loader: Any = make_loader(data, "shards", 1, persistent_workers=persistent)
+        loader: Any = make_loader(data, "shards", 1, persistent_workers=True)
         loader.trainer = {"loader": loader, "iterator": (iterator := iter(loader)), "batch": next(iterator)}
         del loader, iterator
         assert len(find_hosts()) == 1
@@ -132,9 +128,9 @@ def test_a_loader_in_a_reference_cycle(data: Data, persistent: bool) -> None:
     assert count_mapped_slots() == 0
 
 
-def test_fifty_loaders_leave_nothing(data: Data) -> None:
+def test_many_loaders_leave_nothing(data: Data) -> None:
     kept = []
-    for number in range(50):
+    for number in range(11):
         loader = make_loader(data, ("shards", "map")[number % 2], 1, persistent_workers=number % 4 < 2)
         iterator = iter(loader)
         kept = list(islice(iterator, number % 3))
@@ -147,10 +143,9 @@ def send_back(loader: DataLoader, end: Any) -> None:
     end.send(batches_of(loader))
 
 
-@persistent_or_not
-def test_a_loader_is_pickled_after_use(data: Data, persistent: bool) -> None:
+def test_a_loader_is_pickled_after_use(data: Data) -> None:
     """Its copy starts hosts of its own, where it is."""
-    loader = make_loader(data, "map", 1, persistent_workers=persistent)
+    loader = make_loader(data, "map", 1, persistent_workers=True)
     iterator = iter(loader)
     first = plain(next(iterator))
     copied = pickle.loads(pickle.dumps(loader))
@@ -161,12 +156,12 @@ def test_a_loader_is_pickled_after_use(data: Data, persistent: bool) -> None:
     assert [first, *map(plain, iterator)] == batches
 
 
-def test_a_loader_is_handed_to_a_spawned_process_after_use(data: Data) -> None:
+def test_a_loader_is_handed_to_another_process_after_use(data: Data) -> None:
     loader = make_loader(data, "map", 1, persistent_workers=True)
     batches = batches_of(loader)
     loader.set_epoch(0)
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=send_back, args=(loader, theirs))
+    process = forkserver_context().Process(target=send_back, args=(loader, theirs))
     process.start()
     try:
         assert ours.poll(DEADLINE_S)
