@@ -25,7 +25,7 @@ from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.order import Cursor, EpochOrder, Remainder, Split, Words, check_epoch, choose_settings, iterate_steps
 from shardio.reading import SampleReader, Verify
-from shardio.shards import Source, open_table
+from shardio.shards import DatasetSource, open_table
 from shardio.torch_modes import own_tensors
 from shardio.world import CarriedWorld, World, find_worker
 
@@ -76,7 +76,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Source,
+        source: DatasetSource,
         *,
         fields: Fields = ("image", "label"),
         shuffle: bool = False,

@@ -1,4 +1,4 @@
-"""How tar members are named, and what is a sample's key and what a field: WebDataset's convention.
+"""How tar members are named, and which part is the key and which the field: WebDataset's convention.
 
 A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name.
 Members of one sample are adjacent.
@@ -20,7 +20,7 @@ IMAGE_FORMATS = {
     "tif": "TIFF",
     "tiff": "TIFF",
 }
-"""The fields that hold an image, and the format that each name promises, as Pillow calls it."""
+"""The fields that hold an image, and the format that each name promises, by Pillow's name."""
 
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that hold an image."""
@@ -30,7 +30,7 @@ _JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
 _FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")
 
 OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES))
-"""Suffixes of picture formats that are neither packed nor read."""
+"""Suffixes of image formats that are neither packed nor read."""
 
 LABEL_FIELD = "cls"
 """The field that holds a sample's label, in ASCII digits."""
@@ -40,7 +40,7 @@ _META_NAME = re.compile(r"__[^/]*__(/|$)")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into key and field; None if WebDataset would not read the member.
+    """Split a member's name into key and field; return None if WebDataset would not read the member.
 
     >>> split_name("cats/0001.JPG")
     ('cats/0001', 'jpg')
@@ -60,17 +60,17 @@ def join_name(key: str, field: str) -> str:
 
 
 def describe_other_images(paths: Iterable[Path]) -> str:
-    """Return how many pictures there are among files that are left out, by their names; "" if there are none."""
+    """Describe the images among files that are left out, by their names; return "" if there are none."""
     counts = Counter(path.suffix.lower() for path in paths if path.suffix[1:].lower() in OTHER_IMAGES)
     if not counts:
         return ""
     return (
-        f"left out {', '.join(f'{number} {suffix}' for suffix, number in sorted(counts.items()))}; images are files "
-        f"named .{', .'.join(IMAGE_FIELDS)}: rename or convert the others"
+        f"left out {', '.join(f'{count} {suffix}' for suffix, count in sorted(counts.items()))}; only "
+        f".{', .'.join(IMAGE_FIELDS)} files are read as images: rename or convert the others"
     )
 
 
 def is_added_by_macos(name: str) -> bool:
-    """Say whether a file is one that macOS adds to others: AppleDouble files (``._x.jpg``) and ``.DS_Store``."""
+    """Return whether macOS added a file to others: AppleDouble files (``._x.jpg``) and ``.DS_Store``."""
     name = name.rpartition("/")[2]
     return name.startswith("._") or name == ".DS_Store"

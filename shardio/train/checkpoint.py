@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 
 from shardio.errors import FormatError
-from shardio.storage import write_whole
+from shardio.whole_writes import write_whole
 
 FORMAT = 1
 """Raised when files of before cannot be read any more."""

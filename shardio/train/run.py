@@ -14,7 +14,6 @@ from torch import nn
 
 from shardio.device import DevicePrefetcher
 from shardio.errors import NonFiniteLossError, StateError
-from shardio.storage import PARTIAL_SUFFIX
 from shardio.train.callbacks import Callback
 from shardio.train.checkpoint import BEST, LAST, check_parts, load_checkpoint, save_checkpoint
 from shardio.train.config import TrainConfig
@@ -27,6 +26,7 @@ from shardio.train.ranks import gather
 from shardio.train.schedules import Schedule
 from shardio.train.seeds import load_random_states, random_states, seed_everything
 from shardio.train.step import TrainStep
+from shardio.whole_writes import PARTIAL_SUFFIX
 from shardio.world import World
 
 FOR_LOADING, FOR_STEPS = 1, 2

@@ -18,7 +18,7 @@ from shardio.reading import SampleReader
 from shardio.shards import ShardTable, open_table
 from shardio.storage.descriptors import MAX_DESCRIPTORS
 from tests.files import count_open_files
-from tests.tars import read_with_webdataset, write_tar
+from tests.tars import paths_of, read_with_webdataset, write_tar
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def test_samples_are_numbered_in_manifest_order(packed: Path) -> None:
     reader = SampleReader(table)
     samples = reader.read(np.arange(21), ["cls", "jpg"])
     reader.close()
-    assert [(s.key, dict(s.fields)) for s in samples] == read_with_webdataset(*table.tars)
+    assert [(s.key, dict(s.fields)) for s in samples] == read_with_webdataset(*paths_of(table.tars))
 
 
 @given(st.lists(st.integers(0, 20), max_size=40))
 @settings(deadline=None)
 def test_samples_come_in_the_order_asked_for_also_repeated(packed: Path, asked: list[int]) -> None:
     table = open_table(packed)
-    expected = read_with_webdataset(*table.tars)
+    expected = read_with_webdataset(*paths_of(table.tars))
     reader = SampleReader(table)
     samples = reader.read(numbers(*asked), ["jpg", "cls"])
     reader.close()
@@ -150,9 +150,10 @@ def test_a_tar_that_is_cut_while_it_is_read_names_sample_shard_and_byte(packed: 
     table = open_table(copy)
     reader = SampleReader(table)
     reader.read(numbers(0), ["jpg"])
-    with table.tars[0].open("r+b") as file:
-        file.truncate(table.tars[0].stat().st_size // 2)
-    key = read_with_webdataset(*open_table(packed).tars)[4][0]
+    (tar, *_) = paths_of(table.tars)
+    with tar.open("r+b") as file:
+        file.truncate(tar.stat().st_size // 2)
+    key = read_with_webdataset(*paths_of(open_table(packed).tars))[4][0]
     with pytest.raises(SampleError, match=rf"sample {key} cannot be read from .*shard-000000\.tar at byte \d+"):
         reader.read(numbers(4), ["jpg"])
     reader.close()
@@ -161,7 +162,7 @@ def test_a_tar_that_is_cut_while_it_is_read_names_sample_shard_and_byte(packed: 
 def test_a_tar_that_was_cut_before_it_is_read_is_refused(packed: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(packed, tmp_path / "copy")
     table = open_table(copy)
-    with table.tars[1].open("r+b") as file:
+    with paths_of(table.tars)[1].open("r+b") as file:
         file.truncate(1024)
     reader = SampleReader(table)
     assert len(reader.read(numbers(0), ["jpg"])) == 1

@@ -15,9 +15,9 @@ import safetensors.numpy
 
 from shardio.errors import StaleIndexError
 from shardio.reading import SampleReader
-from shardio.shards import index_path, open_table
+from shardio.shards import open_table
 from tests.files import files_of_at_most
-from tests.tars import write_tar
+from tests.tars import index_of, paths_of, write_tar
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def forbid_writing_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_index_is_made_beside_the_tar(tar: Path, cache: Path) -> None:
-    assert open_table(tar).indexes == (tar.with_name("a.tar.idx"),)
+    assert paths_of(open_table(tar).indexes) == [index_of(tar)]
     assert sorted(path.name for path in tar.parent.iterdir()) == ["a.tar", "a.tar.idx"]
     assert not cache.exists()
 
@@ -63,11 +63,12 @@ def test_where_the_tar_lies_read_only_its_index_goes_to_the_cache(
     forbid_writing_in(tar.parent, monkeypatch)
     table = open_table(tar)
     assert list(tar.parent.iterdir()) == [tar]
-    assert cache / "shardio" in table.indexes[0].parents
+    (index,) = paths_of(table.indexes)
+    assert cache / "shardio" in index.parents
     assert table.manifest.num_samples == 50
-    made = table.indexes[0].stat().st_ino
+    made = index.stat().st_ino
     again = open_table(tar)
-    assert (again.indexes, again.indexes[0].stat().st_ino) == (table.indexes, made)
+    assert (again.indexes, index.stat().st_ino) == (table.indexes, made)
 
 
 def test_tars_of_one_name_have_indexes_of_their_own_in_the_cache(
@@ -84,10 +85,10 @@ def test_tars_of_one_name_have_indexes_of_their_own_in_the_cache(
 
 
 def test_both_places_hold_the_same_index(tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = open_table(tar).indexes[0].read_bytes()
+    beside = open_table(tar).indexes[0].read_whole()
     tar.with_name("a.tar.idx").unlink()
     forbid_writing_in(tar.parent, monkeypatch)
-    cached = open_table(tar).indexes[0]
+    (cached,) = paths_of(open_table(tar).indexes)
     assert cache in cached.parents
     assert cached.read_bytes() == beside
 
@@ -141,9 +142,18 @@ def test_a_change_that_the_file_system_hides_is_found_where_the_sample_is_read(
         reader.read(np.arange(4), ["txt"])
 
 
+def rewrite_header(index: Path, **values: object) -> None:
+    """Write an index again without its tar's version, as earlier versions of shardio did, and with other values."""
+    with safetensors.safe_open(index, framework="numpy") as file:
+        header = json.loads(file.metadata()["shardio"])
+    tensors = safetensors.numpy.load_file(index)
+    del header["version"]
+    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps({**header, **values})})
+
+
 @pytest.mark.parametrize("name", ["a.tar", "shard-000000.tar"])
-def test_an_index_of_an_earlier_version_is_made_again(tar: Path, name: str) -> None:
-    """It has no stamp. That it is none of pack's can be seen by the tar's name, or by the times of its members."""
+def test_an_index_of_unknown_version_is_created_again(tar: Path, name: str) -> None:
+    """The tar's name, or the times of its members, show that ``pack`` did not write it."""
     tar = tar.rename(tar.with_name(name))
     with tarfile.open(tar, "w") as file:
         for member, content in members(1, 2, 3, 4):
@@ -151,15 +161,24 @@ def test_an_index_of_an_earlier_version_is_made_again(tar: Path, name: str) -> N
             info.size, info.mtime = len(content), 1_700_000_000
             file.addfile(info, io.BytesIO(content))
     open_table(tar)
-    index = index_path(tar)
+    index = index_of(tar)
     new = index.read_bytes()
-    with safetensors.safe_open(index, framework="numpy") as file:
-        header = json.loads(file.metadata()["shardio"])
-    tensors = safetensors.numpy.load_file(index)
-    del header["mtime_ns"], header["inode"]
-    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps(header)})
+    rewrite_header(index)
     assert read_all(tar.parent) == {str(number): b"%03d" % number for number in (1, 2, 3, 4)}
     assert index.read_bytes() == new
+
+
+def test_an_index_that_records_the_tars_time_and_inode_stays_valid(tar: Path) -> None:
+    """Earlier versions of shardio wrote these instead of the version."""
+    open_table(tar)
+    status = tar.stat()
+    rewrite_header(index_of(tar), mtime_ns=status.st_mtime_ns, inode=status.st_ino)
+    old = index_of(tar).read_bytes()
+    assert open_table(tar).manifest.num_samples == 50
+    assert index_of(tar).read_bytes() == old
+    os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert open_table(tar).manifest.num_samples == 50
+    assert index_of(tar).read_bytes() != old
 
 
 def test_processes_that_index_a_changed_tar_at_once_agree(tar: Path) -> None:
@@ -190,6 +209,6 @@ def test_a_cache_folder_that_cannot_be_written_is_named(
 ) -> None:
     forbid_writing_in(tar.parent, monkeypatch)
     cache.touch()
-    with pytest.raises(OSError, match=r"the index of .*a\.tar cannot be written.* or point XDG_CACHE_HOME .*cache/"):
+    with pytest.raises(OSError, match=r"the index of .*a\.tar cannot be written.* or set XDG_CACHE_HOME .*cache/"):
         open_table(tar)
     assert list(tar.parent.iterdir()) == [tar]

@@ -13,7 +13,9 @@ import safetensors
 from shardio.errors import FormatError, SampleError
 from shardio.reading import SampleReader
 from shardio.sample import Sample
-from shardio.shards import Manifest, Shard, open_table, write_manifest, write_shard
+from shardio.shards import Manifest, open_table, write_manifest, write_shard
+from shardio.storage import parse_location
+from tests.tars import open_shard
 
 
 @pytest.fixture
@@ -22,8 +24,8 @@ def packed(tmp_path: Path) -> Path:
     shards = []
     for name, keys in (("a.tar", "AbcD"), ("b.tar", "ef")):
         samples = [Sample(key=key, fields={"cls": b"1", "txt": key.encode() * 30}, origin=key) for key in keys]
-        shards.append(write_shard(tmp_path / name, samples)[0])
-    write_manifest(tmp_path / "shardio.json", Manifest(shards=tuple(shards), fields=("cls", "txt")))
+        shards.append(write_shard(parse_location(tmp_path / name), samples)[0])
+    write_manifest(parse_location(tmp_path / "shardio.json"), Manifest(shards=tuple(shards), fields=("cls", "txt")))
     return tmp_path
 
 
@@ -69,7 +71,7 @@ def test_an_index_that_is_deep_is_refused(packed: Path) -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     (packed / "a.tar.idx").write_bytes(len(deep).to_bytes(8, "little") + deep)
     with pytest.raises(FormatError, match=r"a\.tar\.idx is not an index"):
-        Shard(packed / "a.tar", packed / "a.tar.idx")
+        open_shard(packed / "a.tar")
 
 
 def test_an_index_of_more_samples_than_fit_the_tar_is_refused(packed: Path) -> None:
@@ -89,7 +91,7 @@ def test_an_index_of_more_samples_than_fit_the_tar_is_refused(packed: Path) -> N
         out.write(len(content).to_bytes(8, "little") + content)
         out.truncate(out.tell() + begin)
     with pytest.raises(FormatError, match=rf"index .*a\.tar\.idx has {number} samples .* more than .*a\.tar can hold"):
-        Shard(packed / "a.tar", path)
+        open_shard(packed / "a.tar")
 
 
 def test_no_flipped_bit_of_an_index_changes_what_is_read_in_silence(packed: Path) -> None:

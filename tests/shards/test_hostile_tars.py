@@ -10,8 +10,10 @@ import pytest
 
 from shardio.errors import FormatError, SampleError
 from shardio.sample import Sample
-from shardio.shards import Shard, index_path, open_table, write_shard
+from shardio.shards import open_table, write_shard
 from shardio.shards.tar import END, MAX_MEMBER, find_name
+from shardio.storage import parse_location
+from tests.tars import index_of, open_file, open_shard
 
 
 def make_header(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.txt") -> bytes:
@@ -67,7 +69,7 @@ def test_a_tar_whose_headers_lie_is_refused(tmp_path: Path, content: bytes) -> N
     (tmp_path / "a.tar").write_bytes(content + END)
     with pytest.raises(FormatError, match=r"a\.tar"):
         open_table(tmp_path / "a.tar")
-    assert not index_path(tmp_path / "a.tar").exists()
+    assert not index_of(tmp_path / "a.tar").exists()
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,8 @@ def test_a_tar_whose_headers_are_right_is_read(tmp_path: Path, content: bytes) -
 def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
     """The name is looked for where a sample is not what was indexed."""
     (tmp_path / "a.tar").write_bytes(HOSTILE["pax-headers-in-a-row"] + END)
-    assert find_name(tmp_path / "a.tar", 3000 * 1024 + 512) is None
+    with open_file(tmp_path / "a.tar") as file:
+        assert find_name(file, 3000 * 1024 + 512) is None
 
 
 def test_a_member_that_is_too_large_is_refused_when_it_is_indexed(tmp_path: Path) -> None:
@@ -102,9 +105,9 @@ def test_a_field_that_an_index_says_is_too_large_is_refused_when_it_is_read(
 ) -> None:
     """Shards that were packed elsewhere have an index; the other fields of the sample are read."""
     fields = {"bin": b"12345678", "txt": b"1"}
-    write_shard(tmp_path / "a.tar", [Sample(key=key, fields=fields, origin="") for key in "ab"])
+    write_shard(parse_location(tmp_path / "a.tar"), [Sample(key=key, fields=fields, origin="") for key in "ab"])
     monkeypatch.setattr("shardio.shards.shard.MAX_MEMBER", 7)
-    with Shard(tmp_path / "a.tar", index_path(tmp_path / "a.tar")) as shard:
+    with open_shard(tmp_path / "a.tar") as shard:
         with pytest.raises(
             SampleError, match=r"field 'bin' of sample b in .*a\.tar at byte 2560 has 8 bytes, more than"
         ):

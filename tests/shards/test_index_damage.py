@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.sample import Sample
-from shardio.shards import Shard, write_shard
+from shardio.shards import write_shard
+from shardio.storage import parse_location
 from tests.files import count_open_files
+from tests.tars import open_shard
 
 Tensors = dict[str, NDArray[Any]]
 Header = dict[str, Any]
@@ -27,13 +29,13 @@ Damage = Callable[[Tensors, Header], object]
 def shard(tmp_path: Path) -> Path:
     """A tar of two samples with its index, of which a test spoils the latter."""
     samples = [Sample(key=key, fields={"jpg": key.encode() * 700, "cls": b"1"}, origin=key) for key in ("a", "bé")]
-    write_shard(tmp_path / "a.tar", samples)
+    write_shard(parse_location(tmp_path / "a.tar"), samples)
     return tmp_path / "a.tar"
 
 
 def assert_refused(tar: Path) -> None:
     with pytest.raises(FormatError, match=r"a\.tar\.idx"):
-        Shard(tar, tar.with_name("a.tar.idx"))
+        open_shard(tar)
 
 
 def rewrite(tar: Path, damage: Damage) -> None:
@@ -103,14 +105,14 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
 
 def test_another_format_is_called_so_whatever_else_it_has(shard: Path) -> None:
     rewrite(shard, lambda _, header: header.update({"format": 2, "colour": "red"}))
-    with pytest.raises(FormatError, match="has format 2, and this shardio reads 1: use the version of shardio that"):
-        Shard(shard, shard.with_name("a.tar.idx"))
+    with pytest.raises(FormatError, match="has format 2, but this shardio reads 1: use the version of shardio that"):
+        open_shard(shard)
 
 
 def test_an_index_that_is_only_written_again_is_read(shard: Path) -> None:
     """Else the test above would show nothing."""
     rewrite(shard, lambda *_: None)
-    with Shard(shard, shard.with_name("a.tar.idx")) as opened:
+    with open_shard(shard) as opened:
         assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]
 
 

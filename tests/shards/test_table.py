@@ -11,7 +11,8 @@ import pytest
 
 from shardio.errors import FormatError
 from shardio.reading import SampleReader
-from shardio.shards import Manifest, Source, open_table, write_manifest
+from shardio.shards import DatasetSource, Manifest, open_table, write_manifest
+from shardio.storage import parse_location
 from tests.files import count_open_files
 from tests.tars import write_tar
 
@@ -26,10 +27,10 @@ def tars(tmp_path: Path) -> Path:
     return folder
 
 
-def shard_names(source: Source) -> list[str]:
+def shard_names(source: DatasetSource) -> list[str]:
     table = open_table(source)
     assert [tar.name for tar in table.tars] == [shard.name for shard in table.manifest.shards]
-    assert all(tar.is_file() for tar in table.tars + table.indexes)
+    assert all(location.exists() for location in table.tars + table.indexes)
     return [tar.name for tar in table.tars]
 
 
@@ -41,7 +42,7 @@ def test_a_packed_directory_lists_shards_in_manifest_order(packed: Path, tmp_pat
     copy = shutil.copytree(packed, tmp_path / "copy")
     manifest = open_table(packed).manifest
     backwards = Manifest(shards=manifest.shards[::-1], fields=manifest.fields, classes=manifest.classes)
-    write_manifest(copy / "shardio.json", backwards)
+    write_manifest(parse_location(copy / "shardio.json"), backwards)
     assert shard_names(copy) == sorted((path.name for path in packed.glob("*.tar")), reverse=True)
 
 
@@ -100,7 +101,7 @@ def test_what_is_not_there_is_not_found(tars: Path, name: str) -> None:
 
 
 def test_a_directory_without_tars_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar: images must be packed"):
+    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar: pack the images first"):
         open_table(tmp_path)
 
 
@@ -124,18 +125,18 @@ def test_directories_in_a_list_are_refused_as_such(tmp_path: Path, pattern: list
     with pytest.raises(FileNotFoundError) as caught:
         open_table([name.format(tmp_path) for name in pattern])
     assert str(caught.value) == (
-        f"a list names tars and patterns of tars, and {tmp_path}/one and {tmp_path}/two are directories: pass one "
+        f"a list names tars and patterns of tars, but {tmp_path}/one and {tmp_path}/two are directories: pass one "
         "directory by itself, or list the tars in them"
     )
 
 
 def test_a_directory_in_a_list_is_refused_as_such(tars: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=re.escape(f"and {tars} is a directory: pass it by itself")):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"but {tars} is a directory: pass it by itself")):
         open_table([tars])
 
 
 def test_a_manifest_without_samples_is_refused(tmp_path: Path) -> None:
-    write_manifest(tmp_path / "shardio.json", Manifest(shards=()))
+    write_manifest(parse_location(tmp_path / "shardio.json"), Manifest(shards=()))
     with pytest.raises(FormatError, match=r"shardio\.json has no samples"):
         open_table(tmp_path)
 
@@ -247,7 +248,7 @@ def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> 
     with pytest.warns(RuntimeWarning) as warned:
         table = open_table(tmp_path)
     assert [str(warning.message) for warning in warned] == [
-        "skipped 18 files that macOS added (._* and .DS_Store): 16 in tars, and 2 beside them"
+        "skipped 18 files that macOS added (._* and .DS_Store): 16 in tars, and 2 next to them"
     ]
     samples = SampleReader(table).read(np.arange(table.manifest.num_samples), ["jpg", "cls"])
     assert [(sample.key, dict(sample.fields)) for sample in samples] == [
@@ -296,7 +297,7 @@ def test_empty_tars_are_no_copies(tars: Path) -> None:
 def test_a_manifest_that_lists_a_shard_twice_is_refused(packed: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(packed, tmp_path / "copy")
     shards = open_table(packed).manifest.shards
-    write_manifest(copy / "shardio.json", Manifest(shards=(*shards, shards[1])))
+    write_manifest(parse_location(copy / "shardio.json"), Manifest(shards=(*shards, shards[1])))
     with pytest.raises(FormatError, match=r"shardio\.json is damaged: it lists shard-000001\.tar twice"):
         open_table(copy)
 
@@ -320,7 +321,7 @@ def test_tars_in_capitals_are_read_and_hidden_ones_are_not(tars: Path) -> None:
 
 @pytest.mark.parametrize("source", ["", ["x.tar", ""]])
 def test_an_empty_name_is_not_the_working_directory(
-    tars: Path, monkeypatch: pytest.MonkeyPatch, source: Source
+    tars: Path, monkeypatch: pytest.MonkeyPatch, source: DatasetSource
 ) -> None:
     monkeypatch.chdir(tars)
     write_tar(tars / "x.tar", [("a.txt", b"")])
