@@ -18,8 +18,9 @@ from shardio.storage.store import FileStat, Location, ReplacedError
 class LocalFile:
     """A local file for positioned reads. Safe to share between threads and across a fork.
 
-    Its descriptor is one of the process's budget (:mod:`shardio.storage.descriptors`): it may be closed between reads
-    and opened again.
+    Its descriptor counts against the process's budget (:mod:`shardio.storage.descriptors`): it may be closed between
+    reads and opened again. Only then is the file compared with the one that was opened. Until then, a file that was
+    replaced is read as it was, and a file that is overwritten in place goes unnoticed.
 
     Raises:
         OSError: If the file cannot be opened, or is a directory.

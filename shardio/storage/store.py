@@ -1,4 +1,4 @@
-"""What a storage backend offers: Store and StoredFile; and Location, which names an object of a store.
+"""What a storage backend implements, Store and StoredFile; and Location, which names an object of a store.
 
 A backend is a class that implements both protocols, a line in :func:`shardio.storage.locations.parse_location`, and a
 line in the conformance suite, ``tests/storage/conftest.py``.
@@ -103,7 +103,7 @@ class Store(Protocol):
 
     @property
     def prefix(self) -> str:
-        """What stands before a key in messages, such as ``s3://bucket/``."""
+        """The text before a key in messages, such as ``s3://bucket/``."""
 
     def stat(self, key: str) -> FileStat:
         """Return what is known about an object."""
@@ -115,10 +115,10 @@ class Store(Protocol):
         """Return an object's content."""
 
     def is_folder(self, key: str) -> bool:
-        """Return whether a key is that of a folder."""
+        """Return whether a key is a folder's."""
 
     def list(self, key: str) -> list[str]:
-        """Return the names of what lies directly in a folder, sorted; a slash ends those of folders.
+        """Return the names of the objects and folders directly in a folder, sorted. A slash ends a folder's name.
 
         A folder that does not exist is empty.
         """
@@ -129,22 +129,22 @@ class Store(Protocol):
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:
         """Write an object, which appears whole when the block ends.
 
-        If the block raises, what was there before stays.
+        If the block raises, the store stays as it was.
         """
 
     def remove(self, key: str) -> None:
         """Remove an object; do nothing if there is none."""
 
     def can_write(self, key: str) -> bool:
-        """Return whether this process may write an object, as far as that can be known without trying."""
+        """Return whether this process may write an object, as far as the store can tell without trying."""
 
     def resolve(self, key: str) -> str:
-        """Return the one name among all that lead to the same key, such as a path without symbolic links."""
+        """Return the canonical form of a key, such as a path without symbolic links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where an object or a folder lies: a store and a key. Its string is what messages show.
+    """Where an object or a folder lies: a store and a key. Messages show its string.
 
     >>> from shardio.storage import parse_location
     >>> folder = parse_location("/data/train")
@@ -173,7 +173,7 @@ class Location:
         return self.store.prefix + self.key
 
     def exists(self) -> bool:
-        """Return whether there is an object; a folder is none."""
+        """Return whether there is an object. A folder is not one."""
         try:
             self.stat()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -217,5 +217,5 @@ class Location:
         return self.store.can_write(self.key)
 
     def resolve(self) -> str:
-        """Return the one name among all that lead here: see :meth:`Store.resolve`."""
+        """Return the canonical form of the key: see :meth:`Store.resolve`."""
         return self.store.resolve(self.key)

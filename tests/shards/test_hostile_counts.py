@@ -1,4 +1,4 @@
-"""Manifests and indexes that say what cannot be: refused at opening, before anything is made as large as they say."""
+"""Manifests and indexes with impossible counts: refused at opening, before any memory of that size is allocated."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ HOSTILE: dict[str, tuple[int, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("number", "values"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_manifest_whose_counts_cannot_be_is_refused(packed: Path, number: int, values: dict[str, object]) -> None:
+def test_a_manifest_with_impossible_counts_is_refused(packed: Path, number: int, values: dict[str, object]) -> None:
     rewrite(packed, number, **values)
     with pytest.raises(FormatError, match=r"shardio\.json"):
         open_table(packed)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000 + b"]" * 100_000, b'{"format": 1, "shards": [], "shards": []}'])
-def test_a_manifest_that_is_deep_or_ambiguous_is_refused(packed: Path, content: bytes) -> None:
+def test_a_deeply_nested_or_ambiguous_manifest_is_refused(packed: Path, content: bytes) -> None:
     (packed / "shardio.json").write_bytes(content)
     with pytest.raises(FormatError, match=r"shardio\.json cannot be read"):
         open_table(packed)
 
 
-def test_an_index_that_is_deep_is_refused(packed: Path) -> None:
+def test_a_deeply_nested_index_is_refused(packed: Path) -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     (packed / "a.tar.idx").write_bytes(len(deep).to_bytes(8, "little") + deep)
     with pytest.raises(FormatError, match=r"a\.tar\.idx is not an index"):
@@ -75,7 +75,7 @@ def test_an_index_that_is_deep_is_refused(packed: Path) -> None:
 
 
 def test_an_index_of_more_samples_than_fit_the_tar_is_refused(packed: Path) -> None:
-    """All of its tensors are as its header says, and its file is a hole."""
+    """Its tensors fit its header, and its file is sparse."""
     number, path = 2**33, packed / "a.tar.idx"
     with safetensors.safe_open(path, framework="numpy") as file:
         header = {**json.loads(file.metadata()["shardio"]), "num_samples": number}
@@ -94,20 +94,20 @@ def test_an_index_of_more_samples_than_fit_the_tar_is_refused(packed: Path) -> N
         open_shard(packed / "a.tar")
 
 
-def test_no_flipped_bit_of_an_index_changes_what_is_read_in_silence(packed: Path) -> None:
-    """Keys are in ASCII here, and short: of others a plain tar header does not hold the whole."""
+def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(packed: Path) -> None:
+    """Keys are short and in ASCII: a plain tar header does not hold other keys completely."""
     path, expected = packed / "a.tar.idx", read_all(packed)
     content, changed = path.read_bytes(), list[int]()
-    for place in range(len(content)):
+    for offset in range(len(content)):
         flipped = bytearray(content)
-        flipped[place] ^= 1 << (5 if chr(content[place]).isalpha() else place % 8)  # The case of letters, too.
+        flipped[offset] ^= 1 << (5 if chr(content[offset]).isalpha() else offset % 8)  # The case of letters, too.
         path.write_bytes(flipped)
         try:
             found = read_all(packed)
         except (FormatError, SampleError):
             continue
         if found != expected:
-            changed.append(place)
+            changed.append(offset)
     assert changed == []
     path.write_bytes(content)
     assert read_all(packed) == expected

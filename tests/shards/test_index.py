@@ -81,7 +81,7 @@ def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
     assert [whole[start : start + length] for start, length in ranges] == [content for _, content in members]
 
 
-def test_a_field_that_a_sample_lacks_is_nowhere(tmp_path: Path) -> None:
+def test_a_missing_field_has_no_range(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"a": {"jpg": b"1"}, "b": {"json": b"{}"}, "c": {"jpg": b"", "json": b""}})
     with open_shard(tmp_path / "a.tar") as shard:
         starts, stops, _ = shard.index.locate(np.arange(3), ("jpg", "json", "png"))
@@ -91,7 +91,7 @@ def test_a_field_that_a_sample_lacks_is_nowhere(tmp_path: Path) -> None:
         assert dict(shard.read(2, ["json", "jpg"]).fields) == {"jpg": b"", "json": b""}
 
 
-def test_fields_come_in_the_order_that_they_were_asked_for(tmp_path: Path) -> None:
+def test_fields_come_in_the_requested_order(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"a": {"x": b"1", "y": b"2", "z": b"3"}})
     with open_shard(tmp_path / "a.tar") as shard:
         assert list(shard.read(0, ["z", "x"]).fields.items()) == [("z", b"3"), ("x", b"1")]
@@ -106,7 +106,7 @@ def test_equal_samples_give_equal_tars_and_indexes(tmp_path: Path) -> None:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_a_shard_is_not_there_before_its_samples_are(tmp_path: Path) -> None:
+def test_a_shard_does_not_appear_before_its_samples_are_written(tmp_path: Path) -> None:
     def samples() -> Iterator[Sample]:
         for key in "ab":
             assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
@@ -116,7 +116,7 @@ def test_a_shard_is_not_there_before_its_samples_are(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.idx"]
 
 
-def test_a_shard_whose_samples_fail_is_not_there(tmp_path: Path) -> None:
+def test_a_shard_whose_samples_fail_does_not_appear(tmp_path: Path) -> None:
     def samples() -> Iterator[Sample]:
         yield Sample(key="a", fields={"jpg": b"1"}, origin="a")
         raise RuntimeError("no more")
@@ -155,7 +155,7 @@ def test_the_index_of_another_tar_of_the_same_size_is_stale(tmp_path: Path, othe
     assert_stale(tmp_path / "a.tar")
 
 
-def test_the_index_of_a_tar_that_was_cut_is_stale(tmp_path: Path) -> None:
+def test_the_index_of_a_truncated_tar_is_stale(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     write(path, {"a": {"jpg": b"1" * 3000}})
     with path.open("r+b") as file:
@@ -163,7 +163,7 @@ def test_the_index_of_a_tar_that_was_cut_is_stale(tmp_path: Path) -> None:
     assert_stale(path)
 
 
-def test_an_index_needs_not_lie_beside_its_tar(tmp_path: Path) -> None:
+def test_an_index_may_lie_apart_from_its_tar(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"a": {"jpg": b"1"}})
     (tmp_path / "elsewhere").mkdir()
     moved = (tmp_path / "a.tar.idx").rename(tmp_path / "elsewhere" / "x")

@@ -111,7 +111,7 @@ def test_a_manifest_with_wrong_values_is_refused(tmp_path: Path, damage: Callabl
 
 
 @pytest.mark.parametrize("stop", [0, 1, 20, 100, -3])
-def test_a_manifest_that_is_cut_is_refused(tmp_path: Path, stop: int) -> None:
+def test_a_truncated_manifest_is_refused(tmp_path: Path, stop: int) -> None:
     path = tmp_path / "shardio.json"
     write_manifest(parse_location(path), Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
     path.write_bytes(path.read_bytes()[:stop])
@@ -120,14 +120,14 @@ def test_a_manifest_that_is_cut_is_refused(tmp_path: Path, stop: int) -> None:
 
 
 @pytest.mark.parametrize("content", [b"[]", b"null", b"1", b'"text"', b"\xff\xfe\xfd", b"{} {}", b"{'format': 1}"])
-def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_file_than_a_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "shardio.json"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"shardio\.json"):
         read_manifest(parse_location(path))
 
 
-def test_what_is_wrong_in_a_manifest_is_said_with_its_place(tmp_path: Path) -> None:
+def test_an_error_names_the_damaged_part_of_a_manifest(tmp_path: Path) -> None:
     path = tmp_path / "shardio.json"
     path.write_text('{"format": 1, "shards": [{"name": "a.tar", "num_bytes": 1, "num_samples": 1}]}')
     with pytest.raises(FormatError, match=r"shards\.0\.digest: Field required"):
@@ -135,7 +135,7 @@ def test_what_is_wrong_in_a_manifest_is_said_with_its_place(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["../a.tar", "/etc/a.tar", "", "."])
-def test_a_manifest_names_no_shard_outside_of_its_directory(tmp_path: Path, name: str) -> None:
+def test_a_manifest_names_no_shard_outside_its_directory(tmp_path: Path, name: str) -> None:
     path = tmp_path / "shardio.json"
     write_manifest(parse_location(path), Manifest(shards=(entry(name="a.tar"),)))
     path.write_text(path.read_text().replace('"a.tar"', json.dumps(name)))

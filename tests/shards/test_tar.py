@@ -56,7 +56,7 @@ def test_a_shard_is_as_long_as_its_members_and_its_end(tmp_path: Path) -> None:
     assert (tmp_path / "a.tar").stat().st_size == expected + len(END)
 
 
-def test_a_shards_headers_hold_no_trace_of_when_and_by_whom(tmp_path: Path) -> None:
+def test_headers_hold_no_time_and_no_owner(tmp_path: Path) -> None:
     write_shard(parse_location(tmp_path / "a.tar"), [make_sample("a", jpg=b"1"), make_sample("ü" * 200, jpg=b"2")])
     with tarfile.open(tmp_path / "a.tar") as tar:
         for info in tar:
@@ -78,7 +78,7 @@ def test_a_scan_finds_every_member_where_tarfile_finds_it(tmp_path: Path, tar_fo
 
 
 @pytest.mark.parametrize("num_zeros", [1, 511, 10240, 3 << 20])
-def test_a_scan_hashes_also_the_zeros_that_follow_the_end(tmp_path: Path, num_zeros: int) -> None:
+def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros: int) -> None:
     path = tmp_path / "a.tar"
     write_tar(path, [("a.txt", b"abc")])
     with path.open("ab") as file:
@@ -90,7 +90,7 @@ def test_a_scan_hashes_also_the_zeros_that_follow_the_end(tmp_path: Path, num_ze
 
 # The second member's header lies at byte 1536, its content from 2048 to 3048, the end blocks from 3072.
 @pytest.mark.parametrize("stop", [1, 511, 512, 700, 1100, 1700, 2048, 2500, 3047], ids=lambda stop: f"byte-{stop}")
-def test_a_tar_that_is_cut_inside_a_member_is_refused(tmp_path: Path, stop: int) -> None:
+def test_a_tar_truncated_inside_a_member_is_refused(tmp_path: Path, stop: int) -> None:
     path = tmp_path / "cut.tar"
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
     path.write_bytes(path.read_bytes()[:stop])
@@ -98,8 +98,8 @@ def test_a_tar_that_is_cut_inside_a_member_is_refused(tmp_path: Path, stop: int)
         scan(path)
 
 
-def test_a_tar_that_is_cut_between_members_is_refused(tmp_path: Path) -> None:
-    """Its end is missing, which alone shows that members may be missing too."""
+def test_a_tar_truncated_between_members_is_refused(tmp_path: Path) -> None:
+    """Only the missing end shows that members may be missing, too."""
     path = tmp_path / "cut.tar"
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
     path.write_bytes(path.read_bytes()[:1536])
@@ -128,7 +128,7 @@ def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar at all", b"\xff" * 4096])
-def test_what_is_no_tar_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_file_than_a_tar_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"a\.tar is not a whole plain tar"):
@@ -136,8 +136,8 @@ def test_what_is_no_tar_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("num_zeros", [0, 9216, 2 << 20])
-def test_a_tar_that_goes_on_behind_its_end_is_refused(tmp_path: Path, num_zeros: int) -> None:
-    """As after cat a.tar b.tar: readers stop at the first end, and the second tar's samples would be lost."""
+def test_a_tar_that_continues_after_its_end_is_refused(tmp_path: Path, num_zeros: int) -> None:
+    """As after cat a.tar b.tar: readers stop at the first end and lose the second tar's samples."""
     path, second = tmp_path / "both.tar", tmp_path / "second.tar"
     write_tar(path, [("a.txt", b"a")])
     write_tar(second, [("b.txt", b"b")])
@@ -175,13 +175,13 @@ def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind:
 @pytest.mark.parametrize(
     ("kind", "name"), [(tarfile.SYMTYPE, "latest"), (tarfile.DIRTYPE, "v1.0"), (b"V", "backup.2024")]
 )
-def test_links_and_directories_that_are_no_field_are_passed_over(tmp_path: Path, kind: bytes, name: str) -> None:
+def test_links_and_directories_that_are_not_fields_are_skipped(tmp_path: Path, kind: bytes, name: str) -> None:
     write_tar_with(tmp_path / "a.tar", kind, name)
     assert [member.name for member in scan(tmp_path / "a.tar")[0]] == ["a.jpg"]
 
 
 def write_tar_with(path: Path, kind: bytes, name: str) -> None:
-    """Write a tar of one file, and one member of another kind that leads to it."""
+    """Write a tar of one file, and of one member of another kind that refers to it."""
     with tarfile.open(path, "w") as tar:
         info = tarfile.TarInfo("a.jpg")
         info.size = 3
