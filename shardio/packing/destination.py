@@ -15,10 +15,11 @@ from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
-    index_path,
+    index_location,
     write_manifest,
 )
-from shardio.storage import PARTIAL_SUFFIX, write_whole
+from shardio.storage import parse_location
+from shardio.whole_writes import PARTIAL_SUFFIX, write_whole
 
 LOCK_NAME = ".shardio-pack.lock"
 
@@ -84,7 +85,7 @@ def begin(dst: Path, plan: Plan) -> None:
             leftover.unlink()  # What a killed run was writing.
     note = dst / UNFINISHED_NAME
     if note.exists():
-        if note.read_text() != plan.digest:
+        if parse_location(note).read_whole() != plan.digest.encode():
             raise PackError(
                 f"{dst} holds an unfinished pack of other images or with other settings: delete {dst}, or "
                 "choose another destination"
@@ -97,13 +98,14 @@ def begin(dst: Path, plan: Plan) -> None:
 
 def remove_shard(path: Path) -> None:
     """Remove a shard that holds no sample."""
-    for each in path, index_path(path), note_path(path):
-        each.unlink(missing_ok=True)
+    shard = parse_location(path)
+    for each in shard, index_location(shard), parse_location(note_path(path)):
+        each.remove()
 
 
 def finish(dst: Path, manifest: Manifest) -> None:
     """Commit the pack: from here on the destination holds a dataset."""
-    write_manifest(dst / MANIFEST_NAME, manifest)
+    write_manifest(parse_location(dst / MANIFEST_NAME), manifest)
     for shard in manifest.shards:
         note_path(dst / shard.name).unlink(missing_ok=True)
     (dst / UNFINISHED_NAME).unlink()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tarfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from shardio.errors import FormatError, PackError
 from shardio.packing.jpegs import JpegTally
 from shardio.packing.plan import Plan, ShardPlan
 from shardio.packing.sources import Problem
-from shardio.shards import Shard, ShardEntry, index_path, split_name
-from shardio.storage import write_whole
-
-_PIECE = 1 << 20
+from shardio.shards import Shard, ShardEntry, index_location, list_names, split_name
+from shardio.storage import Location, parse_location, read_pieces
+from shardio.whole_writes import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +30,7 @@ class Written:
 
 def note_finished(path: Path, tally: JpegTally) -> None:
     """Note the digest of a shard's index, which has the tar's, and what became of its JPEGs, for a later run."""
-    digest = _digest_file(index_path(path))
+    digest = _digest_file(index_location(parse_location(path)))
     with write_whole(note_path(path)) as file:
         file.write(digest.encode() + b"\n" + tally.dump())
 
@@ -73,13 +72,14 @@ def refuse_unplanned(dst: Path, plan: Plan) -> None:
 
 def _read_finished(path: Path) -> Written:
     """Return a finished shard; raise FileNotFoundError if it was not noted, and FormatError if it is another now."""
-    digest, _, tally = note_path(path).read_bytes().partition(b"\n")
-    jpegs, index = JpegTally.load(tally), index_path(path)
+    digest, _, tally = parse_location(note_path(path)).read_whole().partition(b"\n")
+    tar = parse_location(path)
+    jpegs, index = JpegTally.load(tally), index_location(tar)
     try:
         if _digest_file(index).encode() != digest:
             raise FormatError(f"the content of {index.name} has changed")
-        with Shard(path, index) as shard:
-            if _digest_file(path) != shard.entry.digest:
+        with Shard(tar, index) as shard:
+            if _digest_file(tar) != shard.entry.digest:
                 raise FormatError("its content does not match its index")
             return Written(entry=shard.entry, fields=shard.index.header.fields, jpegs=jpegs, was_kept=True)
     except FileNotFoundError as error:
@@ -91,9 +91,9 @@ def _refuse_foreign(path: Path, plan: ShardPlan, *, is_noted: bool) -> None:
     if not os.path.lexists(path):
         return
     try:
-        with tarfile.open(path, "r:") as tar:
-            names = [split_name(name) for name in tar.getnames()]
-    except (tarfile.TarError, OSError) as error:
+        with closing(parse_location(path).open()) as tar:
+            names = [split_name(name) for name in list_names(tar)]
+    except (FormatError, OSError) as error:
         if is_noted:
             return
         raise PackError(_explain_foreign(path, f"it cannot be read as a tar ({error})")) from error
@@ -107,10 +107,10 @@ def _explain_foreign(path: Path, why: str) -> str:
     return f"{path} is not a shard of the pack that is unfinished there: {why}. Move it away, or delete it"
 
 
-def _digest_file(path: Path) -> str:
+def _digest_file(location: Location) -> str:
     """Return the xxh3-128 of a file's content, in hexadecimal."""
     digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
+    with closing(location.open()) as file:
+        for piece in read_pieces(file):
             digest.update(piece)
     return digest.hexdigest()

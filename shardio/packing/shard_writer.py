@@ -18,6 +18,7 @@ from shardio.packing.sources import FileChangedError, Problem, read_unchanged
 from shardio.processors import count_processors
 from shardio.sample import Sample
 from shardio.shards import LABEL_FIELD, write_shard
+from shardio.storage import parse_location
 
 OnChanged = Literal["raise", "skip"]
 """What becomes of samples whose files change while they are packed."""
@@ -86,7 +87,7 @@ class ShardWriter:
 
     def _write_new(self, plan: ShardPlan) -> Written | None:
         path, tally = self._dst / plan.name, JpegTally()
-        entry, fields = write_shard(path, self._read_samples(plan, tally))
+        entry, fields = write_shard(parse_location(path), self._read_samples(plan, tally))
         if not entry.num_samples:  # The files of all of them changed.
             remove_shard(path)
             return None

@@ -19,6 +19,7 @@ from shardio.images.tiling import NotTileable, tile_jpeg
 from shardio.packing import TILED, JpegTally, PackResult, PackSettings, Problem, pack_directory
 from shardio.sample import Sample
 from shardio.shards import write_shard
+from shardio.storage import Location
 from tests.files import read_files
 from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
 from tests.tars import read_members
@@ -154,7 +155,7 @@ def test_a_pack_that_goes_on_says_the_same_as_one_that_was_not_disturbed(
     whole = pack_it(source, tmp_path / "whole", jpeg=jpeg)
     written = list[str]()
 
-    def write_two(path: Path, samples: Iterable[Sample]) -> object:
+    def write_two(path: Location, samples: Iterable[Sample]) -> object:
         if len(written) == 2:
             raise OSError("the disk is full")
         written.append(path.name)
