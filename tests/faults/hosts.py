@@ -280,15 +280,15 @@ def _install(modules: Path, what: str, beforehand: str = "") -> None:
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time
-from shardio.loader.processes.chunk_maker import ChunkMaker
+from shardio.loader.processes.chunk_builder import ChunkBuilder
 
-make, numbers = ChunkMaker.make, itertools.count()
+make, numbers = ChunkBuilder.make, itertools.count()
 {beforehand}
 
 def make_after_all(self, chunk, rows, wait_s=0.0):
 {what}
     return make(self, chunk, rows, wait_s)
 
-ChunkMaker.make = make_after_all
+ChunkBuilder.make = make_after_all
 """
     )

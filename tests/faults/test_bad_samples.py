@@ -115,7 +115,7 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     assert {entry["action"] for entry in subject.entries()} == {"skipped"}
 
 
-@pytest.mark.filterwarnings("ignore:samples of epoch 0 that cannot be read")  # Not each rank has some.
+@pytest.mark.filterwarnings("ignore:unreadable samples")  # Not each rank has some.
 @pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("shards", 3)])
 def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers: int) -> None:
     keys = []
@@ -224,7 +224,7 @@ def test_the_quarantine_stays_where_it_was_named(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     loader = subject.loader(0, on_error="skip", quarantine="here.jsonl")
     monkeypatch.chdir(tmp_path / "damaged")
-    with pytest.warns(RuntimeWarning, match=rf"{tmp_path / 'here.jsonl'} says what is wrong"):
+    with pytest.warns(RuntimeWarning, match=rf"{tmp_path / 'here.jsonl'} lists them with their errors"):
         batches_of(loader)
     assert len((tmp_path / "here.jsonl").read_text().splitlines()) == len(subject.bad)
 

@@ -17,7 +17,7 @@ from shardio.decoding.fields import Fields
 from shardio.images.kernel import background, building, finding, loading
 from shardio.images.kernel.finding import prepare_kernel
 from shardio.images.trust import make_folder
-from shardio.loader.processes import chunk_maker as maker
+from shardio.loader.processes import chunk_builder
 from shardio.processors import count_processors
 from shardio.transforms import CenterCrop
 from tests.files import files_of_at_most
@@ -196,7 +196,7 @@ def test_a_loader_that_decodes_images_prepares_it(
     packed: Path, monkeypatch: pytest.MonkeyPatch, fields: Fields, is_prepared: bool
 ) -> None:
     calls = list[None]()
-    monkeypatch.setattr(maker, "prepare_kernel", lambda: calls.append(None))
+    monkeypatch.setattr(chunk_builder, "prepare_kernel", lambda: calls.append(None))
     transform = CenterCrop(8) if is_prepared else None
     next(iter(DataLoader(ShardDataset(packed, fields=fields, transform=transform), batch_size=2)))
     assert bool(calls) == is_prepared

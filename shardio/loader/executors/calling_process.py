@@ -14,7 +14,7 @@ from shardio.loader.batch_plans import BatchPlan, Planner, repeat_error
 from shardio.loader.executors.assembly import finish_batch
 from shardio.loader.executors.in_flight import Batch, BatchSettings, OutcomeHandler, Part, cut_batch, probe_layout
 from shardio.loader.failures import Failure
-from shardio.loader.processes.chunk_maker import ChunkMaker
+from shardio.loader.processes.chunk_builder import ChunkBuilder
 from shardio.loader.processes.messages import Chunk, Failed, Outcome
 from shardio.loader.slots.memory import Layout
 from shardio.loader.slots.slot_pool import Views
@@ -58,7 +58,7 @@ class _Batches:
         self._executor, self._handler = executor, handler
         self._plans: Iterator[BatchPlan] | None = plans
         self._reader = handler.source.dataset.dataset.reader
-        self._maker = ChunkMaker(self._reader, handler.source.decoder)
+        self._builder = ChunkBuilder(self._reader, handler.source.decoder)
         self._num_chunks = 0
 
     def __next__(self) -> Any:
@@ -120,7 +120,7 @@ class _Batches:
             epoch_began=self._handler.tally.began,
         )
         try:
-            return self._maker.make(chunk, {field_index: view[chunk.rows] for field_index, view in views.items()})
+            return self._builder.make(chunk, {field_index: view[chunk.rows] for field_index, view in views.items()})
         except Exception as error:  # Not Ctrl-C and the like, which say nothing about the chunk: they end the epoch.
             let_through(error)
             return Failed(chunk_id=chunk.chunk_id, failure=Failure(error=error))

@@ -93,6 +93,7 @@ class Pipeline:
             return
         if self._closes_workers:
             self._workers.close()
+            self._slots.close()
         else:
             self._workers.cancel()
             self._give_up(self._batches)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shardio.images import use_one_thread
 from shardio.loader.failures import describe_failure
-from shardio.loader.processes.chunk_maker import ChunkMaker
+from shardio.loader.processes.chunk_builder import ChunkBuilder
 from shardio.loader.processes.messages import (
     Cancel,
     Chunk,
@@ -72,9 +72,9 @@ class WorkerProcess:
         match message:
             case WorkerSetup():
                 self._reader = message.reader
-                maker = ChunkMaker(message.reader, message.decoder)
+                builder = ChunkBuilder(message.reader, message.decoder)
                 for _ in range(message.num_threads):
-                    threading.Thread(target=self._run_thread, args=(maker,), daemon=True).start()
+                    threading.Thread(target=self._run_thread, args=(builder,), daemon=True).start()
             case NewSlot():
                 self._slots[message.slot_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
                 os.close(descriptors[0])
@@ -96,14 +96,14 @@ class WorkerProcess:
                 with suppress(BlockingIOError):
                     send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
 
-    def _run_thread(self, maker: ChunkMaker) -> None:
+    def _run_thread(self, builder: ChunkBuilder) -> None:
         try:
-            self._make_chunks(maker)
+            self._make_chunks(builder)
         except BaseException:  # Without this thread the process would answer, but its chunks would never come.
             traceback.print_exc()
             os._exit(1)
 
-    def _make_chunks(self, maker: ChunkMaker) -> None:
+    def _make_chunks(self, builder: ChunkBuilder) -> None:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
@@ -111,7 +111,7 @@ class WorkerProcess:
             slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
             if chunk.chunk_id > self._cancelled:
                 idle_s = time.perf_counter() - max(began, chunk.epoch_began)
-                self._report(_make(maker, chunk, slot, idle_s))
+                self._report(_make(builder, chunk, slot, idle_s))
             del slot  # Otherwise it would stay mapped until the next chunk arrives.
 
     def _report(self, outcome: Outcome) -> None:
@@ -123,13 +123,13 @@ class WorkerProcess:
             send(self._end, Failed(chunk_id=outcome.chunk_id, failure=describe_failure(error)))
 
 
-def _make(maker: ChunkMaker, chunk: Chunk, slot: _MappedSlot | None, idle_s: float) -> Outcome:
+def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s: float) -> Outcome:
     try:
         if slot is None:
-            return maker.make(chunk, {}, idle_s)
+            return builder.make(chunk, {}, idle_s)
         layout, memory = slot
         rows = {field_index: column[chunk.rows] for field_index, column in layout.views(memory).items()}
-        return maker.make(chunk, rows, idle_s)
+        return builder.make(chunk, rows, idle_s)
     except BaseException as error:  # Whatever it is, the training process raises it.
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
 

@@ -169,6 +169,12 @@ class SlotPool:
                     freed.append(self._held.pop(column.slot_id))
         self.put_back(freed)
 
+    def close(self) -> None:
+        """Let go of all slots. Those that the user holds are freed with the user's tensors."""
+        self._free = []
+        self._taken.clear()
+        self._held.clear()
+
     def _drop_free(self) -> None:
         free, self._free = self._free, []
         self.drop(free)

@@ -21,7 +21,7 @@ Rows = Mapping[int, NDArray[Any]]
 """By field index, where a chunk's n values go: [n, *shape of an item]."""
 
 
-class ChunkMaker:
+class ChunkBuilder:
     """Makes chunks, in any number of threads at a time."""
 
     def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
