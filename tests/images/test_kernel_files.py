@@ -221,14 +221,14 @@ def test_more_threads_than_processors_take_turns_and_a_fork_has_all_turns_anew(t
 import os, threading
 import numpy as np
 from concurrent.futures import ThreadPoolExecutor
-from shardio.images import CropPlans, decode_all, open_image
+from shardio.images import CropPlan, decode_all, open_image
 from shardio.images.kernel import find_kernel
 from tests.images.animals import by_pillow
 from tests.images.pictures import make_picture
 
 kernel, content = find_kernel(), by_pillow(make_picture(99, 77), quality=90)
 def draw():
-    return decode_all([open_image(content)], CropPlans.whole(np.array([[99, 77]])))[0]
+    return decode_all([open_image(content)], CropPlan.whole(np.array([[99, 77]])))[0]
 expected = draw()
 with ThreadPoolExecutor(16) as threads:
     print(all((pixels == expected).all() for pixels in threads.map(lambda _: draw(), range(200))))

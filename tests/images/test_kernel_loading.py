@@ -17,7 +17,7 @@ DECODE_AMONG_SMALL_HOLES = """
 import ctypes
 import numpy as np
 import simplejpeg
-from shardio.images import CropPlans, decode_all, open_image
+from shardio.images import CropPlan, decode_all, open_image
 from shardio.images.kernel import find_kernel, loading
 
 NOBODY, RESERVED = 0, 0x2 | 0x20 | 0x4000  # PROT_NONE; MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE
@@ -38,7 +38,7 @@ while reserve(PAGES_OF_CODE) > wide:  # Linux takes the highest hole: from here 
 for number in range(1, 17):  # and what is smaller comes to its upper end.
     libc.munmap(wide + WIDTH - number * (1 << 20), HOLE)
 print(find_kernel() is not None)
-print((decode_all([open_image(content)], CropPlans.whole(np.array([[64, 48]])))[0]
+print((decode_all([open_image(content)], CropPlan.whole(np.array([[64, 48]])))[0]
     == simplejpeg.decode_jpeg(content)).all())
 """
 
