@@ -108,7 +108,8 @@ def _run_script(
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Forget the server: its environment, which is that of the test that started it, and how it starts processes."""
+    """Forget what is the server's: the environment of the test that started it, and how it starts processes."""
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None
     set_start_method(None, force=True)

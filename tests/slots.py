@@ -33,7 +33,7 @@ def pack_pictures(root: Path) -> Path:
     return root / "packed"
 
 
-def make_loader(packed: Path, *, num_workers: int = 2, **options: Any) -> DataLoader:
+def make_loader(packed: Path, *, num_workers: int = 1, **options: Any) -> DataLoader:
     """Make a loader of shuffled crops, labels and keys."""
     dataset = ShardDataset(
         packed, fields=("image", "label", "key"), shuffle=True, seed=5, transform=RandomResizedCrop(48)

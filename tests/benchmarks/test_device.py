@@ -22,6 +22,7 @@ from benchmarks.device.feeds import RESIDENT, SHARDIO, TORCH, Batch, check_feed,
 from benchmarks.device.networks import make_network
 from benchmarks.device.rounds import Group, run_group
 from benchmarks.device.tables import judge, make_table
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -168,18 +169,10 @@ def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, l
 
 def test_it_runs_on_a_cpu_and_keeps_all_figures(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    command = [sys.executable, "-m", "benchmarks.bench_device", "--device", "cpu", "--model", "resnet18"]
+    command = ["-m", "benchmarks.bench_device", "--device", "cpu", "--model", "resnet18", "--results", str(results)]
     with tempfile.TemporaryDirectory() as temporary:  # Not below tmp_path: names of sockets must be short.
         environment = {**os.environ, "TMPDIR": temporary, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-        done = subprocess.run(
-            [*command, "--results", str(results)],
-            cwd=ROOT,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        done = run_python(*command, cwd=ROOT, environment=environment)
         assert done.returncode == 0, done.stderr
         assert list(Path(temporary).iterdir()) == []
     assert not {"met", "missed"} & set(done.stdout.split()), "figures of a CPU say nothing of the targets"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loaders.registry import CANDIDATES, PIXELS_CHANGED, PIXELS_KEPT, SMALL
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="it measures by Linux's /proc")
@@ -23,21 +24,18 @@ def temporary(tmp_path: Path) -> Path:
     return tmp_path / "temporary"
 
 
-def start(images: Path, temporary: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks", str(images), "--case", "train", "--workers", "1", *options]
+def make_command(images: Path, temporary: Path, num_rounds: int) -> list[str]:
+    command = ["-m", "benchmarks", str(images), "--case", "train", "--workers", "1", "--samples", "21"]
     command += ["--candidate", "shardio-folder", "--candidate", "bare", "--results", str(temporary.parent)]
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return [*command, "--rounds", str(num_rounds)]
 
 
 def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary: Path) -> None:
-    with start(images, temporary, "--samples", "21", "--rounds", "2") as process:
-        output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert "shardio, ImageFolder" in output
-    assert [line for line in errors.splitlines() if "round" in line] == [
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    done = run_python(*make_command(images, temporary, 2), cwd=ROOT, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "shardio, ImageFolder" in done.stdout
+    assert [line for line in done.stderr.splitlines() if "round" in line] == [
         "train: round 1 of 2, turn 1 of 2: shardio-folder",
         "train: round 1 of 2, turn 2 of 2: bare",
         "train: round 2 of 2, turn 1 of 2: bare",
@@ -47,7 +45,9 @@ def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary
 
 
 def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Path) -> None:
-    with start(images, temporary, "--samples", "21", "--rounds", "100000") as process:
+    command = [sys.executable, *make_command(images, temporary, 100_000)]
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         while "round 1 of" not in process.stderr.readline():
             assert process.poll() is None

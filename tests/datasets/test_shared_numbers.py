@@ -12,6 +12,7 @@ import pytest
 
 from shardio.shared_numbers import ARENA_LINES, SharedCell, SharedCount, SharedNumbers
 from tests.files import count_open_files
+from tests.processes import forkserver_context
 
 
 def work(cells: list[SharedCell], count: SharedCount, worker_id: int, end: Connection) -> None:
@@ -25,7 +26,7 @@ def work(cells: list[SharedCell], count: SharedCount, worker_id: int, end: Conne
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = multiprocessing.get_context(method)
+    context = forkserver_context() if method == "forkserver" else multiprocessing.get_context(method)
     cells, count = [SharedCell(5), SharedCell(-(2**63), 2**63 - 1), SharedCell(0, 0)], SharedCount(20)
     with monkeypatch.context() as patched:
         patched.delattr(os, "memfd_create")  # As on macOS: torch's way.

@@ -50,22 +50,24 @@ def _write(factors: Factors, size: tuple[int, int], kind: str) -> tuple[bytes, b
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
-def test_every_crop_of_small_pictures(factors: Factors, kind: str) -> None:
-    _check_every_crop(factors, kind)
+def test_crops_of_small_pictures(factors: Factors, kind: str) -> None:
+    _check_crops(factors, kind)
 
 
 @pytest.mark.parametrize("kind", ["rgb", "rgb, tiled"])
 @pytest.mark.parametrize("factors", [FACTORS["4:4:4"], FACTORS["4:2:0"]], ids=["4:4:4", "4:2:0"])
-def test_every_crop_of_small_pictures_that_store_rgb(factors: Factors, kind: str) -> None:
-    _check_every_crop(factors, kind)
+def test_crops_of_small_pictures_that_store_rgb(factors: Factors, kind: str) -> None:
+    _check_crops(factors, kind)
 
 
-def _check_every_crop(factors: Factors, kind: str) -> None:
+def _check_crops(factors: Factors, kind: str) -> None:
+    """Check every seventh crop, other ones for each kind."""
+    first = len(kind) % 7
     for size in [(2, 34), (34, 2), (9, 11)]:
         original, content = _write(factors, size, kind)
         assert has_tiles(content) == ("tiled" in kind)
         assert isinstance(open_image(content), JpegPicture)
-        assert_parts(content, full_decode(original, size), all_boxes(*size), name=str(size))
+        assert_parts(content, full_decode(original, size), all_boxes(*size)[first::7], name=str(size))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -76,7 +78,7 @@ def test_crops_of_pictures_of_one_to_five_pixels_a_side(factors: Factors, kind: 
         original, content = _write(factors, size, kind)
         boxes = all_boxes(*scaled_size(size, scale))
         expected = full_decode(original, size, scale)
-        assert_parts(content, expected, boxes[:: 1 + len(boxes) // 60], scale=scale, name=str(size))
+        assert_parts(content, expected, boxes[:: 1 + len(boxes) // 30], scale=scale, name=str(size))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,7 +89,7 @@ def test_crops_at_the_edges_of_mcus(factors: Factors, kind: str, scale: int) -> 
     original, content = _write(factors, size, kind)
     height, width = scaled_size(size, scale)
     boxes = edge_boxes(height, width, 8)
-    assert_parts(content, full_decode(original, size, scale), boxes[:: 1 + len(boxes) // 100], scale=scale)
+    assert_parts(content, full_decode(original, size, scale), boxes[:: 1 + len(boxes) // 40], scale=scale)
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 4])
@@ -123,7 +125,7 @@ def test_random_crops_of_photographs(original: bytes, scale: int) -> None:
     height, width, *_ = simplejpeg.decode_jpeg_header(original)
     expected = full_decode(original, (height, width), scale)
     height, width = expected.shape[:2]
-    boxes = random_boxes(height, width, 60, np.random.default_rng(scale))
+    boxes = random_boxes(height, width, 30, np.random.default_rng(scale))
     for content in (original, tile_jpeg(original)):
         assert_parts(content, expected, boxes, scale=scale)
 

@@ -101,7 +101,7 @@ NAMES = st.tuples(
 
 
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=20)), min_size=1, max_size=12), st.booleans())
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_members_give_the_samples_or_the_refusal_of_webdataset(
     tmp_path_factory: pytest.TempPathFactory, members: list[Member], is_gnu: bool
 ) -> None:

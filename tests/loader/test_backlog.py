@@ -18,7 +18,7 @@ from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomResizedCrop
 from tests.slots import assert_same, find_hosts, make_loader, make_oracle
 
-NUM_BATCHES = 700
+NUM_BATCHES = 400
 """A socket's buffer takes less than 300 packets."""
 
 
@@ -28,12 +28,11 @@ def make_long_loader(packed: Path, **options: Any) -> DataLoader:
     return DataLoader(dataset, sampler=[number % 100 for number in range(NUM_BATCHES)], **options)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_hosts_may_be_told_more_than_a_socket_takes_before_they_have_started(pictures: Path, num_workers: int) -> None:
-    loader = make_loader(pictures, num_workers=num_workers, batch_size=1, prefetch_factor=1000)
+def test_hosts_may_be_told_more_than_a_socket_takes_before_they_have_started(pictures: Path) -> None:
+    loader = make_loader(pictures, num_workers=2, batch_size=1, prefetch_factor=1000)
     assert_same(list(loader), list(make_oracle(pictures, batch_size=1)))
     keys = [key for _, (key,) in make_long_loader(pictures)]
-    loader = make_long_loader(pictures, num_workers=num_workers, prefetch_factor=1000)
+    loader = make_long_loader(pictures, num_workers=2, prefetch_factor=1000)
     iterator = iter(loader)
     got = [key for _, (key,) in islice(iterator, 1)]
     before = find_hosts()

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset, StateError
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests.processes import forkserver_context
 
 CROP = Compose([RandomResizedCrop(16), RandomHorizontalFlip()])
 
@@ -31,15 +32,16 @@ def make_dataset(packed: Path, **options: Any) -> ShardDataset:
 def test_batches_do_not_depend_on_workers_or_whose_loader_it_is(packed: Path) -> None:
     expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
     assert len(expected) == 6
-    for num_workers in (1, 2, 3):
+    for num_workers in (1, 3):
         assert batches_of(DataLoader(make_dataset(packed), batch_size=4, num_workers=num_workers)) == expected
         told = make_dataset(packed, batch_size=4)
         assert batches_of(TorchLoader(told, batch_size=4, num_workers=num_workers)) == expected
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_batches_do_not_depend_on_how_workers_start(packed: Path, context: str) -> None:
+def test_batches_do_not_depend_on_how_workers_start(packed: Path) -> None:
+    """As by a fork, or as here in processes that get the dataset pickled."""
     expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
+    context = forkserver_context()
     loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=2, multiprocessing_context=context)
     assert batches_of(loader) == expected
 
@@ -77,7 +79,7 @@ def test_images_of_unlike_sizes_are_refused_with_a_remedy(packed: Path) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_every_iter_is_the_next_epoch(packed: Path, persistent: bool) -> None:
-    loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=2, persistent_workers=persistent)
+    loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=1, persistent_workers=persistent)
     epochs = [batches_of(loader) for _ in range(3)]
     for epoch, expected in enumerate(epochs):
         told = make_dataset(packed)
@@ -137,7 +139,7 @@ def test_mask_marks_exactly_the_repeats(packed: Path, shuffle: bool) -> None:
     keys, num_valid = [], 0
     for rank in range(4):
         dataset = ShardDataset(packed, fields="key", shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
-        loader = DataLoader(dataset, batch_size=4, num_workers=1)
+        loader = DataLoader(dataset, batch_size=4, num_workers=rank // 3)  # The last rank has a repeat.
         by_number = ShardMapDataset(packed, fields="key")
         sampler = EpochSampler(by_number, shuffle=shuffle, remainder="mask", rank=rank, world_size=4)
         for (names, valid), (other, other_valid) in zip(

@@ -65,7 +65,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def test_a_view_keeps_what_it_shows(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
+    loader, oracle = make_loader(pictures, num_workers=2, persistent_workers=True), make_oracle(pictures)
     kept = {name: [view(images) for images, *_ in loader] for name, view in VIEWS.items()}
     slots_of(loader)
     for name, view in VIEWS.items():
@@ -93,7 +93,7 @@ def test_who_keeps_labels_and_keys_keeps_no_slot(pictures: Path) -> None:
 
 
 def test_a_window_of_kept_batches_takes_as_many_slots_more(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
+    loader, oracle = make_loader(pictures, num_workers=2, persistent_workers=True), make_oracle(pictures)
     before, slots = find_slots(), set()
     window: deque[Any] = deque()
     expected: deque[Any] = deque()
@@ -109,7 +109,7 @@ def test_a_window_of_kept_batches_takes_as_many_slots_more(pictures: Path) -> No
 
 
 def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
+    loader, oracle = make_loader(pictures, num_workers=2, persistent_workers=True), make_oracle(pictures)
     passed: queue.Queue[Any] = queue.Queue(maxsize=2)
     wrong: list[int] = []
 
@@ -182,7 +182,7 @@ def test_images_cannot_grow_in_place(pictures: Path) -> None:
 
 
 def test_what_a_user_writes_into_a_batch_does_not_come_again(pictures: Path) -> None:
-    loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
+    loader, oracle = make_loader(pictures, num_workers=2, persistent_workers=True), make_oracle(pictures)
     slots = set()
     for _ in range(3):
         for batch, expected in zip(loader, oracle, strict=True):
@@ -235,7 +235,7 @@ def test_a_batch_sampler_may_say_any_size(pictures: Path) -> None:
             generator=torch.Generator().manual_seed(7),
         )
 
-    loader, oracle = make(2), make(0)
+    loader, oracle = make(1), make(0)
     kept = [list(loader) for _ in range(3)]
     assert [len(images) for images, *_ in kept[0]] == [*sizes, 41]
     assert_same(kept, [list(oracle) for _ in range(3)])
@@ -250,7 +250,7 @@ def test_a_batch_sampler_of_torchs_gives_short_last_batches(pictures: Path) -> N
 
     sampler = BatchSampler(range(99), 7, drop_last=False)
     for options in ({"batch_sampler": sampler}, {"batch_size": 7, "shuffle": True}):
-        kept = list(make(2, **options))
+        kept = list(make(1, **options))
         assert len(kept[-1][0]) < 7
         assert_same(kept, list(make(0, **options)))
 
@@ -261,10 +261,10 @@ def test_images_of_unlike_sizes_come_one_by_one_or_not_at_all(tmp_path: Path) ->
         write_images(tmp_path / "images" / f"{number}", classes=1, per_class=1, width=64, height=40 + number)
     shardio.pack(tmp_path / "images", tmp_path / "packed")
     dataset = ShardDataset(tmp_path / "packed", fields="image", shuffle=True)
-    kept = list(DataLoader(dataset, num_workers=2))
+    kept = list(DataLoader(dataset, num_workers=1))
     assert len({images.shape for images in kept}) == 10
     assert_same(kept, list(DataLoader(dataset)))
-    loader = DataLoader(dataset, batch_size=8, num_workers=2, persistent_workers=True)
+    loader = DataLoader(dataset, batch_size=8, num_workers=1, persistent_workers=True)
     for _ in range(3):
         with pytest.raises(ValueError, match=r"differ in size.*RandomResizedCrop"):
             list(loader)

@@ -86,7 +86,7 @@ def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
     transform = RandomResizedCrop(48) if "image" in fields else None
     dataset = ShardDataset(tar, fields=fields, shuffle=True, seed=2, batch_size=BATCH_SIZE, transform=transform)
     return (
-        DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=2, persistent_workers=True),
+        DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=1, persistent_workers=True),
         TorchLoader(dataset, batch_size=BATCH_SIZE),
     )
 

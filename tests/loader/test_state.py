@@ -36,14 +36,18 @@ def keys_of(batches: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("num_batches", [0, 1, 3, 5, 6])
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_resumed_equals_uninterrupted(make: Any, packed: Path, num_batches: int, num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("num_batches", "workers_before", "workers_after"),
+    [*((num_batches, 0, 0) for num_batches in (0, 1, 3, 5, 6)), (3, 2, 0), (3, 0, 2)],
+)
+def test_resumed_equals_uninterrupted(
+    make: Any, packed: Path, num_batches: int, workers_before: int, workers_after: int
+) -> None:
     uninterrupted = keys_of(make(packed))
-    loader = make(packed, num_workers=num_workers)
+    loader = make(packed, num_workers=workers_before)
     before = keys_of(islice(loader, num_batches))
     state = json.loads(json.dumps(loader.state_dict()))
-    resumed = make(packed, num_workers=2 - num_workers)
+    resumed = make(packed, num_workers=workers_after)
     resumed.load_state_dict(state)
     resumed.set_epoch(0)
     assert resumed.state_dict() == state
@@ -67,7 +71,7 @@ def test_going_on_with_other_ranks_delivers_the_rest_once(
         states.append(loader.state_dict())
     assert all(state == states[0] for state in states)
     for rank in range(new_world):
-        loader = make(packed, rank=rank, world_size=new_world, batch_size=new_batch, num_workers=1)
+        loader = make(packed, rank=rank, world_size=new_world, batch_size=new_batch)
         loader.load_state_dict(states[0])
         loader.set_epoch(0)
         delivered.update(keys_of(loader))

@@ -59,15 +59,14 @@ def test_without_the_fast_path_there_are_no_statistics_and_the_true_reason_is_gi
             loader.stats()
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_hosts_that_stay_do_not_wait_before_an_epoch_begins(packed: Path, num_workers: int) -> None:
+def test_hosts_that_stay_do_not_wait_before_an_epoch_begins(packed: Path) -> None:
     dataset = ShardDataset(packed, transform=RandomResizedCrop(48))
-    loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, persistent_workers=True)
-    for _ in range(3):
+    loader = DataLoader(dataset, batch_size=4, num_workers=3, persistent_workers=True)
+    for _ in range(2):
         list(loader)
         stats = loader.stats()
-        assert 0 < stats.idle_s <= num_workers * stats.elapsed_s
-        time.sleep(1)  # Longer than an epoch takes: this is what must not be counted.
+        assert 0 < stats.idle_s <= 3 * stats.elapsed_s
+        time.sleep(0.5)  # Longer than an epoch takes: this is what must not be counted.
 
 
 def test_the_time_that_hosts_take_to_be_started_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
