@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from shardio.cli.console import check_picture, require_matplotlib, wrong_values_are_wrong_usage
+from shardio.cli.console import check_png_path, require_matplotlib, value_errors_as_usage_errors
 from shardio.cli.loading import (
     BatchSize,
     NumWorkers,
     OnError,
-    bad_samples_name_the_option,
     make_loader_options,
-    tell_of_the_share,
+    report_rank,
+    suggest_on_error,
 )
 from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS
@@ -126,7 +126,7 @@ def train(
     plot: Annotated[
         Path | None,
         typer.Option(
-            callback=check_picture,
+            callback=check_png_path,
             metavar="FILE.png",
             help="Draw the learning rates, planned and taken.",
             rich_help_panel=RUNNING,
@@ -179,7 +179,7 @@ def train(
     from shardio.train.threads import set_threads
     from shardio.world import find_world
 
-    with wrong_values_are_wrong_usage():
+    with value_errors_as_usage_errors():
         config = TrainConfig(
             epochs=epochs,
             optimizer=optimizer,
@@ -204,12 +204,12 @@ def train(
             log_every=log_every,
             data={"image_size": image_size, "val_share": 0.0 if val is not None else share},
         )
-    tell_of_the_share()
-    with failures_told(), bad_samples_name_the_option(on_error):
+    report_rank()
+    with failures_told(), suggest_on_error(on_error):
         data = training.open_data(source, val, share, image_size, seed, max_pixels)
         loader, val_loader = data.make_loaders(make_loader_options(batch_size, num_workers, on_error))
         seed_everything(seed)
-        with wrong_values_are_wrong_usage():
+        with value_errors_as_usage_errors():
             network = training.make_network(
                 model, data.num_classes, image_size, pretrained=pretrained, is_scripted=script
             )

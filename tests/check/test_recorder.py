@@ -74,13 +74,13 @@ def test_the_command_says_what_it_cannot_judge(tmp_path: Path, capsys: pytest.Ca
     (path,) = record_ranks(tmp_path / "some", [[[["a"]]]])
     check([str(path)], merge=True)
     assert "right: 1 samples" in (said := capsys.readouterr().out)
-    assert "losses were not judged: give --expected" in said
+    assert "lost samples cannot be detected: pass --expected" in said
     check([str(path)], merge=True, expected="1")
-    assert "not judged" not in capsys.readouterr().out
+    assert "cannot be detected" not in capsys.readouterr().out
     (path,) = record_ranks(tmp_path / "none", [[]])
     with pytest.raises(typer.Exit):
         check([str(path)], merge=True)
-    assert capsys.readouterr().out == "WRONG: no epoch was recorded\n"
+    assert capsys.readouterr().out == "WRONG: no epochs were recorded\n"
 
 
 def test_a_function_that_returns_no_loader_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_a_bad_image_is_gone_on_without_or_an_error_that_names_how(
     done = _train(tmp_path / "packed", "--epochs", "1", "--num-workers", "1")
     assert done.returncode == 1
     _assert_one_line_message(done.stderr, "class-1/name-003")
-    assert done.stderr.endswith("(continue without it by --on-error skip or replace)\n")
+    assert done.stderr.endswith("(to continue without it, pass --on-error skip or replace)\n")
     done = _train(tmp_path / "packed", "--epochs", "1", "--num-workers", "0", "--on-error", "replace")
     assert done.returncode == 0, done.stderr
     assert "class-1/name-003" in (tmp_path / "quarantine.jsonl").read_text()
