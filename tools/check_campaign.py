@@ -1,7 +1,7 @@
-"""Plant faults in loaders, and see whether the checker finds and names each, and accuses none that is right.
+"""Plant faults in loaders and verify that the checker identifies each one, and that it accuses no correct loader.
 
-The cases are those of ``tests/check/campaign.py``; tests run the quick ones. Prints two tables in Markdown, and fails
-if a fault is called right or goes without its name, or a loader that is right is called wrong.
+The cases are defined in ``tests/check/campaign.py``; the tests run the quick ones. The output is two tables in
+Markdown. The campaign fails if the checker misses or misnames a fault, or calls a correct loader wrong.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 import shardio
 from tests.check.campaign import PLANTED, UNUSUAL
@@ -23,8 +23,8 @@ from tests.check.cases import Case
 from tests.sources import write_images
 
 
-def tell(case: Case, packed: Path, *, is_fault: bool) -> tuple[bool, str]:
-    """Return whether the checker is right about a case, and the case's row of the table."""
+def run_case(case: Case, packed: Path, *, is_fault: bool) -> tuple[bool, str]:
+    """Return whether the checker is right about a case, and the case's row in the table."""
     start = time.perf_counter()
     verdict, message = case.judge(packed)
     seconds = time.perf_counter() - start
@@ -38,24 +38,24 @@ def tell(case: Case, packed: Path, *, is_fault: bool) -> tuple[bool, str]:
 
 def main(
     only: Annotated[str, typer.Option(help="Run the cases whose names contain this.")] = "",
-    quick: Annotated[bool, typer.Option(help="Leave out cases with worker processes or 10^6 samples.")] = False,
+    quick: Annotated[bool, typer.Option(help="Skip cases with worker processes or 10^6 samples.")] = False,
 ) -> None:
-    """Ask the checker about faults and about loaders that are right."""
+    """Run the checker on faulty loaders and on correct ones."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    start, wrong = time.perf_counter(), 0
+    start, num_wrong = time.perf_counter(), 0
     with tempfile.TemporaryDirectory() as work:
         write_images(Path(work) / "in", classes=3, per_class=7, width=8, height=8)
         shardio.pack(Path(work) / "in", Path(work) / "out", max_shard_samples=6)
-        for title, cases in ("planted fault", PLANTED), ("loader that is right", UNUSUAL):
+        for title, cases in ("planted fault", PLANTED), ("correct loader", UNUSUAL):
             chosen = [case for case in cases if only in case.name and not (quick and case.is_slow)]
             typer.echo(f"\n| {title} | verdict | time |\n|---|---|---|")
             for case in chosen:
-                holds, row = tell(case, Path(work) / "out", is_fault=cases is PLANTED)
-                wrong += not holds
+                holds, row = run_case(case, Path(work) / "out", is_fault=cases is PLANTED)
+                num_wrong += not holds
                 typer.echo(row)
             typer.echo(f"\n{len(chosen)} cases")
-    typer.echo(f"\n{wrong} verdicts are wrong, in {time.perf_counter() - start:.0f} s")
-    raise typer.Exit(1 if wrong else 0)
+    typer.echo(f"\n{num_wrong} wrong verdicts in {time.perf_counter() - start:.0f} s")
+    raise typer.Exit(1 if num_wrong else 0)
 
 
 if __name__ == "__main__":

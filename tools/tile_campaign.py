@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from shardio.images import open_image
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
@@ -38,10 +38,10 @@ from tests.images.zoo import full_zoo
 SUFFIXES = {".jpg", ".jpeg"}
 
 UNUSABLE = 2
-"""The exit code where the campaign cannot be run as asked."""
+"""The exit code if the campaign cannot run with the given options."""
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as shells have it."""
+"""The exit code that shells report after Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,9 +49,9 @@ class Subject:
     """A file to tile.
 
     Attributes:
-        name: What to call it.
-        content: The file.
-        check: Checks the laws and returns what came of it, as ``check_file`` does.
+        name: Its name in reports.
+        content: Its content.
+        check: Checks the laws and returns the outcome, as ``check_file`` does.
     """
 
     name: str
@@ -61,15 +61,14 @@ class Subject:
 
 @dataclass(kw_only=True, slots=True)
 class Comparison:
-    """What jpegtran makes of the files that were tiled.
+    """Compares tiled files with jpegtran's.
 
     Attributes:
-        outcomes: How often it wrote the ``same scan``, byte by byte, or an ``other scan, same pixels`` (it empties the
-            blocks outside of the picture, which fill up the last MCUs, and numbers Huffman tables anew), and how often
-            the file was ``not read``.
-        num_bytes: The size of its files.
-        num_tiled_bytes: The size of the same files, tiled.
-        num_table_bytes: The part of these that is the tile tables, which jpegtran's do not have.
+        outcomes: How often jpegtran wrote the ``same scan``, byte by byte; ``other scan, same pixels`` (it empties the
+            padding blocks outside the image and renumbers Huffman tables); or could ``not read`` the file.
+        num_bytes: The total size of jpegtran's files.
+        num_tiled_bytes: The total size of the same files, tiled.
+        num_table_bytes: The size of the tile tables in these, which jpegtran's files do not have.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -81,7 +80,7 @@ class Comparison:
         """Compare the tiled file with jpegtran's.
 
         Raises:
-            AssertionError: If they do not show the same picture.
+            AssertionError: If their pixels differ.
         """
         tiled = tile_jpeg(subject.content)
         parts = take_apart(tiled)
@@ -96,18 +95,18 @@ class Comparison:
         elif np.array_equal(read_by_pillow(done.stdout), read_by_pillow(tiled)):
             self.outcomes["other scan, same pixels"] += 1
         else:
-            raise AssertionError(f"{subject.name}: jpegtran's file has other pixels than the tiled one")
+            raise AssertionError(f"{subject.name}: the pixels of jpegtran's file differ from those of the tiled file")
         self.num_bytes += len(done.stdout)
         self.num_tiled_bytes += len(tiled)
         self.num_table_bytes += sum(map(len, parts.tile_table))
 
     def summary(self) -> str:
-        """Return all of it in a line."""
+        """Return the comparison in one line."""
         ratio = self.num_tiled_bytes / max(self.num_bytes, 1)
         bare_ratio = (self.num_tiled_bytes - self.num_table_bytes) / max(self.num_bytes, 1)
         return (
-            f"jpegtran: {format_counts(self.outcomes)}; tiled files have {100 * ratio:.2f} % of the size of its files, "
-            f"{100 * bare_ratio:.2f} % without their tile tables ({self.num_bytes:,} bytes)"
+            f"jpegtran: {format_counts(self.outcomes)}; tiled files have {100 * ratio:.2f} % of the size of its files "
+            f"({self.num_bytes:,} bytes), {100 * bare_ratio:.2f} % without their tile tables"
         )
 
 
@@ -118,7 +117,7 @@ def subjects_of_zoo(limit: int | None) -> Iterator[Subject]:
 
 
 def subjects_in(folder: Path) -> Iterator[Subject]:
-    """Yield the JPEG files in a folder and below it, in the order of their names."""
+    """Yield the JPEG files in and below a folder, sorted by path."""
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in SUFFIXES:
             content = path.read_bytes()
@@ -126,16 +125,16 @@ def subjects_in(folder: Path) -> Iterator[Subject]:
 
 
 def check_crops(subject: Subject, number: int) -> None:
-    """Hold crops of a file, as it is and tiled, against full decodes, if simplejpeg reads it.
+    """Compare crops of a file, untouched and tiled, with full decodes, if simplejpeg can read it.
 
     Raises:
-        AssertionError: If one has other pixels.
+        AssertionError: If the pixels of a crop differ.
     """
     tiled = tile_jpeg(subject.content)
     random = np.random.default_rng([number, len(subject.content)])
     size = open_image(subject.content).size
     for scale in SCALES:
-        # libjpeg knows a scale by the size that it leads to, which several do for the smallest pictures.
+        # libjpeg identifies a scale by the resulting size, which is ambiguous for the smallest images.
         if scale > 1 and max(size) < MIN_SCALED_SIDE:
             continue
         try:
@@ -148,14 +147,14 @@ def check_crops(subject: Subject, number: int) -> None:
 
 
 def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -> tuple[str | None, str]:
-    """Return what is wrong with a subject, or None, and what came of it."""
+    """Return the failure of a subject, or None, and the outcome."""
     try:
         outcome = subject.check()
         if outcome == TILED and num_crops:
             check_crops(subject, num_crops)
         if outcome == TILED and comparison is not None:
             comparison.add(subject)
-    except Exception as error:  # A crash is a broken law like any other.
+    except Exception as error:  # A crash breaks a law, too.
         where = "" if isinstance(error, AssertionError) else f"{subject.name}: {traceback.format_exc()}"
         return where or str(error), "broken"
     return None, outcome
@@ -163,7 +162,7 @@ def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -
 
 def format_counts(counts: Counter[str]) -> str:
     """Return counts in words, the largest first."""
-    return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
+    return ", ".join(f"{num_files:,} {outcome}" for outcome, num_files in counts.most_common())
 
 
 def main(
@@ -171,12 +170,12 @@ def main(
     zoo: Annotated[bool, typer.Option(help="Whether to tile the zoo.")] = True,
     limit: Annotated[int | None, typer.Option(min=1, help="How many animals of the zoo; all, if not given.")] = None,
     jpegtran: Annotated[bool, typer.Option("--jpegtran", help="Compare with the program jpegtran.")] = False,
-    crops: Annotated[int, typer.Option(min=0, help="Random crops of each file at each scale.")] = 0,
+    crops: Annotated[int, typer.Option(min=0, help="Number of random crops of each file at each scale.")] = 0,
     broken: Annotated[Path, typer.Option(help="Where to write a file that breaks a law.")] = Path("broken.jpg"),
 ) -> None:
     """Check the laws of tiling on JPEG files of every kind."""
     if jpegtran and shutil.which("jpegtran") is None:
-        typer.echo("there is no program jpegtran: install libjpeg-turbo-progs, or leave out --jpegtran")
+        typer.echo("the program jpegtran is not installed: install libjpeg-turbo-progs, or omit --jpegtran")
         raise typer.Exit(UNUSABLE)
     comparison = Comparison() if jpegtran else None
     outcomes = Counter[str]()
@@ -190,7 +189,7 @@ def main(
                 if wrong is not None:
                     progress.stop()
                     broken.write_bytes(subject.content)
-                    typer.echo(f"{wrong}\nThe file is {broken}.")
+                    typer.echo(f"{wrong}\nThe file was saved to {broken}.")
                     raise typer.Exit(1)
                 outcomes[outcome] += 1
                 progress.update(bar, completed=outcomes.total())
