@@ -37,7 +37,7 @@ def bench(
     source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, tars, or class folders of images.")],
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
-    image_size: Annotated[int, typer.Option(min=1, help="Side of the random crops in pixels.")] = 224,
+    image_size: Annotated[int, typer.Option(min=1, help="Side length of the random crops in pixels.")] = 224,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. Workers start in the first epoch.")] = 1,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[

@@ -106,8 +106,8 @@ def pack(
     layout: Annotated[
         Layout,
         typer.Option(
-            help="Layout of the files: class folders or a flat directory, which auto tells apart; or pairs such as "
-            "images/a.jpg and masks/a.png, or a.jpg and a.mask.png, which become one sample."
+            help="Layout of the files. auto recognises class folders and flat directories; pairs makes one sample of "
+            "images/a.jpg and masks/a.png, or of a.jpg and a.mask.png."
         ),
     ] = "auto",
     classes: Annotated[

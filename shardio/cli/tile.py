@@ -16,8 +16,8 @@ Files = Annotated[list[Path], typer.Argument(help="JPEG files.", exists=True, di
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Directory to write the files to, under the same names. Existing files are overwritten; it must not be "
-        "the directory of the originals. Leave unset to write nothing.",
+        help="Directory to write the files to, under the same names. Existing files are overwritten, except the "
+        "originals: their own directory is refused. Leave unset to write nothing.",
         file_okay=False,
     ),
 ]
