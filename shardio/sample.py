@@ -1,22 +1,9 @@
-"""Values that several folders use."""
+"""The value that crosses folders: one sample."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteRange:
-    """The bytes [start, stop) of a file."""
-
-    start: int
-    stop: int
-
-    @property
-    def size(self) -> int:
-        """The length in bytes."""
-        return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,14 @@ import io
 import subprocess
 import tarfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+
+from shardio.shards import Shard
+from shardio.storage import Location, StoredFile, parse_location
 
 Member = tuple[str, bytes]
 """A member's name and content."""
@@ -64,3 +68,25 @@ def read_with_webdataset(*paths: Path) -> Samples:
             gc.collect()
             raise ValueError(refusal)
     return [(sample["__key__"], {k: v for k, v in sample.items() if not k.startswith("__")}) for sample in samples]
+
+
+def paths_of(locations: Iterable[Location]) -> list[Path]:
+    """Return the paths of local files."""
+    return [Path(location.key) for location in locations]
+
+
+def index_of(tar: Path) -> Path:
+    """Return the path of a tar's index."""
+    return tar.with_name(tar.name + ".idx")
+
+
+def open_shard(tar: Path) -> Shard:
+    """Open a tar with the index next to it."""
+    return Shard(parse_location(tar), parse_location(index_of(tar)))
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[StoredFile]:
+    """Open a local file as readers open it."""
+    with closing(parse_location(path).open()) as file:
+        yield file

@@ -29,6 +29,7 @@ FREE = {
     "processors",
     "sample",
     "values",
+    "whole_writes",
 }
 """Modules that every folder may import."""
 
@@ -116,6 +117,54 @@ def test_worker_processes_start_without_torch() -> None:
 
 def test_the_command_line_starts_without_torch() -> None:
     assert "torch" not in modules_after("import shardio.cli.main")
+
+
+OPENING = {"open", "fdopen", "pread", "preadv", "mmap", "memmap", "fromfile", "FileIO", "ZipFile"} | {
+    f"{verb}_{what}" for verb in ("read", "write") for what in ("bytes", "text")
+}
+"""Functions and methods that open, read or write a file. ``location.open()``, without arguments, asks a store."""
+
+OTHER_FILES = {
+    "shards/forward.py": "tarfile reads from an object of a store",
+}
+"""Files of the folders below that call one of these, and why they may."""
+
+RENAMING = {
+    "whole_writes.py": "the only atomic write",
+    "check/recorder.py": "gives a former run's file another name",
+}
+"""Files that rename others, and why."""
+
+
+def calls_in(path: Path) -> list[tuple[str, ast.Call]]:
+    """Return the calls in a file, with the last part of each function's name."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return [(ast.unparse(call.func).rpartition(".")[2], call) for call in calls]
+
+
+def test_only_storage_opens_the_files_of_datasets() -> None:
+    paths = [path for folder in ("shards", "reading", "datasets", "packing") for path in PACKAGE.glob(f"{folder}/*.py")]
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in paths
+        for name, call in calls_in(path)
+        if name in OPENING and (name != "open" or call.args or call.keywords)
+    }
+    assert found == set(OTHER_FILES)
+
+
+def test_files_are_written_whole_by_one_function() -> None:
+    def renames(name: str, call: ast.Call) -> bool:
+        has_one_argument = len(call.args) == 1 and not call.keywords  # str.replace and dataclasses.replace have more.
+        return name == "rename" or (name == "replace" and (has_one_argument or ast.unparse(call.func) == "os.replace"))
+
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for name, call in calls_in(path)
+        if renames(name, call)
+    }
+    assert found == set(RENAMING)
 
 
 def test_public_names_are_these_and_can_all_be_loaded() -> None:

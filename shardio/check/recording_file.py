@@ -24,6 +24,7 @@ from shardio.check.claims import RankEpoch
 from shardio.check.coverage import Coverage
 from shardio.errors import FormatError
 from shardio.json_text import parse_json
+from shardio.whole_writes import write_whole
 
 RECORDING_FORMAT = 2
 COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
@@ -86,9 +87,8 @@ def dump_recording(recording: Recording) -> bytes:
 def write_recording(path: Path, recording: Recording) -> None:
     """Write a recording atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(dump_recording(recording))
-    partial.replace(path)
+    with write_whole(path) as file:
+        file.write(dump_recording(recording))
 
 
 def read_recording(path: Path) -> Recording:

@@ -61,7 +61,7 @@ def _refuse_original(file: Path, target: Path) -> None:
 
 def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
     """Rewrite one file and report the result; return whether it could be rewritten."""
-    from shardio.storage import write_whole
+    from shardio.whole_writes import write_whole
 
     before = file.read_bytes()
     try:

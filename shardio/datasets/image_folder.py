@@ -17,7 +17,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
 from shardio.reading import FileReader, LabelledFile
-from shardio.storage import absolute_path, make_path, read_as_utf8, walk_files
+from shardio.storage import Location, parse_location, read_as_utf8
 
 
 class ImageFolder(MapDataset):
@@ -62,9 +62,10 @@ class ImageFolder(MapDataset):
             orientation=orientation,
             max_pixels=max_pixels,
         )
-        self.root = absolute_path(make_path(root))
-        super().__init__(decoder, FileReader(str(self.root), IMAGE_FIELDS[0]))
-        folders = _find_classes(self.root)
+        location = parse_location(root)
+        self.root = Path(str(location))
+        super().__init__(decoder, FileReader(location, IMAGE_FIELDS[0]))
+        folders = _find_classes(location)
         self.classes = list(folders if classes is None else check_classes(classes))
         self.samples, others = _find_samples(folders, number_classes(list(folders), self.classes, str(root)))
         if left_out := describe_other_images(others):
@@ -93,23 +94,25 @@ class ImageFolder(MapDataset):
         return len(self.samples)
 
 
-def _find_classes(root: Path) -> dict[str, Path]:
+def _find_classes(root: Location) -> dict[str, Location]:
     """Return the class folders by name, sorted."""
-    if not root.is_dir():
+    if not root.is_folder():
         raise FileNotFoundError(f"there is no directory {root}")
-    folders = [entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    if not folders:
+    names = sorted(name[:-1] for name in root.list() if name.endswith("/") and not name.startswith("."))
+    if not names:
         raise FileNotFoundError(f"{root} has no class folders: images are expected in {root}/<class>/")
-    return {read_as_utf8(folder.name): folder for folder in sorted(folders)}
+    return {read_as_utf8(name): root / name for name in names}
 
 
-def _find_samples(folders: Mapping[str, Path], labels: Mapping[str, int]) -> tuple[list[tuple[str, int]], list[Path]]:
+def _find_samples(
+    folders: Mapping[str, Location], labels: Mapping[str, int]
+) -> tuple[list[tuple[str, int]], list[Path]]:
     """Return (path, label) of each image, and the other files."""
     samples = []
     others = list[Path]()
     for name, folder in folders.items():
         images = list[Path]()
-        for path in walk_files(folder):
+        for path in map(Path, folder.walk()):
             (images if path.suffix[1:].lower() in IMAGE_FIELDS else others).append(path)
         if not images:
             raise FileNotFoundError(f"the class folder {folder} holds no image ({', '.join(IMAGE_FIELDS)})")

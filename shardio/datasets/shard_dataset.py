@@ -33,7 +33,7 @@ from shardio.order import (
     iterate_steps,
 )
 from shardio.reading import SampleReader, Verify
-from shardio.shards import Source, open_table
+from shardio.shards import DatasetSource, open_table
 from shardio.torch_modes import own_tensors
 from shardio.world import CarriedWorld, World, find_worker
 
@@ -85,7 +85,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Source,
+        source: DatasetSource,
         *,
         fields: Fields = ("image", "label"),
         shuffle: bool = False,

@@ -11,7 +11,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder, Fields
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.reading import SampleReader, Verify
-from shardio.shards import Source, open_table
+from shardio.shards import DatasetSource, open_table
 
 
 class ShardMapDataset(MapDataset):
@@ -41,7 +41,7 @@ class ShardMapDataset(MapDataset):
 
     def __init__(
         self,
-        source: Source,
+        source: DatasetSource,
         *,
         fields: Fields = ("image", "label"),
         transform: Callable[[Any], Any] | None = None,

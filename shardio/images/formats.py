@@ -69,8 +69,8 @@ def describe_other_images(paths: Iterable[Path]) -> str:
     if not counts:
         return ""
     return (
-        f"left out {', '.join(f'{count} {suffix}' for suffix, count in sorted(counts.items()))}; images are files "
-        f"named .{', .'.join(IMAGE_FIELDS)}: rename or convert the others"
+        f"left out {', '.join(f'{count} {suffix}' for suffix, count in sorted(counts.items()))}; only "
+        f".{', .'.join(IMAGE_FIELDS)} files are read as images: rename or convert the others"
     )
 
 

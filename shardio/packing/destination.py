@@ -15,10 +15,11 @@ from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
-    index_path,
+    index_location,
     write_manifest,
 )
-from shardio.storage import PARTIAL_SUFFIX, write_whole
+from shardio.storage import parse_location
+from shardio.whole_writes import PARTIAL_SUFFIX, write_whole
 
 LOCK_NAME = ".shardio-pack.lock"
 
@@ -88,7 +89,7 @@ def begin(dst: Path, plan: PackPlan) -> None:
             leftover.unlink()  # A killed run was writing it.
     marker = dst / UNFINISHED_NAME
     if marker.exists():
-        if marker.read_text() != plan.digest:
+        if parse_location(marker).read_whole() != plan.digest.encode():
             raise PackError(
                 f"{dst} holds an unfinished pack of different images or with different settings: delete {dst} or "
                 "choose another destination"
@@ -101,13 +102,14 @@ def begin(dst: Path, plan: PackPlan) -> None:
 
 def remove_shard(path: Path) -> None:
     """Remove a shard that has no samples, with its index and its record."""
-    for each in path, index_path(path), record_path(path):
-        each.unlink(missing_ok=True)
+    shard = parse_location(path)
+    for each in shard, index_location(shard), parse_location(record_path(path)):
+        each.remove()
 
 
 def finish(dst: Path, manifest: Manifest) -> None:
     """Write the manifest, which makes the destination a dataset, and remove the pack's temporary records."""
-    write_manifest(dst / MANIFEST_NAME, manifest)
+    write_manifest(parse_location(dst / MANIFEST_NAME), manifest)
     for shard in manifest.shards:
         record_path(dst / shard.name).unlink(missing_ok=True)
     (dst / UNFINISHED_NAME).unlink()

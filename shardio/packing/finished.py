@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tarfile
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,9 @@ from shardio.errors import FormatError, PackError
 from shardio.packing.jpegs import JpegTally
 from shardio.packing.plan import PackPlan, ShardPlan
 from shardio.packing.sources import FileProblem
-from shardio.shards import Shard, ShardEntry, index_path, split_name
-from shardio.storage import write_whole
-
-_BLOCK_SIZE = 1 << 20
+from shardio.shards import Shard, ShardEntry, index_location, list_names, split_name
+from shardio.storage import Location, parse_location, read_pieces
+from shardio.whole_writes import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class FinishedShard:
 
 def record_finished(path: Path, tally: JpegTally) -> None:
     """Record the digest of a shard's index, which contains the tar's digest, and the tally of its JPEGs."""
-    digest = _digest_file(index_path(path))
+    digest = _digest_file(index_location(parse_location(path)))
     with write_whole(record_path(path)) as file:
         file.write(digest.encode() + b"\n" + tally.dump())
 
@@ -80,13 +79,14 @@ def refuse_unplanned(dst: Path, plan: PackPlan) -> None:
 
 def _read_finished(path: Path) -> FinishedShard:
     """Return a finished shard; raise FileNotFoundError if it has no record, and FormatError if it has changed."""
-    digest, _, tally = record_path(path).read_bytes().partition(b"\n")
-    jpegs, index = JpegTally.load(tally), index_path(path)
+    digest, _, tally = parse_location(record_path(path)).read_whole().partition(b"\n")
+    tar = parse_location(path)
+    jpegs, index = JpegTally.load(tally), index_location(tar)
     try:
         if _digest_file(index).encode() != digest:
             raise FormatError(f"the content of {index.name} has changed")
-        with Shard(path, index) as shard:
-            if _digest_file(path) != shard.entry.digest:
+        with Shard(tar, index) as shard:
+            if _digest_file(tar) != shard.entry.digest:
                 raise FormatError("its content does not match its index")
             return FinishedShard(entry=shard.entry, fields=shard.index.header.fields, jpegs=jpegs, was_kept=True)
     except FileNotFoundError as error:
@@ -98,9 +98,9 @@ def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
     if not os.path.lexists(path):
         return
     try:
-        with tarfile.open(path, "r:") as tar:
-            names = [split_name(name) for name in tar.getnames()]
-    except (tarfile.TarError, OSError) as error:
+        with closing(parse_location(path).open()) as tar:
+            names = [split_name(name) for name in list_names(tar)]
+    except (FormatError, OSError) as error:
         if is_recorded:
             return
         raise PackError(_explain_foreign(path, f"it is not a readable tar ({error})")) from error
@@ -116,10 +116,10 @@ def _explain_foreign(path: Path, why: str) -> str:
     return f"{path} is not a shard of the unfinished pack in {path.parent}: {why}. Move it away or delete it"
 
 
-def _digest_file(path: Path) -> str:
+def _digest_file(location: Location) -> str:
     """Return the xxh3-128 of a file's content in hexadecimal."""
     digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK_SIZE):
-            digest.update(block)
+    with closing(location.open()) as file:
+        for piece in read_pieces(file):
+            digest.update(piece)
     return digest.hexdigest()

@@ -18,6 +18,7 @@ from shardio.packing.sources import FileChangedError, FileProblem, read_unchange
 from shardio.processors import count_processors
 from shardio.sample import Sample
 from shardio.shards import LABEL_FIELD, write_shard
+from shardio.storage import parse_location
 
 OnChanged = Literal["raise", "skip"]
 """What to do with samples whose files change during the pack."""
@@ -86,7 +87,7 @@ class ShardWriter:
 
     def _write_new(self, plan: ShardPlan) -> FinishedShard | None:
         path, tally = self._dst / plan.name, JpegTally()
-        entry, fields = write_shard(path, self._read_samples(plan, tally))
+        entry, fields = write_shard(parse_location(path), self._read_samples(plan, tally))
         if not entry.num_samples:  # The files of all its samples changed.
             remove_shard(path)
             return None

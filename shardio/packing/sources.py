@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import PackError
+from shardio.storage import read_and_stat
 
 SHOWN = 20
 """The maximum number of files that an error names."""
@@ -53,7 +54,7 @@ def read_unchanged(file: SourceFile) -> bytes:
         FileChangedError: If its size or modification time differs, or it is missing or unreadable.
     """
     try:
-        before, content, after = read_file(file.path)
+        before, content, after = read_and_stat(file.path)
     except OSError as error:
         raise FileChangedError(file.path, _describe(error)) from error
     _compare(file, before)
@@ -61,12 +62,6 @@ def read_unchanged(file: SourceFile) -> bytes:
     if len(content) != file.size:
         raise FileChangedError(file.path, f"has {file.size} bytes, but only {len(content)} could be read")
     return content
-
-
-def read_file(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
-    """Return a file's status before reading, its content, and its status after reading."""
-    with path.open("rb", buffering=0) as file:
-        return os.fstat(file.fileno()), file.readall(), os.fstat(file.fileno())
 
 
 def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: Path) -> PackError:

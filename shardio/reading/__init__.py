@@ -1,4 +1,4 @@
-"""From samples' numbers to their bytes."""
+"""From the indices of samples to their bytes."""
 
 from shardio.reading.files import FileReader, LabelledFile
 from shardio.reading.reader import SampleReader

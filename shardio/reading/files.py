@@ -9,20 +9,21 @@ from shardio.errors import SampleError
 from shardio.interruptions import let_through
 from shardio.reading.stored import StoredSamples
 from shardio.shards import LABEL_FIELD
+from shardio.storage import Location
 
 LabelledFile = tuple[str, int]
-"""An image's path and its label."""
+"""An image's key in its store (its path, if the store is local) and its label."""
 
 
 class FileReader:
-    """Reads labelled image files, each as a sample whose key is its path.
+    """Reads labelled image files, each as a sample with its path as the key.
 
     Args:
-        root: The directory below which they lie, for messages.
-        image_field: The field that the images become.
+        root: The directory that holds the files.
+        image_field: The field that holds the image in the samples.
     """
 
-    def __init__(self, root: str, image_field: str) -> None:
+    def __init__(self, root: Location, image_field: str) -> None:
         self._root, self._image_field = root, image_field
 
     def read(self, samples: Sequence[LabelledFile], fields: Sequence[str]) -> StoredSamples:
@@ -46,28 +47,27 @@ class FileReader:
         )
 
     def describe(self, sample: LabelledFile, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and where it lies, for messages."""
-        return sample[0], self._root
+        """Return a sample's key and the directory that holds it, for messages."""
+        return sample[0], str(self._root)
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
 
     def _read_whole(self, row: int, path: str) -> bytes:
         try:
-            with open(path, "rb", buffering=0) as file:  # noqa: PTH123  # a Path costs as much as the reading
-                return file.readall()
+            return self._root.store.read_whole(path)
         except OSError as error:
             let_through(error)
             message = f"the image {path} cannot be read: {error}"
-            raise SampleError(message, row=row, key=path, where=self._root) from error
+            raise SampleError(message, row=row, key=path, where=str(self._root)) from error
 
 
 def _write_label(path: str, label: int) -> bytes:
     """Return a label as shards hold it."""
     try:
         return b"%d" % operator.index(label)
-    except TypeError:  # b"%d" alone would cut floats.
+    except TypeError:  # b"%d" alone would truncate floats.
         raise TypeError(
-            f"the labels of an ImageFolder are integers, got {label!r} for {path}: give integers in samples, and "
+            f"the labels of an ImageFolder are integers, got {label!r} for {path}: put integers in samples, and "
             "override __getitem__ to return other targets"
         ) from None

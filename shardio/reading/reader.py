@@ -1,4 +1,4 @@
-"""From sample numbers to the bytes of their fields."""
+"""From the indices of samples to the bytes of their fields."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from shardio.values import check_choice
 Result = TypeVar("Result")
 
 MAX_OPEN_SHARDS = 1024
-"""Shards of which one reader keeps what their indexes say of the whole, about 5 kB each; the rest are opened again."""
+"""Shards that one reader keeps open, at about 5 kB each; the others are opened again."""
 
 
 class SampleReader:
-    """Reads samples of a dataset by their numbers in manifest order, for any number of threads.
+    """Reads samples of a dataset by their indices in manifest order, for any number of threads.
 
-    Where a sample is first read, its tar header and its content are compared with the index; and again where its tar
-    turns out to be another file, or changed, when it is opened again.
+    When a sample is first read, its tar headers and contents are compared with the index. This is repeated if its tar
+    turns out to have changed when the reader opens it again.
 
     Args:
         table: The dataset's shards.
-        verify: ``off`` compares nothing.
+        verify: ``first`` compares samples when they are first read; ``off`` compares nothing.
 
     Raises:
         ValueError: If ``verify`` is something else.
@@ -43,28 +43,31 @@ class SampleReader:
         self._verify: Verify = check_choice("verify", verify, Verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
         self._seen = Seen(table.manifest.shard_sizes)
-        # Neither has a lock, which a forked child could find taken: each step on them is atomic.
+        # Neither has a lock, because a forked child could find it taken: each step on them is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._parts = PartCache()
 
-    def read(self, samples: NDArray[np.int64], fields: Sequence[str]) -> StoredSamples:
+    def read(self, indices: NDArray[np.int64], fields: Sequence[str]) -> StoredSamples:
         """Read some fields of some samples.
 
         Args:
-            samples: int64 [n], sample numbers in manifest order.
-            fields: Names of fields. A sample's missing ones are missing in the result.
+            indices: int64 [n], the samples' indices in manifest order.
+            fields: Names of fields. Fields that a sample lacks are missing in the result.
 
         Returns:
-            The n samples, in the order that they were asked for.
+            The n samples, in the order of ``indices``.
 
         Raises:
             SampleError: If a sample cannot be read.
             FormatError: If a shard is not what it should be.
+            IndexError: If the dataset has no sample of that index.
         """
-        if samples.size and not 0 <= samples.min() <= samples.max() < self._stops[-1]:
-            raise IndexError(f"samples have numbers below {self._stops[-1]}, got {samples.min()} to {samples.max()}")
-        columns: list[list[bytes | None]] = [[None] * len(samples) for _ in fields]
-        for shard, rows, inner in self._by_shard(samples):
+        if indices.size and not 0 <= indices.min() <= indices.max() < self._stops[-1]:
+            raise IndexError(
+                f"the dataset has {self._stops[-1]} samples, got indices {indices.min()} to {indices.max()}"
+            )
+        columns: list[list[bytes | None]] = [[None] * len(indices) for _ in fields]
+        for shard, rows, inner in self._by_shard(indices):
             try:
                 found = self._use(shard, partial(self._read_shard, shard, inner, fields))
             except SampleError as error:
@@ -74,93 +77,94 @@ class SampleReader:
                     column[row] = content
         return StoredSamples(
             dict(zip(fields, columns, strict=True)),
-            len(samples),
-            describe=lambda row, some: self.describe(int(samples[row]), some),
-            list_keys=lambda: self.keys(samples),
+            len(indices),
+            describe=lambda row, some: self.describe(int(indices[row]), some),
+            list_keys=lambda: self.keys(indices),
         )
 
-    def keys(self, samples: NDArray[np.int64]) -> list[str]:
+    def keys(self, indices: NDArray[np.int64]) -> list[str]:
         """Return the keys of some samples."""
-        keys = [""] * len(samples)
-        for shard, rows, inner in self._by_shard(samples):
+        keys = [""] * len(indices)
+        for shard, rows, inner in self._by_shard(indices):
             found = self._use(shard, partial(_keys, inner))
             for row, key in zip(rows.tolist(), found, strict=True):
                 keys[row] = key
         return keys
 
-    def describe(self, sample: int, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and where those of its fields lie, for messages."""
-        ((shard, _, inner),) = self._by_shard(np.array([sample]))
+    def describe(self, index: int, fields: Sequence[str]) -> tuple[str, str]:
+        """Return a sample's key and where some of its fields lie, for messages."""
+        ((shard, _, inner),) = self._by_shard(np.array([index]))
         return self._use(shard, lambda opened: opened.describe(int(inner[0]), fields))
 
     def close(self) -> None:
-        """Close all shards; reading again opens them again."""
+        """Close all shards. The next read opens them again."""
         self._open.clear()
         self._parts.clear()
 
-    def _by_shard(self, samples: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield for each shard its number, which of the samples lie in it, and their places there.
+    def _by_shard(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield each shard's place in the manifest, the rows of its samples in ``indices``, and their indices in it.
 
-        In the order in which they lie on disk, so that each shard is opened once, and read forwards.
+        Shards and samples come in manifest order, so that each shard is opened once and read forwards.
         """
-        order = np.argsort(samples, kind="stable")
-        shards = np.searchsorted(self._stops, samples[order], side="right")
+        order = np.argsort(indices, kind="stable")
+        shards = np.searchsorted(self._stops, indices[order], side="right")
         firsts = np.flatnonzero(np.diff(shards, prepend=-1))
         for shard, rows in zip(
             shards[firsts].tolist(), np.split(order, firsts[1:]), strict=False
         ):  # One empty split for no samples.
-            yield shard, rows, samples[rows] - (self._stops[shard - 1] if shard else 0)
+            yield shard, rows, indices[rows] - (self._stops[shard - 1] if shard else 0)
 
     def _read_shard(
-        self, number: int, inner: NDArray[np.int64], fields: Sequence[str], shard: Shard
+        self, shard: int, inner: NDArray[np.int64], fields: Sequence[str], opened: Shard
     ) -> list[list[bytes | None]]:
         if self._verify == "off":
-            return shard.read_many(inner, fields)
-        seen = self._seen.of_shard(number, fields, shard.tar)
+            return opened.read_many(inner, fields)
+        seen = self._seen.of_shard(shard, fields, opened.tar)
         unseen = seen.find_unseen(inner)
-        found = shard.read_many(inner, fields, unseen)
+        found = opened.read_many(inner, fields, unseen)
         if unseen is not None:
             seen.add(inner[unseen])
         return found
 
-    def _use(self, number: int, use: Callable[[Shard], Result]) -> Result:
-        """Do something with a shard; if its files are not those that were opened before, with the new ones."""
+    def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
+        """Call a function with an open shard; if its files were replaced, with the new ones."""
         try:
-            return use(self._shard(number))
+            return use(self._get_open(shard))
         except ReplacedError:
-            self._open.pop(number, None)
-            return use(self._shard(number))
+            self._open.pop(shard, None)
+            return use(self._get_open(shard))
 
-    def _shard(self, number: int) -> Shard:
-        shard = self._open.get(number)
-        if shard is None:
-            shard = self._open_shard(number)
-            self._open[number] = shard
+    def _get_open(self, shard: int) -> Shard:
+        opened = self._open.get(shard)
+        if opened is None:
+            opened = self._open_shard(shard)
+            self._open[shard] = opened
             with suppress(KeyError):
                 while len(self._open) > MAX_OPEN_SHARDS:
-                    # Not closed but let go: another thread may be reading it, and the last one that does closes it.
+                    # Not closed here: another thread may be reading it. It closes when nothing refers to it.
                     self._open.popitem(last=False)
-        with suppress(KeyError):  # Another thread has let it go.
-            self._open.move_to_end(number)
-        return shard
+        with suppress(KeyError):  # Another thread has removed it.
+            self._open.move_to_end(shard)
+        return opened
 
-    def _open_shard(self, number: int) -> Shard:
-        shard = Shard(self._table.tars[number], self._table.indexes[number], self._parts)
-        expected = self._table.manifest.shards[number]
-        if (found := shard.entry) != expected:
-            shard.close()
+    def _open_shard(self, shard: int) -> Shard:
+        tar, index = self._table.tars[shard], self._table.indexes[shard]
+        opened = Shard(tar, index, self._parts)
+        expected = self._table.manifest.shards[shard]
+        if (found := opened.entry) != expected:
+            opened.close()
             raise StaleIndexError(
-                f"{self._table.tars[number]} is not the shard that the manifest names: it is {found}, expected "
-                f"{expected}. Pack the dataset again, or fetch shards and manifest together"
+                f"{tar} is not the shard in the manifest: got {found}, expected {expected}. Pack the dataset again, or "
+                "download shards and manifest together"
             )
-        if other := set(shard.index.header.fields).difference(self._table.manifest.fields):
-            shard.close()
+        if other := set(opened.index.header.fields).difference(self._table.manifest.fields):
+            opened.close()
             raise StaleIndexError(
-                f"{self._table.indexes[number]} has the fields {', '.join(sorted(other))}, and the manifest names only "
-                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or fetch shards, indexes and "
+                f"{index} has the fields {', '.join(sorted(other))}, but the manifest names only "
+                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or download shards, indexes and "
                 "manifest together"
             )
-        return shard
+        return opened
 
     def __getstate__(self) -> tuple[ShardTable, Verify]:
         return self._table, self._verify
@@ -169,5 +173,5 @@ class SampleReader:
         self.__init__(*state)  # type: ignore[misc]  # an unpickled reader starts with nothing open
 
 
-def _keys(samples: NDArray[np.int64], shard: Shard) -> list[str]:
-    return shard.index.keys(samples)
+def _keys(inner: NDArray[np.int64], opened: Shard) -> list[str]:
+    return opened.index.keys(inner)

@@ -1,4 +1,4 @@
-"""Some samples as they were read: a column of contents for each field."""
+"""Samples as they were read: a column of contents for each field."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import overload
 from shardio.sample import Sample
 
 Columns = Mapping[str, Sequence[bytes | None]]
-"""By field, the content of each sample, or None where a sample lacks the field."""
+"""For each field, the content of each sample, or None if the sample lacks the field."""
 
 
 class StoredSamples(Sequence[Sample]):
-    """Samples held by column, so that many small ones cost little; one by one on demand.
+    """Samples in columns, so that many small ones cost little. Single samples are made on demand.
 
     Args:
-        columns: The contents by field, in the order that the fields were asked for.
-        number: How many samples there are.
-        describe: Returns the key of one of them, and where some of its fields lie.
-        list_keys: Returns the keys of all of them.
+        columns: The contents by field, in the order in which the fields were requested.
+        num_samples: The number of samples.
+        describe: Returns the key of the sample in a row, and where some of its fields lie.
+        list_keys: Returns the keys of all samples.
     """
 
     def __init__(
         self,
         columns: Columns,
-        number: int,
+        num_samples: int,
         *,
         describe: Callable[[int, Sequence[str]], tuple[str, str]],
         list_keys: Callable[[], list[str]],
     ) -> None:
         self.columns = columns
-        self._number = number
+        self._num_samples = num_samples
         self._describe = describe
         self._list_keys = list_keys
 
@@ -39,11 +39,11 @@ class StoredSamples(Sequence[Sample]):
         return self._list_keys()
 
     def describe(self, row: int, fields: Sequence[str] | None = None) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields lie, for messages; by default those that were read."""
+        """Return a sample's key and where some of its fields lie (by default, those that were read), for messages."""
         return self._describe(row, tuple(self.columns) if fields is None else fields)
 
     def __len__(self) -> int:
-        return self._number
+        return self._num_samples
 
     @overload
     def __getitem__(self, row: int) -> Sample: ...
@@ -51,10 +51,10 @@ class StoredSamples(Sequence[Sample]):
     def __getitem__(self, row: slice) -> Sequence[Sample]: ...
     def __getitem__(self, row: int | slice) -> Sample | Sequence[Sample]:
         if isinstance(row, slice):
-            return [self[i] for i in range(*row.indices(self._number))]
-        if not -self._number <= row < self._number:
-            raise IndexError(f"sample {row} of {self._number}")
-        row %= self._number
+            return [self[i] for i in range(*row.indices(self._num_samples))]
+        if not -self._num_samples <= row < self._num_samples:
+            raise IndexError(f"sample {row} of {self._num_samples}")
+        row %= self._num_samples
         key, origin = self.describe(row)
         fields = {field: content for field, column in self.columns.items() if (content := column[row]) is not None}
         return Sample(key=key, fields=fields, origin=origin)

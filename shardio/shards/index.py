@@ -1,15 +1,15 @@
 """The index: where every field of every sample of one shard lies.
 
-A safetensors file (https://github.com/huggingface/safetensors) beside the tar. F fields, n samples, little-endian:
+A safetensors file (https://github.com/huggingface/safetensors) next to the tar. F fields, n samples, little-endian:
 
-    offset      int64  [F, n]   first byte of the content in the tar; -1 where a sample lacks the field
-    size        int64  [F, n]   bytes of the content; -1 likewise
-    hash        uint64 [F, n]   xxh3-64 of the content; 0 likewise
-    key_stop    int64  [n]      where each key ends in key_bytes
+    offset      int64  [F, n]   first byte of the content in the tar; -1 if the sample lacks the field
+    size        int64  [F, n]   bytes of the content; -1 if the sample lacks the field
+    hash        uint64 [F, n]   xxh3-64 of the content; 0 if the sample lacks the field
+    key_stop    int64  [n]      where each key stops in key_bytes
     key_bytes   uint8  [...]    the keys in UTF-8, end to end
 
-Its metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`): several keys
-would be written in random order.
+Its metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`), because safetensors
+writes several keys in random order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
@@ -25,20 +24,19 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.errors import FormatError
-from shardio.sample import ByteRange
 from shardio.shards.tar import BLOCK
-from shardio.storage import LocalFile, write_whole
+from shardio.storage import Location, StoredFile
 
 INDEX_FORMAT = 1
 INDEX_SUFFIX = ".idx"
 
 MAX_FIELDS = 1024
-"""More different fields than this in one shard are taken for a tar that is not in WebDataset's naming."""
+"""A tar with more fields than this is not named as WebDataset expects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredField:
-    """Where the content of one field lies in the tar, and its xxh3-64."""
+    """Where the content of a field lies in the tar, and its xxh3-64."""
 
     offset: int
     size: int
@@ -54,29 +52,19 @@ class StoredSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarStamp:
-    """What the file system says of a tar: if it is the same, the tar was not written again."""
-
-    num_bytes: int
-    mtime_ns: int
-    inode: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class IndexHeader:
-    """What an index says of its shard.
+    """What an index says about its shard.
 
     Attributes:
-        format: The index format's version.
+        format: The version of the index format.
         fields: The names of the fields, sorted.
-        num_samples: The samples of the shard.
+        num_samples: The number of samples in the shard.
         num_bytes: The size of the tar.
         digest: xxh3-128 of the tar, in hexadecimal.
-        header_digest: xxh3-64 of the tar headers of the first and the last sample, in hexadecimal: with the
-            tar's size it shows, at opening, whether the tar is the one that was indexed.
-        mtime_ns: The tar's modification time in nanoseconds, in indexes that were made on first use alone: shards that
-            shardio packed may be copied, and equal input gives equal indexes.
-        inode: The tar's inode, likewise.
+        header_digest: xxh3-64 of the tar headers of the first and the last sample, in hexadecimal. With the tar's size
+            it shows, at opening, whether the tar is the one that was indexed.
+        version: The tar's version in its store when it was indexed on first use. The index of a packed shard has none:
+            the shard may be copied, and equal input gives equal indexes.
     """
 
     format: int
@@ -85,48 +73,44 @@ class IndexHeader:
     num_bytes: int
     digest: str
     header_digest: str
-    mtime_ns: int | None = None
-    inode: int | None = None
-
-    @property
-    def stamp(self) -> TarStamp | None:
-        """The tar's stamp, where the index was made on first use."""
-        if self.mtime_ns is None or self.inode is None:
-            return None
-        return TarStamp(num_bytes=self.num_bytes, mtime_ns=self.mtime_ns, inode=self.inode)
+    version: str | None = None
 
 
-def index_path(tar: Path) -> Path:
-    """Return where the index of a tar lies: beside it."""
-    return tar.with_name(tar.name + INDEX_SUFFIX)
+def index_location(tar: Location) -> Location:
+    """Return where the index of a tar lies: next to it."""
+    return tar.folder / (tar.name + INDEX_SUFFIX)
 
 
 def write_index(
-    path: Path, tar: LocalFile, samples: Sequence[StoredSample], digest: str, stamp: TarStamp | None = None
+    location: Location, tar: StoredFile, samples: Sequence[StoredSample], digest: str, version: str | None = None
 ) -> None:
     """Write the index of a tar.
 
     Args:
-        path: Where to write it.
+        location: Where the index goes.
         tar: The finished tar.
-        samples: What lies in the tar, in its order.
+        samples: The tar's samples, in its order.
         digest: xxh3-128 of the tar, in hexadecimal.
-        stamp: Of a tar that shardio did not pack.
+        version: The tar's version, if shardio did not pack it.
+
+    Raises:
+        FormatError: If the tar has more fields than an index holds.
+        OSError: If the index cannot be written.
     """
     fields = tuple(sorted({field for sample in samples for field in sample.fields}))
     if len(fields) > MAX_FIELDS:
         raise FormatError(
-            f"{tar.path} has {len(fields)} different fields, and {MAX_FIELDS} are the most that an index holds: "
-            "its members are not named key.field as WebDataset wants it"
+            f"{tar.location} has {len(fields)} different fields, but an index holds at most {MAX_FIELDS}: its members "
+            "are not named key.field as WebDataset expects"
         )
-    row = {field: i for i, field in enumerate(fields)}
+    field_indices = {field: i for i, field in enumerate(fields)}
     offset = np.full((len(fields), len(samples)), -1, dtype="<i8")
     size = offset.copy()
     content_hash = np.zeros(offset.shape, dtype="<u8")
-    for column, sample in enumerate(samples):
+    for i, sample in enumerate(samples):
         for name, field in sample.fields.items():
-            offset[row[name], column], size[row[name], column] = field.offset, field.size
-            content_hash[row[name], column] = field.hash
+            at = field_indices[name], i
+            offset[at], size[at], content_hash[at] = field.offset, field.size, field.hash
     keys = [sample.key.encode(errors="surrogateescape") for sample in samples]
     header = IndexHeader(
         format=INDEX_FORMAT,
@@ -135,8 +119,7 @@ def write_index(
         num_bytes=tar.size,
         digest=digest,
         header_digest=digest_headers(tar, [offset[:, 0], offset[:, -1]] if samples else []),
-        mtime_ns=None if stamp is None else stamp.mtime_ns,
-        inode=None if stamp is None else stamp.inode,
+        version=version,
     )
     tensors = {
         "offset": offset,
@@ -147,22 +130,22 @@ def write_index(
     }
     values = {name: value for name, value in asdict(header).items() if value is not None}
     metadata = {"shardio": json.dumps(values, sort_keys=True, separators=(",", ":"))}
-    with write_whole(path) as file:
+    with location.write_whole() as file:
         file.write(safetensors.numpy.save(tensors, metadata))
 
 
-def digest_headers(tar: LocalFile, columns: Iterable[NDArray[np.int64]]) -> str:
+def digest_headers(tar: StoredFile, starts: Iterable[NDArray[np.int64]]) -> str:
     """Hash the blocks before the contents of some samples: their plain tar headers.
 
     Args:
         tar: The tar.
-        columns: For each sample where the content of each field begins, int64 [F], -1 where it lacks one.
+        starts: For each sample, the first byte of each field's content, int64 [F], -1 if it lacks the field.
 
     Returns:
         xxh3-64 in hexadecimal.
     """
     digest = xxhash.xxh3_64()
-    for column in columns:
-        for start in column[column >= BLOCK].tolist():
-            digest.update(tar.read(ByteRange(start=start - BLOCK, stop=start)))
+    for fields in starts:
+        for start in fields[fields >= BLOCK].tolist():
+            digest.update(tar.read(start - BLOCK, start))
     return digest.hexdigest()

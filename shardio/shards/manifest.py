@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.json_text import parse_json
-from shardio.storage import PARTIAL_SUFFIX, write_whole
+from shardio.storage import Location
+from shardio.whole_writes import PARTIAL_SUFFIX
 
 MANIFEST_FORMAT = 1
 MANIFEST_NAME = "shardio.json"
 
 UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
-"""While a pack is unfinished, a file of this name lies in its directory, with the digest of its plan."""
-
+"""The name of the file in an unfinished pack's directory that holds the digest of the plan."""
 
 _NAME = re.compile(r"[^\0\ud800-\udc7f\udd00-\udfff]*")
-"""No file has a NUL in its name, nor a surrogate that stands for no byte."""
+"""No file name holds a NUL, or a surrogate that stands for no byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
-    """One shard: its file name, size in bytes, number of samples, and xxh3-128 in hexadecimal."""
+    """A shard: its file name, size in bytes, number of samples, and xxh3-128 in hexadecimal."""
 
     name: str
     num_bytes: int
@@ -37,22 +37,22 @@ class ShardEntry:
     digest: str
 
     def __post_init__(self) -> None:
-        if not self.name or Path(self.name).name != self.name or not _NAME.fullmatch(self.name):
-            raise ValueError(f"a shard lies beside its manifest, and {self.name!r} is not the name of a file there")
+        if not self.name or PurePath(self.name).name != self.name or not _NAME.fullmatch(self.name):
+            raise ValueError(f"a shard lies next to its manifest, but {self.name!r} is not a file name")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a dataset holds.
+    """The contents of a dataset.
 
     Attributes:
         shards: Its shards, in manifest order.
-        fields: The names of the fields that its samples have, sorted.
-        classes: The class names, by label; empty where the samples have no classes.
-        pack: How it was packed; empty for tars that shardio did not pack.
-        format: The manifest format's version.
+        fields: The names of its samples' fields, sorted.
+        classes: The class names, by label; empty if the samples have no classes.
+        pack: The settings it was packed with; empty for tars that shardio did not pack.
+        format: The version of the manifest format.
     """
 
     shards: tuple[ShardEntry, ...]
@@ -63,7 +63,7 @@ class Manifest:
 
     @property
     def num_samples(self) -> int:
-        """The samples of all shards."""
+        """The number of samples in all shards."""
         return sum(shard.num_samples for shard in self.shards)
 
     @property
@@ -83,29 +83,29 @@ class Manifest:
         return xxhash.xxh3_128_hexdigest(contents.encode())
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write a manifest; it is there whole or not at all."""
-    with write_whole(path) as file:
+def write_manifest(location: Location, manifest: Manifest) -> None:
+    """Write a manifest; it appears whole or not at all."""
+    with location.write_whole() as file:
         file.write(json.dumps(asdict(manifest), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n")
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(location: Location) -> Manifest:
     """Read and check a manifest.
 
     Raises:
-        FormatError: If the file is not a manifest, or of a newer format; the message says what is wrong and where.
+        FormatError: If the file is not a manifest, or has another format. The message says what is wrong and where.
     """
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        values: Any = parse_json(path.read_bytes())
+        values: Any = parse_json(location.read_whole())
     except (OSError, ValueError) as error:
-        raise FormatError(f"the manifest {path} cannot be read: {error}") from error
+        raise FormatError(f"the manifest {location} cannot be read: {error}") from error
     version = values.get("format") if isinstance(values, dict) else None
     if version != MANIFEST_FORMAT:
-        raise FormatError(f"{path} has manifest format {version!r}, and this shardio reads {MANIFEST_FORMAT}")
+        raise FormatError(f"{location} has manifest format {version!r}, but this shardio reads {MANIFEST_FORMAT}")
     try:
         return TypeAdapter(Manifest).validate_python(values)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-        raise FormatError(f"the manifest {path} is damaged: {problems}") from error
+        raise FormatError(f"the manifest {location} is damaged: {problems}") from error

@@ -1,4 +1,4 @@
-"""How tar members are named, and what is a sample's key and what a field: WebDataset's convention.
+"""How tar members are named, and which part is the key and which the field: WebDataset's convention.
 
 A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name.
 Members of one sample are adjacent.
@@ -16,7 +16,7 @@ _META_NAME = re.compile(r"__[^/]*__(/|$)")
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split a member's name into key and field; None if WebDataset would not read the member.
+    """Split a member's name into key and field; return None if WebDataset would not read the member.
 
     >>> split_name("cats/0001.JPG")
     ('cats/0001', 'jpg')
@@ -36,6 +36,6 @@ def join_name(key: str, field: str) -> str:
 
 
 def is_added_by_macos(name: str) -> bool:
-    """Say whether a file is one that macOS adds to others: AppleDouble files (``._x.jpg``) and ``.DS_Store``."""
+    """Return whether macOS added a file to others: AppleDouble files (``._x.jpg``) and ``.DS_Store``."""
     name = name.rpartition("/")[2]
     return name.startswith("._") or name == ".DS_Store"

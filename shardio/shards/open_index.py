@@ -1,13 +1,12 @@
-"""An open index: what it says of some samples is read when it is asked for.
+"""An open index. It reads what callers ask for, when they ask for it.
 
-The file is never mapped: a process that reads a mapping of a file that another process has cut is killed.
+The file is never mapped: a process is killed if it reads a mapping of a file that another process truncated.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,19 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError, StaleIndexError
 from shardio.json_text import parse_json
-from shardio.sample import ByteRange
 from shardio.shards.index import INDEX_FORMAT, IndexHeader, digest_headers
 from shardio.shards.parts import PartCache
 from shardio.shards.tar import BLOCK
-from shardio.storage import LocalFile
+from shardio.storage import Location, StoredFile, make_version
 
 PART = 512
-"""Samples of which the index is read together."""
+"""Samples whose entries are read together."""
 
 HEAD = 4096
-"""Bytes read of a file at first; its header usually lies within."""
+"""Bytes that are read first; they usually hold the whole header."""
 
 MAX_HEADER = 2**24
-"""Bytes of a header at the most: a thousand fields with the longest names."""
+"""Bytes of a header at most: a thousand fields with the longest names."""
 
 _DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
 
@@ -37,29 +35,30 @@ class ShardIndex:
     """An open index.
 
     Attributes:
-        path: The index file.
-        header: What it says of the whole shard.
-        row: By the name of a field, its number in the index.
+        location: Where the index lies.
+        header: What it says about the whole shard.
+        field_indices: Each field's place in the index, by the field's name.
 
     Args:
-        path: The index file.
+        location: Where the index lies.
         tar: The shard that it belongs to.
-        parts: Keeps what was read; by default a memory of its own.
+        parts: Keeps what was read; by default, a cache of its own.
 
     Raises:
         FormatError: If the file is not an index.
         StaleIndexError: If it is the index of another tar.
     """
 
-    def __init__(self, path: Path, tar: LocalFile, parts: PartCache | None = None) -> None:
-        self.path = path
+    def __init__(self, location: Location, tar: StoredFile, parts: PartCache | None = None) -> None:
+        self.location = location
         self._tar, self._parts = tar, PartCache() if parts is None else parts
-        self._file = _open(path)
+        self._identity = object()  # Names this index's parts in the cache, which other indexes share.
+        self._file = _open(location)
         try:
             self.header, self._begins, self._num_key_bytes = _read_layout(self._file)
-            self.row = {field: i for i, field in enumerate(self.header.fields)}
+            self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
             self._check()
-        except BaseException:  # Ctrl-C as well must not leave it open.
+        except BaseException:  # Ctrl-C must not leave it open either.
             self.close()
             raise
 
@@ -72,14 +71,14 @@ class ShardIndex:
         return [key.decode(errors="surrogateescape") for key in self.raw_keys(samples)]
 
     def raw_keys(self, samples: NDArray[np.int64]) -> list[bytes]:
-        """Return the keys of some samples, in UTF-8 or in whatever bytes the tar has."""
-        keys, number = list[bytes](), -1
+        """Return the keys of some samples as the bytes that the tar has, usually UTF-8."""
+        keys, current = list[bytes](), -1
         for sample in samples.tolist():
-            if sample // PART != number:
-                number = sample // PART
-                bounds, content = self._keys_part(number)
-            place = sample % PART
-            keys.append(content[bounds[place] : bounds[place + 1]])
+            part, row = divmod(sample, PART)
+            if part != current:
+                current = part
+                bounds, content = self._keys_part(part)
+            keys.append(content[bounds[row] : bounds[row + 1]])
         return keys
 
     def locate(
@@ -88,21 +87,21 @@ class ShardIndex:
         """Return where fields of samples lie in the tar.
 
         Args:
-            samples: int64 [n], the samples' places in the shard.
+            samples: int64 [n], indices in the shard.
             fields: F names of fields.
 
         Returns:
-            The first byte of each content and the one behind its last, both int64 [n, F] and -1 where a sample lacks
-            the field, and its xxh3-64, uint64 [n, F].
+            The start and the stop of each content, both int64 [n, F] and -1 where a sample lacks the field; and its
+            xxh3-64, uint64 [n, F].
         """
-        numbers = samples // PART
-        if len(samples) and (numbers == numbers[0]).all():
-            number = int(numbers[0])
-            found = self._places_part(number, fields)[:, :, samples - number * PART]
+        parts = samples // PART
+        if len(samples) and (parts == parts[0]).all():
+            part = int(parts[0])
+            found = self._ranges_part(part, fields)[:, :, samples - part * PART]
         else:
             found = np.empty((3, len(fields), len(samples)), np.int64)
-            for place, sample in enumerate(samples.tolist()):
-                found[:, :, place] = self._places_part(sample // PART, fields)[:, :, sample % PART]
+            for row, sample in enumerate(samples.tolist()):
+                found[:, :, row] = self._ranges_part(sample // PART, fields)[:, :, sample % PART]
         starts, stops, hashes = found.transpose(0, 2, 1)
         return starts, stops, hashes.view(np.uint64)
 
@@ -110,45 +109,45 @@ class ShardIndex:
         """Close the file."""
         self._file.close()
 
-    def _places_part(self, number: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
-        """Return where fields of one part's samples begin and end, and their hashes, int64 [3, F, samples]."""
-        name = (self._file.serial, number, fields)
-        part: NDArray[np.int64] | None = self._parts.find(name)
-        if part is None:
-            part = self._read_places(number * PART, min((number + 1) * PART, self.header.num_samples), fields)
-            self._parts.add(name, part, part.nbytes)
-        return part
+    def _ranges_part(self, part: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
+        """Return starts, stops and hashes of the fields of one part's samples, int64 [3, F, samples]."""
+        name = (self._identity, part, fields)
+        found: NDArray[np.int64] | None = self._parts.find(name)
+        if found is None:
+            found = self._read_ranges(part * PART, min((part + 1) * PART, self.header.num_samples), fields)
+            self._parts.add(name, found, found.nbytes)
+        return found
 
-    def _read_places(self, first: int, stop: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
-        part = np.full((3, len(fields), stop - first), -1, np.int64)
-        for column, row in enumerate(map(self.row.get, fields)):
-            if row is not None:
-                begin = row * self.header.num_samples
-                for place, name in enumerate(("offset", "size", "hash")):
-                    part[place, column] = self._read_integers(name, begin + first, begin + stop)
-        offset, size, _ = part
+    def _read_ranges(self, first: int, stop: int, fields: tuple[str, ...]) -> NDArray[np.int64]:
+        found = np.full((3, len(fields), stop - first), -1, np.int64)
+        for column, field_index in enumerate(map(self.field_indices.get, fields)):
+            if field_index is not None:
+                begin = field_index * self.header.num_samples
+                for i, name in enumerate(("offset", "size", "hash")):
+                    found[i, column] = self._read_integers(name, begin + first, begin + stop)
+        offset, size, _ = found
         present = offset >= 0
         is_outside = (offset < BLOCK) | (offset > self._tar.size - size)
         if np.any(present != (size >= 0)) or np.any(present & is_outside):
-            raise FormatError(f"the index {self.path} points outside of its tar: {self._remedy}")
+            raise FormatError(f"the index {self.location} points outside its tar: {self._remedy}")
         size[present] += offset[present]
-        return part
+        return found
 
-    def _keys_part(self, number: int) -> tuple[list[int], bytes]:
-        """Return the keys of one part's samples end to end, and where each begins, and the last one ends."""
-        name = (self._file.serial, number)
-        part: tuple[list[int], bytes] | None = self._parts.find(name)
-        if part is None:
-            first, stop = number * PART, min((number + 1) * PART, self.header.num_samples)
+    def _keys_part(self, part: int) -> tuple[list[int], bytes]:
+        """Return the n + 1 bounds of the keys of one part's samples, and the keys end to end."""
+        name = (self._identity, part)
+        found: tuple[list[int], bytes] | None = self._parts.find(name)
+        if found is None:
+            first, stop = part * PART, min((part + 1) * PART, self.header.num_samples)
             begin = self._read_integers("key_stop", first - 1, first) if first else np.zeros(1, np.int64)
             bounds = np.concatenate([begin, self._read_integers("key_stop", first, stop)])
             if bounds[0] < 0 or np.any(np.diff(bounds) < 0) or bounds[-1] > self._num_key_bytes:
-                raise FormatError(f"the index {self.path} has keys of negative length, or outside of it")
+                raise FormatError(f"the index {self.location} is damaged: keys have negative lengths or lie outside it")
             begins = self._begins["key_bytes"] + bounds
             content = _read(self._file, int(begins[0]), int(begins[-1]))
-            part = (bounds - bounds[0]).tolist(), content
-            self._parts.add(name, part, len(content) + 40 * len(bounds))
-        return part
+            found = (bounds - bounds[0]).tolist(), content
+            self._parts.add(name, found, len(content) + 40 * len(bounds))
+        return found
 
     def _read_integers(self, name: str, first: int, stop: int) -> NDArray[np.int64]:
         begin = self._begins[name]
@@ -156,96 +155,106 @@ class ShardIndex:
 
     @property
     def _remedy(self) -> str:
-        return f"{self._tar.path} has changed since; delete {self.path} to have it made again"
+        return f"{self._tar.location} has changed since; delete {self.location}, and it is created again"
 
     def _check(self) -> None:
-        """Check what is said of the first and the last samples; what lies between is checked when it is first read."""
+        """Check the first and the last samples. The others are checked when they are first read."""
         header = self.header
         if self._tar.size != header.num_bytes:
             raise StaleIndexError(
-                f"the index {self.path} was made for a tar of {header.num_bytes} bytes, "
-                f"and the tar has {self._tar.size}: {self._remedy}"
+                f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
+                f"but the tar has {self._tar.size}: {self._remedy}"
             )
         if not 0 <= header.num_samples <= self._tar.size // BLOCK or self._num_key_bytes > self._tar.size:
             raise FormatError(
-                f"the index {self.path} has {header.num_samples} samples with keys of {self._num_key_bytes} bytes, "
-                f"more than {self._tar.path} can hold in {self._tar.size} bytes: {self._remedy}"
+                f"the index {self.location} has {header.num_samples} samples with keys of {self._num_key_bytes} bytes, "
+                f"more than {self._tar.location} can hold in {self._tar.size} bytes: {self._remedy}"
             )
-        columns = list[NDArray[np.int64]]()
+        first_and_last = list[NDArray[np.int64]]()
         if header.num_samples:
             last = header.num_samples - 1
             starts, _, _ = self.locate(np.array([0, last]), header.fields)
-            columns = [starts[0], starts[1]]
+            first_and_last = [starts[0], starts[1]]
             self._keys_part(0)
             ends, _ = self._keys_part(last // PART)
             begin = self._read_integers("key_stop", last - last % PART - 1, last - last % PART) if last >= PART else [0]
             if begin[0] + ends[-1] != self._num_key_bytes:
-                raise FormatError(f"the keys of the index {self.path} do not end where their bytes do")
-        if digest_headers(self._tar, columns) != header.header_digest:
-            raise StaleIndexError(f"the index {self.path} was made for a tar with other members: {self._remedy}")
+                raise FormatError(f"the index {self.location} is damaged: its keys do not end where their bytes do")
+        if digest_headers(self._tar, first_and_last) != header.header_digest:
+            raise StaleIndexError(f"the index {self.location} was created for a tar with other members: {self._remedy}")
 
 
-def read_header(path: Path) -> IndexHeader:
-    """Return what an index says of its whole shard, whether its tar is there or not.
+def read_header(location: Location) -> IndexHeader:
+    """Return what an index says about its whole shard. The tar need not exist.
 
     Raises:
         FormatError: If the file is not an index.
     """
-    with closing(_open(path)) as file:
+    with closing(_open(location)) as file:
         return _read_layout(file)[0]
 
 
-def _open(path: Path) -> LocalFile:
+def _open(location: Location) -> StoredFile:
     try:
-        return LocalFile(path)
-    except (FileNotFoundError, IsADirectoryError) as error:  # Other errors of the system say nothing of the file.
-        raise FormatError(f"the index {path} is no file: {error}") from error
+        return location.open()
+    except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
+        raise FormatError(f"the index {location} is not a file: {error}") from error
 
 
-def _read(file: LocalFile, start: int, stop: int) -> bytes:
+def _read(file: StoredFile, start: int, stop: int) -> bytes:
     try:
-        return file.read(ByteRange(start=start, stop=stop))
+        return file.read(start, stop)
     except (EOFError, OSError) as error:
-        raise FormatError(f"the index {file.path} cannot be read: {error}") from error
+        raise FormatError(f"the index {file.location} cannot be read: {error}") from error
 
 
-def _read_layout(file: LocalFile) -> tuple[IndexHeader, dict[str, int], int]:
-    """Read the head of a safetensors file: 8 bytes with the length of a JSON header, the header.
+def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
+    """Read the head of a safetensors file: the length of a JSON header in 8 bytes, and the header.
 
     Returns:
-        The index's own header, where in the file each tensor begins, and the bytes of all keys.
+        The index's own header, each tensor's first byte in the file, and the number of bytes of all keys.
     """
     content = _read(file, 0, min(HEAD, file.size))
     try:
         data_start = 8 + int.from_bytes(content[:8], "little")
         if data_start > min(file.size, MAX_HEADER):
-            raise ValueError(f"its header ends at byte {data_start}, the file at {file.size}, and none at {MAX_HEADER}")
+            raise ValueError(
+                f"its header ends at byte {data_start}, beyond the file's {file.size} or {MAX_HEADER} bytes"
+            )
         if data_start > len(content):
             content += _read(file, len(content), data_start)
         layout = parse_json(content[8:data_start])
         values = parse_json(layout["__metadata__"]["shardio"])
         if values["format"] != INDEX_FORMAT:  # First: another format may have other values.
             raise FormatError(
-                f"the index {file.path} has format {values['format']}, and this shardio reads {INDEX_FORMAT}: use the "
-                "version of shardio that wrote it, or delete the index and have it made again"
+                f"the index {file.location} has format {values['format']}, but this shardio reads {INDEX_FORMAT}: use "
+                "the version of shardio that wrote it, or delete the index, and it is created again"
             )
-        header = IndexHeader(**{**values, "fields": tuple(values["fields"])})
+        header = _make_header(values)
         _check_header(header)
         begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
         for name in _DTYPES:
             if data_start + layout[name]["data_offsets"][1] > file.size:
-                raise ValueError(f"tensor {name} ends behind the file")
+                raise ValueError(f"tensor {name} ends after the file")
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{file.path} is not an index of shardio, or it is damaged: {error!r}") from error
+        raise FormatError(f"{file.location} is not an index of shardio, or is damaged: {error!r}") from error
     return header, begins, layout["key_bytes"]["shape"][0]
 
 
+def _make_header(values: dict[str, Any]) -> IndexHeader:
+    """Return an index's header from its JSON object; raise ValueError, KeyError or TypeError if it is not one."""
+    mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
+    if mtime_ns is not None and inode is not None:  # Written before versions were.
+        values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
+    return IndexHeader(**{**values, "fields": tuple(values["fields"])})
+
+
 def _check_header(header: IndexHeader) -> None:
-    """Raise ValueError or TypeError if a header has values that no index has."""
+    """Raise ValueError or TypeError if a header has impossible values."""
     for field in header.fields:
         if not isinstance(field, str):
             raise TypeError(f"fields are {header.fields}")
-        field.encode(errors="surrogateescape")  # As it is compared with the tar.
+        field.encode(errors="surrogateescape")  # As for comparing it with the tar.
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
         raise TypeError(f"it says {header.num_samples!r} samples and {header.num_bytes!r} bytes")
     if not isinstance(header.digest, str):
@@ -253,7 +262,7 @@ def _check_header(header: IndexHeader) -> None:
 
 
 def _check_tensor(name: str, tensor: Any, header: IndexHeader) -> int:
-    """Return where a tensor's data begins; raise ValueError or TypeError if it is not as the header says."""
+    """Return where a tensor's data starts; raise ValueError or TypeError if the header says something else."""
     (start, stop), shape, dtype = tensor["data_offsets"], tensor["shape"], tensor["dtype"]
     if not all(type(number) is int and number >= 0 for number in (start, stop, *shape)):
         raise TypeError(f"tensor {name} has the shape {shape} and bytes {start} to {stop}")

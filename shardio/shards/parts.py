@@ -1,4 +1,4 @@
-"""What was read of indexes: parts of them, as many as fit a budget of memory."""
+"""The parts of indexes that were read: as many as fit a memory budget."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import suppress
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
-"""Memory of one reader for parts of indexes, in bytes: more than the default order uses at a time of shards of 20,000
-samples with two fields each."""
+"""Bytes of memory that one reader uses for parts of indexes: more than the default order needs at a time for shards of
+20,000 samples with two fields each."""
 
 
 class PartCache:
-    """Parts of indexes in memory, least recently used out first.
+    """Keeps parts of indexes in memory, and drops the least recently used ones first.
 
-    It has no lock, which a forked child could find taken: each step on the dictionary is atomic, and a part that two
-    threads read at the same time is only read twice.
+    There is no lock, because a forked child could find it taken: each step on the dictionary is atomic, and a part that
+    two threads read at the same time is merely read twice.
 
     Args:
-        max_bytes: The memory that parts may take. All are taken to be as large as the largest.
+        max_bytes: The memory that parts may take, if each is as large as the largest.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -28,10 +28,10 @@ class PartCache:
         self._parts: OrderedDict[Hashable, Any] = OrderedDict()
 
     def find(self, name: Hashable) -> Any:
-        """Return a part, or None."""
+        """Return a part, or None if it is not kept."""
         part = self._parts.get(name)
         if part is not None:
-            with suppress(KeyError):  # Another thread has dropped it meanwhile.
+            with suppress(KeyError):  # Another thread has dropped it.
                 self._parts.move_to_end(name)
         return part
 

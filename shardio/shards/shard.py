@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -11,44 +10,44 @@ from numpy.typing import NDArray
 
 from shardio.errors import SampleError
 from shardio.interruptions import let_through
-from shardio.sample import ByteRange, Sample
-from shardio.shards.comparison import Comparison, describe_place
+from shardio.sample import Sample
+from shardio.shards.comparison import Comparison, describe_offset
 from shardio.shards.manifest import ShardEntry
 from shardio.shards.open_index import ShardIndex
 from shardio.shards.parts import PartCache
 from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE
-from shardio.storage import LocalFile, read_pieces
+from shardio.storage import Location
 
 
 class Shard:
     """A tar and its index, open for reading. A context manager closes them.
 
     Args:
-        tar: The tar's path.
-        index: Its index's path.
-        parts: Keeps what was read of the index; by default a memory of its own.
+        tar: Where the tar lies.
+        index: Where its index lies.
+        parts: Keeps what was read from the index; by default, a cache of its own.
 
     Raises:
-        FileNotFoundError: If the tar is not there.
-        FormatError: If the index is not there, or damaged.
+        FileNotFoundError: If there is no such tar.
+        FormatError: If there is no such index, or it is damaged.
         StaleIndexError: If the index belongs to another tar.
     """
 
-    def __init__(self, tar: Path, index: Path, parts: PartCache | None = None) -> None:
-        self.tar = LocalFile(tar)
+    def __init__(self, tar: Location, index: Location, parts: PartCache | None = None) -> None:
+        self.tar = tar.open()
         try:
             self.index = ShardIndex(index, self.tar, parts)
-        except BaseException:  # Ctrl-C as well must not leave it open.
+        except BaseException:  # Ctrl-C must not leave it open either.
             self.tar.close()
             raise
         self._comparison = Comparison(self.tar, self.index)
 
     @property
     def entry(self) -> ShardEntry:
-        """What a manifest says of this shard."""
+        """What a manifest says about this shard."""
         header = self.index.header
         return ShardEntry(
-            name=self.tar.path.name,
+            name=self.tar.location.name,
             num_bytes=header.num_bytes,
             num_samples=header.num_samples,
             digest=header.digest,
@@ -58,11 +57,11 @@ class Shard:
         """Read those of ``fields`` that a sample has.
 
         Args:
-            sample: The sample's place in this shard.
+            sample: The sample's index in this shard.
             fields: Names of fields.
 
         Raises:
-            SampleError: If the tar cannot be read there.
+            SampleError: If the sample cannot be read.
         """
         fields = tuple(fields)
         columns = self.read_many(np.array([sample]), fields)
@@ -77,43 +76,42 @@ class Shard:
         """Read some fields of some samples, neighbours together.
 
         Args:
-            samples: int64 [n], the samples' places in this shard.
+            samples: int64 [n], indices in this shard.
             fields: F names of fields.
-            unseen: bool [n], the samples of which tar headers and contents are compared with the index; None for none.
+            unseen: bool [n], the samples to compare with the index: their tar headers and contents. None compares none.
 
         Returns:
-            For each field the content of each sample, or None where it lacks the field.
+            For each field, the content of each sample, or None if the sample lacks the field.
 
         Raises:
-            SampleError: If the tar cannot be read at one of them, one is not what was indexed, or a field is too large.
+            SampleError: If a sample cannot be read or is not what was indexed, or a field is too large.
             StaleIndexError: If the tar holds another sample there.
         """
-        row = self.index.row
-        there = tuple(field for field in fields if field in row)
+        there = tuple(field for field in fields if field in self.index.field_indices)
         starts, stops, hashes = self.index.locate(samples, there)  # each [n, F]
         if (stops - starts > MAX_MEMBER).any():
             self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
-        piece_starts, piece_stops = starts[present], stops[present]
-        if unseen is not None:  # Tar headers are read along with contents: most of them lie beside a small one.
+        range_starts, range_stops = starts[present], stops[present]
+        if unseen is not None:  # Tar headers are read along with contents: most of them lie next to a small one.
             compared = present & unseen[:, None]
-            piece_starts = np.concatenate([piece_starts, starts[compared] - BLOCK])
-            piece_stops = np.concatenate([piece_stops, starts[compared]])
+            range_starts = np.concatenate([range_starts, starts[compared] - BLOCK])
+            range_stops = np.concatenate([range_stops, starts[compared]])
         try:
-            pieces: list[bytes] = read_pieces(self.tar, piece_starts, piece_stops)
+            found = self.tar.read_many(range_starts, range_stops)
         except (OSError, EOFError) as error:
             let_through(error)
             self._raise_unreadable(samples, there, starts, stops)
-            pieces = read_pieces(self.tar, piece_starts, piece_stops)  # It can be read now.
+            found = self.tar.read_many(range_starts, range_stops)  # It can be read now.
         num_contents = np.count_nonzero(present)
-        pieces, headers = pieces[:num_contents], pieces[num_contents:]
+        contents, headers = found[:num_contents], found[num_contents:]
         if present.all():
-            columns = [list[bytes | None](pieces[i :: len(there)]) for i in range(len(there))]
+            columns = [list[bytes | None](contents[i :: len(there)]) for i in range(len(there))]
         else:
-            contents: list[bytes | None] = [None] * present.size
-            for i, piece in zip(np.flatnonzero(present).tolist(), pieces, strict=True):
-                contents[i] = piece
-            columns = [contents[i :: len(there)] for i in range(len(there))]
+            cells: list[bytes | None] = [None] * present.size
+            for i, content in zip(np.flatnonzero(present).tolist(), contents, strict=True):
+                cells[i] = content
+            columns = [cells[i :: len(there)] for i in range(len(there))]
         if unseen is not None:
             self._comparison.compare(samples, there, columns, np.flatnonzero(unseen), starts, headers, hashes)
         by_field = dict(zip(there, columns, strict=True))
@@ -123,7 +121,7 @@ class Shard:
         """Return a sample's key and where it lies, for messages."""
         starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = starts[starts >= 0]
-        return self.index.key(sample), describe_place(self.tar, int(found.min()) if len(found) else 0)
+        return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
 
     def _raise_too_large(
         self,
@@ -132,11 +130,11 @@ class Shard:
         starts: NDArray[np.int64],
         stops: NDArray[np.int64],
     ) -> None:
-        """Raise SampleError for the first field that is too large to be held in memory."""
-        row, field = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
-        key, origin = self.describe(int(samples[row]), (fields[field],))
-        num_bytes = int(stops[row, field] - starts[row, field])
-        message = f"field {fields[field]!r} of sample {key} in {origin} has {num_bytes} bytes, {TOO_LARGE}"
+        """Raise SampleError for the first field that is too large for memory."""
+        row, field_index = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
+        key, origin = self.describe(int(samples[row]), (fields[field_index],))
+        num_bytes = int(stops[row, field_index] - starts[row, field_index])
+        message = f"field {fields[field_index]!r} of sample {key} in {origin} has {num_bytes} bytes, {TOO_LARGE}"
         raise SampleError(message, row=row, key=key, where=origin)
 
     def _raise_unreadable(
@@ -147,11 +145,10 @@ class Shard:
         stops: NDArray[np.int64],
     ) -> None:
         """Raise SampleError for the first sample that cannot be read."""
-        for row, field in np.argwhere(starts >= 0).tolist():
-            start, stop = int(starts[row, field]), int(stops[row, field])
+        for row, field_index in np.argwhere(starts >= 0).tolist():
             try:
-                self.tar.read(ByteRange(start=start - BLOCK, stop=stop))
-            except (OSError, EOFError) as error:
+                self.tar.read(int(starts[row, field_index]) - BLOCK, int(stops[row, field_index]))
+            except (OSError, EOFError) as error:  # noqa: PERF203  # Only the first bad sample ends the loop.
                 let_through(error)
                 key, origin = self.describe(int(samples[row]), fields)
                 message = f"sample {key} cannot be read from {origin}: {error}"

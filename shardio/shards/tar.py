@@ -12,13 +12,13 @@ import re
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import xxhash
 
 from shardio.errors import FormatError
-from shardio.shards.forward import PIECE, ForwardFile
+from shardio.shards.forward import ForwardFile
 from shardio.shards.names import split_name
+from shardio.storage import StoredFile, read_pieces
 
 BLOCK = 512
 """The size of a tar block in bytes."""
@@ -27,26 +27,26 @@ END = bytes(2 * BLOCK)
 """What ends a tar."""
 
 MAX_MEMBER = 2**31
-"""Bytes of a member at the most. Samples are read whole, many at a time."""
+"""Bytes of a member at most. Samples are read whole, many at a time."""
 
-TOO_LARGE = f"more than {MAX_MEMBER}, the most that a field of a sample may have: split it, or keep it beside the tars"
-"""What is said of a member that is larger."""
+TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
+"""How an error about a larger member ends."""
 
 TAR_ERRORS = (tarfile.TarError, EOFError, ValueError)
-"""What tarfile raises for a damaged tar; ValueError where it reads digits."""
+"""What tarfile raises for a damaged tar: ValueError where it reads digits."""
 
 _WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
-"""Directories, the list of a directory's files and a volume's label, both of GNU tar: nothing is lost without them."""
+"""Directories, and GNU tar's lists of a directory's files and labels of volumes: nothing is lost without them."""
 
 _LINKS = {
     tarfile.LNKTYPE: ("a hard link", "with tar --hard-dereference"),
     tarfile.SYMTYPE: ("a symbolic link", "with tar --dereference"),
 }
-"""What links are called, and how GNU tar writes the file that they lead to in their place."""
+"""The names of links, and how GNU tar writes the file that they lead to instead."""
 
 
 def make_header(name: str, num_bytes: int) -> bytes:
-    """Return the header of a member, one block or, where the name needs a pax header, three or more."""
+    """Return the header of a member: one block, or three or more if the name needs a pax header."""
     info = tarfile.TarInfo(name)
     info.size = num_bytes
     info.mode = 0o644
@@ -59,28 +59,28 @@ def make_padding(num_bytes: int) -> bytes:
 
 
 def size_in_tar(name: str, num_bytes: int) -> int:
-    """Return how many bytes of a tar a member takes: header, content and padding."""
+    """Return how many bytes a member takes in a tar: header, content and padding."""
     fits_plain_header = name.isascii() and len(name) <= tarfile.LENGTH_NAME and num_bytes < 8**11
     header = BLOCK if fits_plain_header else len(make_header(name, num_bytes))
     return header + num_bytes + -num_bytes % BLOCK
 
 
 def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> bool:
-    """Say whether a block can be the plain header of a member.
+    """Return whether a block can be the plain header of a member.
 
     Args:
         header: The block.
         key: The key in the member's name.
-        suffix: The rest of the name, from the dot before the field, in lower case; its case does not count.
-        num_bytes: The size of its content.
+        suffix: The rest of the name, from the dot before the field, in lower case. The case in the tar does not matter.
+        num_bytes: The size of the content.
 
     Returns:
-        False if the name or the size differs. Names that a plain header may hold shortened or in another encoding fit
-        any name.
+        False if the name or the size differs. A name that a plain header may shorten or encode differently fits any
+        header.
     """
     name = key + suffix
     if header.startswith(name + b"\0") and header[124:136] == b"%011o\0" % num_bytes:
-        return True  # As nearly all of them are.
+        return True  # Nearly always.
     if num_bytes < 8**11 and _read_size(header) not in (num_bytes, None):
         return False
     if len(name) > tarfile.LENGTH_NAME or not name.isascii():
@@ -93,13 +93,13 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 
 
 def _read_size(header: bytes) -> int | None:
-    """Return the size in a header; None if it is not in octal digits."""
+    """Return the size in a header, or None if it is not in octal digits."""
     digits = header[124:136].strip(b" \0")
     return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
 
 
 def is_header(block: bytes) -> bool:
-    """Say whether a block is the header of a member, by its checksum."""
+    """Return whether a block is the header of a member, by its checksum."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -107,23 +107,41 @@ def is_header(block: bytes) -> bool:
     return True
 
 
-def find_name(path: Path, offset: int) -> str | None:
-    """Return the name of the member whose content begins at a byte, by all headers before it; None if there is none."""
+def find_name(file: StoredFile, offset: int) -> str | None:
+    """Return the name of the member whose content starts at a byte, from all headers before it; None if none does."""
     try:
-        with path.open("rb") as raw, (file := ForwardFile(raw)).open() as tar:
-            for info in tar:
-                if info.offset_data >= offset:
-                    return info.name if info.offset_data == offset else None
-                file.end_member()
-                tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
+        for info in _read_headers(ForwardFile(file)):
+            if info.offset_data >= offset:
+                return info.name if info.offset_data == offset else None
     except TAR_ERRORS:
         pass  # What cannot be read as a tar has no member there.
     return None
 
 
+def list_names(file: StoredFile) -> list[str]:
+    """Return the names of a tar's members.
+
+    Raises:
+        FormatError: If the file is not a tar, or is damaged.
+    """
+    try:
+        return [info.name for info in _read_headers(ForwardFile(file))]
+    except TAR_ERRORS as error:
+        raise FormatError(f"{file.location} is not a plain tar: {error}") from error
+
+
+def _read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
+    """Yield a tar's members; raise one of TAR_ERRORS if it is damaged."""
+    with file.open() as tar:
+        for info in tar:
+            yield info
+            file.end_member()
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarMember:
-    """A regular file in a tar: its name, the byte where its content begins, the content's size and its xxh3-64."""
+    """A regular file in a tar: its name, and its content's first byte, size and xxh3-64."""
 
     name: str
     offset: int
@@ -135,12 +153,12 @@ class TarScan:
     """Reads a tar from end to end, once, and hashes it on the way.
 
     Attributes:
-        num_bytes: The bytes read so far; the tar's size once all members have been seen.
+        num_bytes: The bytes read so far: the tar's size after all members were read.
         digest: xxh3-128 of those bytes, in hexadecimal.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, file: StoredFile) -> None:
+        self._file = file
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
 
@@ -149,86 +167,83 @@ class TarScan:
         return self._hash.hexdigest()
 
     def members(self) -> Iterator[TarMember]:
-        """Yield the regular files in their order. Of their content only a piece is in memory at a time.
+        """Yield the regular files in their order. Only a piece of their contents is in memory at a time.
 
         Raises:
             FormatError: If the file is not a plain tar, ends too early, or holds a member of more than
                 :data:`MAX_MEMBER` bytes.
         """
-        with self._path.open("rb") as raw:
-            file = ForwardFile(raw, self._hash)
-            try:
-                with file.open() as tar:
-                    for info in tar:
-                        self._refuse_without_content(info)
-                        if info.isreg():
-                            yield self._read_member(file, info, tar.offset)
-                        file.end_member()
-                        self.num_bytes = file.position
-                        tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
-            except TAR_ERRORS as error:
-                raise FormatError(
-                    f"{self._path} is not a whole plain tar: {error} (near byte {file.position}). "
-                    "A compressed tar must be decompressed first"
-                ) from error
+        forward = ForwardFile(self._file, self._hash)
+        try:
+            with forward.open() as tar:
+                for info in tar:
+                    self._refuse_without_content(info)
+                    if info.isreg():
+                        yield self._read_member(forward, info, tar.offset)
+                    forward.end_member()
+                    self.num_bytes = forward.position
+                    tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
             self._check_end(tar.offset)
-            while file.read_content(PIECE):  # What follows the end blocks belongs to the digest.
-                pass
-            self.num_bytes = file.position
+            forward.seek(forward.size)  # What follows the end belongs to the digest.
+        except TAR_ERRORS as error:
+            raise FormatError(
+                f"{self._file.location} is not a whole plain tar: {error} (near byte {forward.position}). "
+                "A compressed tar must be decompressed first"
+            ) from error
+        self.num_bytes = forward.position
 
     def _read_member(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> TarMember:
         """Return a member, after reading its content."""
-        where = f"{self._path} holds {info.name} at byte {info.offset_data}"
+        where = f"{self._file.location} holds {info.name} at byte {info.offset_data}"
         if info.issparse():
             raise FormatError(
-                f"{where} as a sparse file, whose content is not one range of bytes: pack it again without --sparse"
+                f"{where} as a sparse file, whose content is not one range of bytes: create it again without --sparse"
             )
         if not info.name or info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size):
-            raise FormatError(f"{where} without a name or a valid size: it is damaged. Fetch or pack it again")
+            raise FormatError(f"{where} without a name or a valid size: it is damaged. Download or create it again")
         if info.offset_data + info.size > file.size:
             raise FormatError(
-                f"{self._path} is not a whole plain tar: {info.name} at byte {info.offset_data} has {info.size} bytes, "
-                f"and the tar ends at byte {file.size}. Fetch or pack it again"
+                f"{self._file.location} is not a whole plain tar: {info.name} at byte {info.offset_data} has "
+                f"{info.size} bytes, but the tar ends at byte {file.size}. Download or create it again"
             )
         if info.size > MAX_MEMBER:
             raise FormatError(f"{where} with {info.size} bytes, {TOO_LARGE}")
         if info.offset_data + info.size + -info.size % BLOCK != next_header:
-            raise FormatError(f"{where} with two sizes that differ: it is damaged. Fetch or pack it again")
+            raise FormatError(f"{where} with two different sizes: the tar is damaged. Download or create it again")
         content_hash, left = xxhash.xxh3_64(), info.size
         while left:
-            piece = file.read_content(min(PIECE, left))
-            if not piece:
-                raise FormatError(f"{self._path} was cut while it was read, at byte {file.position}")
+            piece = file.read_content(left)
             content_hash.update(piece)
             left -= len(piece)
         return TarMember(name=info.name, offset=info.offset_data, size=info.size, hash=content_hash.intdigest())
 
     def _refuse_without_content(self, info: tarfile.TarInfo) -> None:
-        """Refuse a member that is named as a field of a sample and has no content of its own."""
+        """Refuse a member that is named like a field but has no content of its own."""
         if info.isreg() or info.type in _WITHOUT_CONTENT or split_name(info.name) is None:
             return
-        how, remedy = _LINKS.get(info.type, ("no regular file", "without it"))
+        how, remedy = _LINKS.get(info.type, ("a special file", "without it"))
         target = f" to {info.linkname}" if info.type in _LINKS else ""
         raise FormatError(
-            f"{self._path} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), without "
-            f"content of its own: pack it again {remedy}"
+            f"{self._file.location} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), "
+            f"which has no content of its own: create the tar again {remedy}"
         )
 
     def _check_end(self, offset: int) -> None:
         """Refuse a tar that continues with anything but its end mark and zeros.
 
-        tarfile takes a damaged header for the end, and passes over a second tar that was appended.
+        tarfile takes a damaged header for the end, and stops before a second tar that was appended.
         """
-        with self._path.open("rb") as file:
-            file.seek(offset)
-            if file.read(BLOCK) != bytes(BLOCK):
+        file = self._file
+        start, position = min(offset, file.size), min(offset + BLOCK, file.size)
+        if file.read(start, position) != bytes(BLOCK):
+            raise FormatError(
+                f"{file.location} is not a whole plain tar: at byte {offset} there is neither a member nor the end"
+            )
+        for piece in read_pieces(file, position):
+            position += len(piece)
+            if rest := bytes(piece).lstrip(b"\0"):
                 raise FormatError(
-                    f"{self._path} is not a whole plain tar: at byte {offset} there is neither a member nor the end"
+                    f"{file.location} continues after its end: byte {position - len(rest)} is not zero, as after "
+                    "cat a.tar b.tar, and samples there would be left out. Join tars by tar --concatenate, or "
+                    "extract it with tar --ignore-zeros and pack the files again"
                 )
-            while piece := file.read(PIECE):
-                if rest := piece.lstrip(b"\0"):
-                    raise FormatError(
-                        f"{self._path} goes on behind its end: byte {file.tell() - len(rest)} is not zero, as after "
-                        "cat a.tar b.tar, and samples there would be left out. Join tars by tar --concatenate, or "
-                        "extract it with tar --ignore-zeros and pack the files again"
-                    )

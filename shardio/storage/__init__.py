@@ -1,29 +1,27 @@
-"""Bytes from anywhere, and bytes safely put down."""
+"""Where datasets lie: locations, the stores that hold them, and local files."""
 
-from shardio.storage.local import (
-    PARTIAL_SUFFIX,
-    LocalFile,
-    ReplacedError,
-    absolute_path,
-    make_path,
-    naming,
-    read_as_utf8,
-    walk_files,
-    write_whole,
-)
-from shardio.storage.runs import read_pieces
-from shardio.storage.urls import find_url
+from shardio.storage.local import read_and_stat, walk_files
+from shardio.storage.local_file import make_version
+from shardio.storage.locations import parse_location
+from shardio.storage.paths import absolute_path, find_url, make_path, read_as_utf8
+from shardio.storage.store import FileStat, Location, ReplacedError, Store, StoredFile, Writer
+from shardio.storage.streaming import PIECE, read_pieces
 
 __all__ = [
-    "PARTIAL_SUFFIX",
-    "LocalFile",
+    "PIECE",
+    "FileStat",
+    "Location",
     "ReplacedError",
+    "Store",
+    "StoredFile",
+    "Writer",
     "absolute_path",
     "find_url",
     "make_path",
-    "naming",
+    "make_version",
+    "parse_location",
+    "read_and_stat",
     "read_as_utf8",
     "read_pieces",
     "walk_files",
-    "write_whole",
 ]

@@ -1,4 +1,4 @@
-"""The process's descriptors for datasets' files: one budget for all of them, however many datasets are read."""
+"""The process's descriptors for the files of datasets: one budget for all datasets."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import os
 from collections import OrderedDict
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 
 MAX_DESCRIPTORS = 128
-"""Descriptors that are kept open at the most."""
+"""Descriptors that are kept open at most."""
 
 LEFT_FOR_OTHERS = 4
-"""Of the process's limit, one part in so many is used: torch's workers, the user and other libraries need the rest."""
+"""One part in this many of the process's limit is used: torch's workers, the user and other libraries need the rest."""
 
 
 def descriptor_budget() -> int:
-    """Return how many descriptors may be kept open, by the process's limit as it is now."""
+    """Return how many descriptors may be kept open under the process's present limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.
@@ -30,11 +29,11 @@ def descriptor_budget() -> int:
 
 
 class Descriptor:
-    """An open descriptor. It is closed when nothing refers to it any more, so a read in flight keeps it open."""
+    """An open descriptor. It is closed when nothing refers to it, so a read in flight keeps it open."""
 
     __slots__ = ("number",)
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
@@ -45,8 +44,8 @@ class Descriptor:
 class OpenFiles:
     """The open descriptors by their files' serial numbers, least recently used first.
 
-    It has no lock, which a forked child or a finalizer could find taken: each step on the dictionary is atomic. Threads
-    that open files at the same time may exceed the budget by one descriptor each until the next one is opened.
+    There is no lock, because a forked child or a finalizer could find it taken: each step on the dictionary is atomic.
+    Threads that open files at the same time may exceed the budget by one descriptor each until the next file is opened.
     """
 
     def __init__(self) -> None:
@@ -57,29 +56,29 @@ class OpenFiles:
         """Return a file's descriptor if it is open."""
         descriptor = self._descriptors.get(serial)
         if descriptor is not None:
-            with suppress(KeyError):  # Another thread has closed it meanwhile.
+            with suppress(KeyError):  # Another thread has closed it.
                 self._descriptors.move_to_end(serial)
         return descriptor
 
-    def open(self, serial: int, path: Path) -> Descriptor:
-        """Open a file; close the least recently used ones if there are too many."""
+    def open(self, serial: int, path: str) -> Descriptor:
+        """Open a file; close the least recently used ones if too many are open."""
         self._shrink(descriptor_budget() - 1)
         try:
             descriptor = Descriptor(path)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            self._shrink(0)  # Others have used up the limit: one must do.
+            self._shrink(0)  # The rest of the process has used up the limit: one must do.
             descriptor = Descriptor(path)
         self._descriptors[serial] = descriptor
         return descriptor
 
     def close(self, serial: int) -> None:
-        """Close a file, as soon as no thread reads it."""
+        """Close a file as soon as no thread reads it."""
         self._descriptors.pop(serial, None)
 
     def _shrink(self, num_kept: int) -> None:
-        with suppress(KeyError):  # Other threads close files, too: it may be empty.
+        with suppress(KeyError):  # It may be empty: other threads close files, too.
             while len(self._descriptors) > num_kept:
                 self._descriptors.popitem(last=False)
 

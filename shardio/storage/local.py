@@ -1,183 +1,77 @@
-"""Local files: positioned reads, and writes that are finished or not there at all."""
+"""The local file system as a store."""
 
 from __future__ import annotations
 
 import os
-import secrets
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from shardio.errors import FormatError
-from shardio.sample import ByteRange
-from shardio.storage.descriptors import Descriptor, open_files
+from shardio.storage.local_file import LocalFile, refuse_directory, stat_of
+from shardio.storage.store import FileStat, Location
+from shardio.whole_writes import PARTIAL_SUFFIX, write_whole
 
-PARTIAL_SUFFIX = ".partial"
-"""How the hidden files end that hold what is not finished."""
-
-
-class ReplacedError(FormatError):
-    """A file is not the one any more that was opened under its name before."""
+_UNFINISHED = re.compile(rf"\..+\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}", re.DOTALL)
+"""Names of files that are being written. They are not objects yet."""
 
 
-class LocalFile:
-    """A file for positioned reads. Safe to share between threads and across a fork.
+@dataclass(frozen=True, slots=True)
+class LocalStore:
+    """The local file system. Keys are absolute paths."""
 
-    Its descriptor is one of the process's budget (:mod:`shardio.storage.descriptors`): it may be closed between reads
-    and opened again.
+    @property
+    def prefix(self) -> str:
+        return ""
 
-    Attributes:
-        path: Where the file lies.
-        serial: A number that no other file of this process has.
-        size: Its size in bytes when it was first opened.
-        mtime_ns: Its modification time then, in nanoseconds.
-        inode: Its inode then.
+    def stat(self, key: str) -> FileStat:
+        status = Path(key).stat()
+        refuse_directory(key, status)
+        return stat_of(status)
 
-    Raises:
-        OSError: If it cannot be opened.
-    """
+    def open(self, key: str) -> LocalFile:
+        return LocalFile(Location(store=self, key=key))
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._files = open_files()
-        self.serial = next(self._files.serials)
-        self._is_open = True
-        found = os.fstat(self._files.open(self.serial, path).number)
-        self.size, self.mtime_ns, self.inode = found.st_size, found.st_mtime_ns, found.st_ino
+    def read_whole(self, key: str) -> bytes:
+        with open(key, "rb", buffering=0) as file:  # noqa: PTH123  # A Path costs as much as the reading.
+            return file.readall()
 
-    def read(self, where: ByteRange) -> bytes:
-        """Return the bytes of ``where``.
+    def is_folder(self, key: str) -> bool:
+        return Path(key).is_dir()
 
-        Raises:
-            EOFError: If the file ends before ``where.stop``.
-            ReplacedError: If another file has taken its name, or it has changed, since it was first opened.
-        """
-        assert self._is_open, f"{self.path} is closed"
-        descriptor = self._files.find(self.serial) or self._open_again()
-        content = os.pread(descriptor.number, where.size, where.start)
-        while len(content) < where.size:  # One read of Linux returns 2 GiB at the most.
-            more = os.pread(descriptor.number, where.size - len(content), where.start + len(content))
-            if not more:
-                found, _ = self._stat(descriptor)
-                raise EOFError(
-                    f"{self.path} ends at byte {found}, but bytes "
-                    f"{where.start} to {where.stop} were asked for: the file is truncated"
-                )
-            content += more
-        return content
+    def list(self, key: str) -> list[str]:
+        try:
+            with os.scandir(key) as entries:
+                names = [entry.name + "/" if entry.is_dir() else entry.name for entry in entries]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name for name in names if not _UNFINISHED.fullmatch(name))
 
-    def close(self) -> None:
-        """Close the file; closing it again does nothing."""
-        self._is_open = False
-        self._files.close(self.serial)
+    def walk(self, key: str) -> Iterator[str]:
+        """Yield the paths of all files below a directory: see :func:`walk_files`."""
+        return map(str, walk_files(Path(key))) if self.is_folder(key) else iter(())
 
-    def _open_again(self) -> Descriptor:
-        descriptor = self._files.open(self.serial, self.path)
-        if (found := self._stat(descriptor)) != (self.size, self.mtime_ns):
-            self._files.close(self.serial)
-            raise ReplacedError(
-                f"{self.path} changed while it was in use: it had {self.size} bytes and modification time "
-                f"{self.mtime_ns} ns, now it has {found[0]} and {found[1]}. Start again with the files as they are now"
-            )
-        return descriptor
+    @contextmanager
+    def write_whole(self, key: str) -> Iterator[BinaryIO]:
+        path = Path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with write_whole(path) as file:
+            yield file
 
-    @staticmethod
-    def _stat(descriptor: Descriptor) -> tuple[int, int]:
-        found = os.fstat(descriptor.number)
-        return found.st_size, found.st_mtime_ns
+    def remove(self, key: str) -> None:
+        Path(key).unlink(missing_ok=True)
 
-    def __del__(self) -> None:
-        if hasattr(self, "serial"):
-            self.close()
+    def can_write(self, key: str) -> bool:
+        return os.access(Path(key).parent, os.W_OK)
 
-
-def make_path(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a file of this name. Under a locale without its letters, the name's bytes are its UTF-8.
-
-    Raises:
-        ValueError: If the name is empty, which a Path takes for the working directory.
-    """
-    if not os.fspath(name):
-        raise ValueError("the path is empty: name a file or a directory, or '.' for the working directory")
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        return Path(os.fsdecode(os.fspath(name).encode("utf-8", "surrogateescape")))
-    return Path(name)
-
-
-def absolute_path(path: Path) -> Path:
-    """Return a path that stays right when the working directory changes, or is removed.
-
-    Raises:
-        FileNotFoundError: If the path is relative, and there is no working directory.
-    """
-    if path.is_absolute():
-        return path
-    # The system gives the working directory without links, so that its parents can be found by its name.
-    here, parts = Path.cwd(), path.parts
-    while parts[:1] == ("..",):
-        here, parts = here.parent, parts[1:]
-    return here.joinpath(*parts)
-
-
-def read_as_utf8(name: str) -> str:
-    """Return a file's name as what its bytes mean in UTF-8: equal under all locales. Other bytes stay escaped."""
-    return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")
-
-
-def temporary_path(path: Path) -> Path:
-    """Return a name under which to write ``path``: hidden, beside it, unlike any other writer's."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
-
-
-@contextmanager
-def write_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path`` for writing so that it appears whole or not at all.
-
-    The content goes to a temporary file beside ``path``, is synced to disk and renamed at the end. If the
-    block raises, the temporary file is removed and ``path`` is left as it was.
-
-    Raises:
-        OSError: If it cannot be written, for example because the disk is full. The error names ``path``: the system
-            names no file where a write fails.
-    """
-    temporary = temporary_path(path)
-    try:
-        with naming(path):
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            _sync_directory(path.parent)
-    except BaseException:  # Ctrl-C as well must not leave half a file.
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Add this file's name to an error of the system that names no file."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is not None and error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def resolve(self, key: str) -> str:
+        return str(Path(key).resolve())
 
 
 def walk_files(directory: Path, _holders: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield all files below a directory in sorted order; hidden ones and hidden directories are skipped.
+    """Yield all files below a directory, sorted within each directory. Hidden files and directories are left out.
 
     Symbolic links are followed.
 
@@ -195,3 +89,9 @@ def walk_files(directory: Path, _holders: tuple[Path, ...] = ()) -> Iterator[Pat
             yield from walk_files(path, (*_holders, here))
         elif entry.is_file() or (entry.is_symlink() and not path.exists()):
             yield path
+
+
+def read_and_stat(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
+    """Return a local file's content, and the status of the open file before and after it was read."""
+    with path.open("rb", buffering=0) as file:
+        return os.fstat(file.fileno()), file.readall(), os.fstat(file.fileno())

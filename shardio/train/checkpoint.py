@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import torch
 
 from shardio.errors import FormatError
-from shardio.storage import write_whole
+from shardio.whole_writes import write_whole
 
 FORMAT = 1
 """Increased when older files can no longer be read."""

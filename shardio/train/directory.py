@@ -14,11 +14,11 @@ from pathlib import Path
 from shardio.errors import BusyError, StateError
 from shardio.forks import call_at_fork
 from shardio.json_text import parse_json
-from shardio.storage import PARTIAL_SUFFIX
 from shardio.train.checkpoint import BEST, LAST, load_checkpoint
 from shardio.train.config import TrainConfig
 from shardio.train.logs import LOG, read_log
 from shardio.train.ranks import gather, on_rank_0
+from shardio.whole_writes import PARTIAL_SUFFIX
 
 LOCK = ".run.lock"
 

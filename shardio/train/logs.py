@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shardio.errors import StateError
-from shardio.storage import naming, write_whole
 from shardio.train.callbacks import Callback
 from shardio.train.meters import EpochResult, StepRecord
+from shardio.whole_writes import naming, write_whole
 
 LOG = "log.jsonl"
 

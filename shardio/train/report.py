@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardio.storage import write_whole
 from shardio.train.callbacks import Callback
 from shardio.train.config import TrainConfig
 from shardio.train.logs import LOG, read_log
 from shardio.train.meters import EpochResult, StepRecord
 from shardio.train.schedules import plan_rates
+from shardio.whole_writes import write_whole
 from shardio.world import find_world
 
 if TYPE_CHECKING:

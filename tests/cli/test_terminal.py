@@ -14,6 +14,7 @@ import shardio
 from shardio.cli.main import app, main
 from shardio.cli.terminal import printable
 from shardio.shards import Manifest, open_table, write_manifest
+from shardio.storage import parse_location
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import write_tar
@@ -39,7 +40,8 @@ def test_printable_text_is_unchanged() -> None:
 def test_info_escapes_control_characters_in_class_names_and_fields(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [("a.jpg", encode(0)), (f"a.{CLEAR}", b"1")])
     shards = open_table(tmp_path / "x.tar").manifest.shards
-    write_manifest(tmp_path / "shardio.json", Manifest(shards=shards, fields=(CLEAR,), classes=(f"cat{CLEAR}", "a\nb")))
+    manifest = Manifest(shards=shards, fields=(CLEAR,), classes=(f"cat{CLEAR}", "a\nb"))
+    write_manifest(parse_location(tmp_path / "shardio.json"), manifest)
     done = run("info", tmp_path)
     assert_harmless(done.output, "cat\\x1b[2J\\x1b]0;title\\x07\\x9b1m\\x7f, a\\nb")
     assert done.output.count("fields") == 1

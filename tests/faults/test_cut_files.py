@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardio.sample import Sample
 from shardio.shards import write_shard
+from shardio.storage import parse_location
 from tests.processes import run_python
 
 NUM_SAMPLES = 8000
@@ -61,7 +62,8 @@ if __name__ == "__main__":
 
 def test_a_process_outlives_the_truncation_of_what_it_reads(tmp_path: Path) -> None:
     tar = tmp_path / "shard-000000.tar"
-    write_shard(tar, (Sample(key=f"{i:04d}", fields={"txt": b"%d" % i}, origin="") for i in range(NUM_SAMPLES)))
+    samples = (Sample(key=f"{i:04d}", fields={"txt": b"%d" % i}, origin="") for i in range(NUM_SAMPLES))
+    write_shard(parse_location(tar), samples)
     (tmp_path / "read.py").write_text(SCRIPT)
     done = run_python(tmp_path / "read.py", tar)
     assert done.returncode == 0, (done.returncode, done.stderr)

@@ -13,7 +13,7 @@ import pytest
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import sources
+from shardio.storage import read_and_stat
 from tests.sources import encode, write_images
 
 IMAGE = encode(0)
@@ -169,14 +169,13 @@ def test_a_read_error_during_the_pack_leaves_only_whole_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     contents = write_images(tmp_path / "in", classes=2, per_class=10)
-    read_file = sources.read_file
 
     def read_unless_locked(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
         if path.name == "name-006.jpg":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
-        return read_file(path)
+        return read_and_stat(path)
 
-    monkeypatch.setattr(sources, "read_file", read_unless_locked)
+    monkeypatch.setattr("shardio.packing.sources.read_and_stat", read_unless_locked)
     with pytest.raises(PackError, match=r"in/class-\d/name-006\.jpg cannot be read: Permission denied") as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=3, num_workers=num_workers)
     assert isinstance(list_causes(caught.value)[-1], PermissionError)

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 import shardio
 from shardio.errors import FormatError, PackError
-from shardio.packing import sources
+from shardio.storage import read_and_stat
 from tests.sources import encode, write_images
 
 
@@ -112,14 +112,12 @@ def test_a_packed_directory_may_be_moved(source: Path, tmp_path: Path) -> None:
 def test_an_unfinished_pack_of_different_images_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_file = sources.read_file
-
     def fail_at_the_last_file(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
         if path.name == "name-001.jpg" and path.parent.name == "class-1":
             raise OSError(5, "Input/output error", str(path))
-        return read_file(path)
+        return read_and_stat(path)
 
-    monkeypatch.setattr(sources, "read_file", fail_at_the_last_file)
+    monkeypatch.setattr("shardio.packing.sources.read_and_stat", fail_at_the_last_file)
     with pytest.raises(PackError, match="Input/output error"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1)
     monkeypatch.undo()
@@ -159,15 +157,15 @@ def test_the_first_failure_is_raised_and_the_other_threads_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_images(tmp_path / "in", classes=2, per_class=100)
-    reads, read_file = [], sources.read_file
+    reads = list[Path]()
 
     def fail_at_the_20th(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
         reads.append(path)
         if len(reads) == 20:
             raise PermissionError(13, "Permission denied", str(path))
-        return read_file(path)
+        return read_and_stat(path)
 
-    monkeypatch.setattr(sources, "read_file", fail_at_the_20th)
+    monkeypatch.setattr("shardio.packing.sources.read_and_stat", fail_at_the_20th)
     with pytest.raises(PackError, match=r"\.jpg cannot be read: Permission denied"):
         shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=100, num_workers=2)
     assert len(reads) < 100

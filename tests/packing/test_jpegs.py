@@ -19,6 +19,7 @@ from shardio.images.tiling import NotTileable, tile_jpeg
 from shardio.packing import TILED, FileProblem, JpegTally, PackResult, PackSettings, pack_directory
 from shardio.sample import Sample
 from shardio.shards import write_shard
+from shardio.storage import Location
 from tests.files import read_files
 from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
 from tests.tars import read_members
@@ -154,7 +155,7 @@ def test_a_resumed_pack_reports_the_same_as_an_uninterrupted_one(
     whole = pack_jpegs(source, tmp_path / "whole", jpeg=jpeg)
     written = list[str]()
 
-    def fail_at_the_third(path: Path, samples: Iterable[Sample]) -> object:
+    def fail_at_the_third(path: Location, samples: Iterable[Sample]) -> object:
         if len(written) == 2:
             raise OSError("the disk is full")
         written.append(path.name)

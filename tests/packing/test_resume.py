@@ -15,6 +15,7 @@ from shardio.errors import PackError
 from shardio.packing import shard_writer
 from shardio.sample import Sample
 from shardio.shards import write_shard
+from shardio.storage import Location
 from tests.files import files_of_at_most, read_files
 from tests.sources import write_images
 
@@ -29,7 +30,7 @@ def source(tmp_path: Path) -> Path:
 def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pack into three shards of two samples that failed before the third."""
 
-    def fail_at_the_third(path: Path, samples: Iterable[Sample]) -> object:
+    def fail_at_the_third(path: Location, samples: Iterable[Sample]) -> object:
         if path.name == "shard-000002.tar":
             raise OSError(5, "Input/output error")
         return write_shard(path, samples)

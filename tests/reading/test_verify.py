@@ -1,4 +1,4 @@
-"""Where a sample is first read it is compared with its index, unless somebody opts out."""
+"""Samples are compared with their index when they are first read, unless ``verify`` is off."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ import shardio
 from shardio import DataLoader, EpochSampler, SampleError, ShardDataset, ShardMapDataset
 from shardio.reading import SampleReader, Verify
 from shardio.reading.seen import _SeenOfShard
-from shardio.sample import ByteRange
 from shardio.shards import open_table
-from shardio.storage import LocalFile
+from shardio.storage.local_file import LocalFile
 from tests.tars import read_members, write_tar
 
 CROP = shardio.transforms.RandomResizedCrop(32)
@@ -42,14 +41,14 @@ def copy(packed: Path, tmp_path: Path) -> Path:
 
 
 def find(tar: Path, name: str) -> int:
-    """Return where the content of a member begins."""
+    """Return where the content of a member starts."""
     with tarfile.open(tar) as file:
         return file.getmember(name).offset_data
 
 
 @pytest.fixture
 def damaged(copy: Path) -> tuple[str, str]:
-    """A bit of the second shard's third label is flipped; its key, and what an error must say."""
+    """Flip a bit of the second shard's third label; return its key, and a pattern for the error."""
     tar = copy / "shard-000001.tar"
     name, content = [member for member in read_members(tar) if member[0].endswith(".cls")][2]
     offset = find(tar, name)
@@ -65,13 +64,13 @@ def damaged(copy: Path) -> tuple[str, str]:
 def test_a_flipped_bit_in_a_label_is_an_error_that_names_it(copy: Path, damaged: tuple[str, str]) -> None:
     reader = SampleReader(open_table(copy))
     assert len(reader.read(np.arange(7), ["cls", "jpg"])) == 7
-    for _ in range(2):  # It is no better when it is read again.
+    for _ in range(2):  # Reading it again fails, too.
         with pytest.raises(SampleError, match=damaged[1]) as error_info:
             reader.read(np.arange(5, 10), ["cls"])
         assert (error_info.value.row, error_info.value.key) == (2, damaged[0])
 
 
-def test_verify_off_reads_it_as_it_is(copy: Path, damaged: tuple[str, str], packed: Path) -> None:
+def test_verify_off_reads_damaged_samples(copy: Path, damaged: tuple[str, str], packed: Path) -> None:
     right = ShardMapDataset(packed, fields=("key", "label"))
     wrong = ShardMapDataset(copy, fields=("key", "label"), verify="off")
     pairs = [(right[number], wrong[number]) for number in range(21)]
@@ -90,7 +89,7 @@ def make_loader(kind: str, source: Path, num_workers: int, **options: Any) -> Da
 
 @pytest.mark.parametrize("kind", ["shards", "map"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_loaders_raise_or_skip_as_with_any_bad_sample(
+def test_loaders_raise_or_skip_as_for_any_bad_sample(
     kind: str, num_workers: int, copy: Path, damaged: tuple[str, str]
 ) -> None:
     with pytest.raises(SampleError, match=damaged[1]):
@@ -116,11 +115,11 @@ def test_a_sample_is_compared_once_in_a_process(copy: Path) -> None:
 
 TEXTS = [(f"{i}.txt", b"text %d" % i) for i in range(6)]
 CHANGED = [TEXTS[0], *[(name, b"TEXT" + content[4:]) for name, content in TEXTS[1:5]], TEXTS[5]]
-"""Of equal size, and with the same first and last member."""
+"""These have the same size, and the same first and last member."""
 
 
 def write_again(tar: Path, *, is_replaced: bool) -> None:
-    """Change what a tar holds: under a later time, or in another file of the same time."""
+    """Change a tar: in place at a later time, or by another file of the same time."""
     before = tar.stat()
     if is_replaced:
         write_tar(tar.with_name("new"), CHANGED)
@@ -140,7 +139,7 @@ def test_a_tar_that_was_written_again_is_compared_again(is_replaced: bool, tmp_p
         list(dataset)
 
 
-def test_workers_that_stay_notice_a_tar_that_was_written_again(tmp_path: Path) -> None:
+def test_persistent_workers_notice_a_tar_that_was_written_again(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", TEXTS)
     dataset = ShardDataset(tmp_path, fields="txt")
     loader = DataLoader(dataset, batch_size=6, num_workers=1, persistent_workers=True, timeout=60)
@@ -170,7 +169,7 @@ def test_a_damaged_tar_header_is_an_error_that_names_the_sample(copy: Path) -> N
 
 @pytest.mark.parametrize("lacks", [None, 6])
 def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: int | None) -> None:
-    """A header lies before its content and behind the field before it, and is read with the smaller one of these."""
+    """A header lies between its content and the previous field, and is read with the smaller of the two."""
     members = [(f"{number}.{field}", b"1") for number in range(5) for field in ("cls", "json")]
     members = [*members, *((f"{number}.jpg", bytes(100_000)) for number in range(5))]
     members.sort(key=lambda member: member[0].partition(".")[0])  # Stable: cls, json, jpg of each sample.
@@ -179,9 +178,9 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
     num_reads = list[int]()
     read = LocalFile.read
 
-    def count_and_read(file: LocalFile, where: ByteRange) -> bytes:
+    def count_and_read(file: LocalFile, start: int, stop: int) -> bytes:
         num_reads[-1] += 1
-        return read(file, where)
+        return read(file, start, stop)
 
     monkeypatch.setattr(LocalFile, "read", count_and_read)
     choices: list[Verify] = ["off", "first"]
@@ -189,11 +188,11 @@ def test_comparing_costs_no_more_reads(tmp_path: Path, monkeypatch: pytest.Monke
         reader = SampleReader(table, verify)
         num_reads.append(0)
         reader.read(np.arange(5), ["cls", "json", "jpg"])
-    assert num_reads[0] == num_reads[1] >= 10  # Of each sample the small fields together, and the picture.
+    assert num_reads[0] == num_reads[1] >= 10  # For each sample, the small fields together, and the image.
 
 
-def test_names_in_extended_headers_are_those_that_count(tmp_path: Path) -> None:
-    """Some archivers write them where the plain header would do, and put something else there."""
+def test_names_in_extended_headers_win(tmp_path: Path) -> None:
+    """Some archivers write them where none are needed, and something else into the plain header."""
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
         for number in range(5):
             info = tarfile.TarInfo(f"@PaxHeader-{number}")
@@ -210,12 +209,12 @@ def test_verify_is_first_or_off(packed: Path, verify: Any) -> None:
             kind(packed, verify=verify)
 
 
-STAMP = (0, 0, 0)
+VERSION = "1"
 
 
 @given(st.integers(0, 40), st.data())
 def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataObject) -> None:
-    seen = _SeenOfShard(num_samples, STAMP)
+    seen = _SeenOfShard(num_samples, VERSION)
     noted = set[int]()
     numbers = st.lists(st.integers(0, max(num_samples - 1, 0)), max_size=12 if num_samples else 0)
     for asked in [*data.draw(st.lists(numbers, max_size=12)), list(range(num_samples))]:
@@ -226,8 +225,8 @@ def test_samples_are_unseen_until_they_are_seen(num_samples: int, data: st.DataO
     assert seen.find_unseen(np.arange(num_samples)) is None
 
 
-class DroppedMeanwhile(_SeenOfShard):
-    """Whoever has looked at the bits once does not find them again: another thread saw the last samples."""
+class DroppedAfterReading(_SeenOfShard):
+    """Its bits can be read once: then another thread has seen the last samples and drops them."""
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -236,7 +235,7 @@ class DroppedMeanwhile(_SeenOfShard):
         return value
 
 
-def test_bits_may_be_dropped_while_another_thread_looks_at_them() -> None:
-    unseen = DroppedMeanwhile(9, STAMP).find_unseen(np.arange(9))
+def test_bits_may_be_dropped_while_another_thread_reads_them() -> None:
+    unseen = DroppedAfterReading(9, VERSION).find_unseen(np.arange(9))
     assert unseen is not None
     assert unseen.all()

@@ -15,9 +15,9 @@ import safetensors.numpy
 
 from shardio.errors import StaleIndexError
 from shardio.reading import SampleReader
-from shardio.shards import index_path, open_table
+from shardio.shards import open_table
 from tests.files import files_of_at_most
-from tests.tars import write_tar
+from tests.tars import index_of, paths_of, write_tar
 
 
 @pytest.fixture
@@ -30,26 +30,26 @@ def tar(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache folder, which is not there yet."""
+    """The user's cache folder, which does not exist yet."""
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache" / name)
     return tmp_path / "cache"
 
 
 def forbid_writing_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Say what the system says to everybody but root."""
+    """Answer as the operating system answers users other than root."""
     access = os.access
     monkeypatch.setattr(
         os, "access", lambda path, mode: (Path(path) != folder or not mode & os.W_OK) and access(path, mode)
     )
 
 
-def test_the_index_is_made_beside_the_tar(tar: Path, cache: Path) -> None:
-    assert open_table(tar).indexes == (tar.with_name("a.tar.idx"),)
+def test_the_index_is_created_next_to_the_tar(tar: Path, cache: Path) -> None:
+    assert paths_of(open_table(tar).indexes) == [index_of(tar)]
     assert sorted(path.name for path in tar.parent.iterdir()) == ["a.tar", "a.tar.idx"]
     assert not cache.exists()
 
 
-def test_the_index_is_made_once(tar: Path) -> None:
+def test_the_index_is_created_once(tar: Path) -> None:
     open_table(tar)
     index = tar.with_name("a.tar.idx")
     made = index.stat()
@@ -57,17 +57,18 @@ def test_the_index_is_made_once(tar: Path) -> None:
     assert (index.stat().st_ino, index.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
 
 
-def test_where_the_tar_lies_read_only_its_index_goes_to_the_cache(
+def test_the_index_of_a_tar_in_a_read_only_folder_goes_to_the_cache(
     tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_writing_in(tar.parent, monkeypatch)
     table = open_table(tar)
     assert list(tar.parent.iterdir()) == [tar]
-    assert cache / "shardio" in table.indexes[0].parents
+    (index,) = paths_of(table.indexes)
+    assert cache / "shardio" in index.parents
     assert table.manifest.num_samples == 50
-    made = table.indexes[0].stat().st_ino
+    made = index.stat().st_ino
     again = open_table(tar)
-    assert (again.indexes, again.indexes[0].stat().st_ino) == (table.indexes, made)
+    assert (again.indexes, index.stat().st_ino) == (table.indexes, made)
 
 
 def test_tars_of_one_name_have_indexes_of_their_own_in_the_cache(
@@ -83,11 +84,11 @@ def test_tars_of_one_name_have_indexes_of_their_own_in_the_cache(
     assert len([path for path in cache.rglob("*") if path.is_file()]) == 2
 
 
-def test_both_places_hold_the_same_index(tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = open_table(tar).indexes[0].read_bytes()
+def test_both_locations_hold_the_same_index(tar: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = open_table(tar).indexes[0].read_whole()
     tar.with_name("a.tar.idx").unlink()
     forbid_writing_in(tar.parent, monkeypatch)
-    cached = open_table(tar).indexes[0]
+    (cached,) = paths_of(open_table(tar).indexes)
     assert cache in cached.parents
     assert cached.read_bytes() == beside
 
@@ -103,8 +104,8 @@ def read_all(tar: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("how", ["in place", "by rename, with the time of the old one"])
-def test_a_tar_that_changed_in_the_middle_alone_is_indexed_again(tar: Path, how: str) -> None:
-    """Its size, its first and its last member are what they were."""
+def test_a_tar_that_changed_only_in_the_middle_is_indexed_again(tar: Path, how: str) -> None:
+    """Its size, its first member and its last member are the same."""
     write_tar(tar, members(1, 2, 3, 4))
     assert read_all(tar) == {str(number): b"%03d" % number for number in (1, 2, 3, 4)}
     before = tar.stat()
@@ -118,32 +119,41 @@ def test_a_tar_that_changed_in_the_middle_alone_is_indexed_again(tar: Path, how:
     assert read_all(tar) == {str(number): b"%03d" % number for number in (1, 3, 2, 4)}
 
 
-def test_a_tar_that_changed_altogether_is_indexed_again(tar: Path) -> None:
+def test_a_tar_that_changed_completely_is_indexed_again(tar: Path) -> None:
     open_table(tar)
     write_tar(tar, [("other.jpg", b"1")])
     assert open_table(tar).manifest.num_samples == 1
 
 
 @pytest.mark.parametrize("order", [(1, 3, 2, 4), (1, 2, 5, 4)], ids=["swapped", "another"])
-def test_a_change_that_the_file_system_hides_is_found_where_the_sample_is_read(
+def test_a_change_that_the_file_system_hides_is_found_when_the_sample_is_read(
     tar: Path, order: tuple[int, ...]
 ) -> None:
-    """All contents are equal, so that names alone tell samples apart."""
+    """All contents are equal, so only names distinguish the samples."""
     write_tar(tar, [(f"{number}.txt", b"same") for number in (1, 2, 3, 4)])
     open_table(tar)
     before = tar.stat()
     write_tar(tar, [(f"{number}.txt", b"same") for number in order])
     os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))
-    reader, place = SampleReader(open_table(tar)), 1 if order[1] == 3 else 2
+    reader, index = SampleReader(open_table(tar)), 1 if order[1] == 3 else 2
     assert [sample.key for sample in reader.read(np.array([0, 3]), ["txt"])] == ["1", "4"]
-    found = f"'txt' of sample {place + 1} is expected in .*a\\.tar at byte {1024 * place + 512}, but the tar holds "
-    with pytest.raises(StaleIndexError, match=found + rf"{order[place]}\.txt there"):
+    found = f"'txt' of sample {index + 1} is expected in .*a\\.tar at byte {1024 * index + 512}, but the tar holds "
+    with pytest.raises(StaleIndexError, match=found + rf"{order[index]}\.txt there"):
         reader.read(np.arange(4), ["txt"])
 
 
+def rewrite_header(index: Path, **values: object) -> None:
+    """Write an index again without its tar's version, as earlier versions of shardio did, and with other values."""
+    with safetensors.safe_open(index, framework="numpy") as file:
+        header = json.loads(file.metadata()["shardio"])
+    tensors = safetensors.numpy.load_file(index)
+    del header["version"]
+    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps({**header, **values})})
+
+
 @pytest.mark.parametrize("name", ["a.tar", "shard-000000.tar"])
-def test_an_index_of_an_earlier_version_is_made_again(tar: Path, name: str) -> None:
-    """It has no stamp. That it is none of pack's can be seen by the tar's name, or by the times of its members."""
+def test_an_index_of_unknown_version_is_created_again(tar: Path, name: str) -> None:
+    """The tar's name, or the times of its members, show that ``pack`` did not write it."""
     tar = tar.rename(tar.with_name(name))
     with tarfile.open(tar, "w") as file:
         for member, content in members(1, 2, 3, 4):
@@ -151,15 +161,24 @@ def test_an_index_of_an_earlier_version_is_made_again(tar: Path, name: str) -> N
             info.size, info.mtime = len(content), 1_700_000_000
             file.addfile(info, io.BytesIO(content))
     open_table(tar)
-    index = index_path(tar)
+    index = index_of(tar)
     new = index.read_bytes()
-    with safetensors.safe_open(index, framework="numpy") as file:
-        header = json.loads(file.metadata()["shardio"])
-    tensors = safetensors.numpy.load_file(index)
-    del header["mtime_ns"], header["inode"]
-    safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps(header)})
+    rewrite_header(index)
     assert read_all(tar.parent) == {str(number): b"%03d" % number for number in (1, 2, 3, 4)}
     assert index.read_bytes() == new
+
+
+def test_an_index_that_records_the_tars_time_and_inode_stays_valid(tar: Path) -> None:
+    """Earlier versions of shardio wrote these instead of the version."""
+    open_table(tar)
+    status = tar.stat()
+    rewrite_header(index_of(tar), mtime_ns=status.st_mtime_ns, inode=status.st_ino)
+    old = index_of(tar).read_bytes()
+    assert open_table(tar).manifest.num_samples == 50
+    assert index_of(tar).read_bytes() == old
+    os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    assert open_table(tar).manifest.num_samples == 50
+    assert index_of(tar).read_bytes() != old
 
 
 def test_processes_that_index_a_changed_tar_at_once_agree(tar: Path) -> None:
@@ -190,6 +209,6 @@ def test_a_cache_folder_that_cannot_be_written_is_named(
 ) -> None:
     forbid_writing_in(tar.parent, monkeypatch)
     cache.touch()
-    with pytest.raises(OSError, match=r"the index of .*a\.tar cannot be written.* or point XDG_CACHE_HOME .*cache/"):
+    with pytest.raises(OSError, match=r"the index of .*a\.tar cannot be written.* or set XDG_CACHE_HOME .*cache/"):
         open_table(tar)
     assert list(tar.parent.iterdir()) == [tar]

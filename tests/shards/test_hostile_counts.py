@@ -1,4 +1,4 @@
-"""Manifests and indexes that say what cannot be: refused at opening, before anything is made as large as they say."""
+"""Manifests and indexes with impossible counts: refused at opening, before any memory of that size is allocated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import safetensors
 from shardio.errors import FormatError, SampleError
 from shardio.reading import SampleReader
 from shardio.sample import Sample
-from shardio.shards import Manifest, Shard, open_table, write_manifest, write_shard
+from shardio.shards import Manifest, open_table, write_manifest, write_shard
+from shardio.storage import parse_location
+from tests.tars import open_shard
 
 
 @pytest.fixture
@@ -22,8 +24,8 @@ def packed(tmp_path: Path) -> Path:
     shards = []
     for name, keys in (("a.tar", "AbcD"), ("b.tar", "ef")):
         samples = [Sample(key=key, fields={"cls": b"1", "txt": key.encode() * 30}, origin=key) for key in keys]
-        shards.append(write_shard(tmp_path / name, samples)[0])
-    write_manifest(tmp_path / "shardio.json", Manifest(shards=tuple(shards), fields=("cls", "txt")))
+        shards.append(write_shard(parse_location(tmp_path / name), samples)[0])
+    write_manifest(parse_location(tmp_path / "shardio.json"), Manifest(shards=tuple(shards), fields=("cls", "txt")))
     return tmp_path
 
 
@@ -52,28 +54,28 @@ HOSTILE: dict[str, tuple[int, dict[str, object]]] = {
 
 
 @pytest.mark.parametrize(("number", "values"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_manifest_whose_counts_cannot_be_is_refused(packed: Path, number: int, values: dict[str, object]) -> None:
+def test_a_manifest_with_impossible_counts_is_refused(packed: Path, number: int, values: dict[str, object]) -> None:
     rewrite(packed, number, **values)
     with pytest.raises(FormatError, match=r"shardio\.json"):
         open_table(packed)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000 + b"]" * 100_000, b'{"format": 1, "shards": [], "shards": []}'])
-def test_a_manifest_that_is_deep_or_ambiguous_is_refused(packed: Path, content: bytes) -> None:
+def test_a_deeply_nested_or_ambiguous_manifest_is_refused(packed: Path, content: bytes) -> None:
     (packed / "shardio.json").write_bytes(content)
     with pytest.raises(FormatError, match=r"shardio\.json cannot be read"):
         open_table(packed)
 
 
-def test_an_index_that_is_deep_is_refused(packed: Path) -> None:
+def test_a_deeply_nested_index_is_refused(packed: Path) -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     (packed / "a.tar.idx").write_bytes(len(deep).to_bytes(8, "little") + deep)
     with pytest.raises(FormatError, match=r"a\.tar\.idx is not an index"):
-        Shard(packed / "a.tar", packed / "a.tar.idx")
+        open_shard(packed / "a.tar")
 
 
 def test_an_index_of_more_samples_than_fit_the_tar_is_refused(packed: Path) -> None:
-    """All of its tensors are as its header says, and its file is a hole."""
+    """Its tensors fit its header, and its file is sparse."""
     number, path = 2**33, packed / "a.tar.idx"
     with safetensors.safe_open(path, framework="numpy") as file:
         header = {**json.loads(file.metadata()["shardio"]), "num_samples": number}
@@ -89,23 +91,23 @@ def test_an_index_of_more_samples_than_fit_the_tar_is_refused(packed: Path) -> N
         out.write(len(content).to_bytes(8, "little") + content)
         out.truncate(out.tell() + begin)
     with pytest.raises(FormatError, match=rf"index .*a\.tar\.idx has {number} samples .* more than .*a\.tar can hold"):
-        Shard(packed / "a.tar", path)
+        open_shard(packed / "a.tar")
 
 
-def test_no_flipped_bit_of_an_index_changes_what_is_read_in_silence(packed: Path) -> None:
-    """Keys are in ASCII here, and short: of others a plain tar header does not hold the whole."""
+def test_no_flipped_bit_of_an_index_silently_changes_what_is_read(packed: Path) -> None:
+    """Keys are short and in ASCII: a plain tar header does not hold other keys completely."""
     path, expected = packed / "a.tar.idx", read_all(packed)
     content, changed = path.read_bytes(), list[int]()
-    for place in range(len(content)):
+    for offset in range(len(content)):
         flipped = bytearray(content)
-        flipped[place] ^= 1 << (5 if chr(content[place]).isalpha() else place % 8)  # The case of letters, too.
+        flipped[offset] ^= 1 << (5 if chr(content[offset]).isalpha() else offset % 8)  # The case of letters, too.
         path.write_bytes(flipped)
         try:
             found = read_all(packed)
         except (FormatError, SampleError):
             continue
         if found != expected:
-            changed.append(place)
+            changed.append(offset)
     assert changed == []
     path.write_bytes(content)
     assert read_all(packed) == expected

@@ -1,4 +1,4 @@
-"""Tars whose headers lie about sizes: an error that names the file, at once, and with little memory."""
+"""Tars whose headers have false sizes: an immediate error that names the file, with little memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 
 from shardio.errors import FormatError, SampleError
 from shardio.sample import Sample
-from shardio.shards import Shard, index_path, open_table, write_shard
+from shardio.shards import open_table, write_shard
 from shardio.shards.tar import END, MAX_MEMBER, find_name
+from shardio.storage import parse_location
+from tests.tars import index_of, open_file, open_shard
 
 
 def make_header(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.txt") -> bytes:
-    """Return a header of one block that says ``size``: in octal digits, or else in GNU's base 256."""
+    """Return a header of one block with a size: in octal digits, or in GNU's base 256."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT))
     if 0 <= size < 8**11:
         block[124:136] = b"%011o\0" % size
@@ -31,7 +33,7 @@ def fill_up(content: bytes) -> bytes:
 
 
 def make_pax(keyword: str, value: str, kind: bytes = tarfile.XHDTYPE) -> bytes:
-    """Return an extended header of one record: its length, which counts itself, keyword and value."""
+    """Return an extended header of one record: its length, which includes itself, keyword and value."""
     rest = f" {keyword}={value}\n".encode()
     length = next(n for n in range(len(rest), len(rest) + 9) if len(str(n)) + len(rest) == n)
     record = str(length).encode() + rest
@@ -63,11 +65,11 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_tar_whose_headers_lie_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_tar_with_false_headers_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.tar").write_bytes(content + END)
     with pytest.raises(FormatError, match=r"a\.tar"):
         open_table(tmp_path / "a.tar")
-    assert not index_path(tmp_path / "a.tar").exists()
+    assert not index_of(tmp_path / "a.tar").exists()
 
 
 @pytest.mark.parametrize(
@@ -75,20 +77,21 @@ def test_a_tar_whose_headers_lie_is_refused(tmp_path: Path, content: bytes) -> N
     [MEMBER, LONG_NAME + MEMBER, make_pax("size", "2") + MEMBER, make_pax("x", "y", tarfile.XGLTYPE) * 9 + MEMBER],
     ids=["plain", "long-name", "pax-size", "some-global-headers"],
 )
-def test_a_tar_whose_headers_are_right_is_read(tmp_path: Path, content: bytes) -> None:
-    """Else the test above would show nothing of headers that are made so."""
+def test_a_tar_with_right_headers_is_read(tmp_path: Path, content: bytes) -> None:
+    """The test above proves something only if such headers can be right."""
     (tmp_path / "a.tar").write_bytes(content + END)
     assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
 
 
 def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
-    """The name is looked for where a sample is not what was indexed."""
+    """The name is looked up when a sample is not the one that was indexed."""
     (tmp_path / "a.tar").write_bytes(HOSTILE["pax-headers-in-a-row"] + END)
-    assert find_name(tmp_path / "a.tar", 3000 * 1024 + 512) is None
+    with open_file(tmp_path / "a.tar") as file:
+        assert find_name(file, 3000 * 1024 + 512) is None
 
 
-def test_a_member_that_is_too_large_is_refused_when_it_is_indexed(tmp_path: Path) -> None:
-    """It is a hole: nothing of it is written, or may be read."""
+def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> None:
+    """It is sparse: none of it is written, and none of it may be read."""
     path = tmp_path / "a.tar"
     path.write_bytes(make_header(MAX_MEMBER + 1))
     with path.open("r+b") as file:
@@ -97,14 +100,14 @@ def test_a_member_that_is_too_large_is_refused_when_it_is_indexed(tmp_path: Path
         open_table(path)
 
 
-def test_a_field_that_an_index_says_is_too_large_is_refused_when_it_is_read(
+def test_a_field_that_is_too_large_by_its_index_is_refused_at_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards that were packed elsewhere have an index; the other fields of the sample are read."""
+    """Shards that were packed elsewhere come with an index. The other fields of the sample are read."""
     fields = {"bin": b"12345678", "txt": b"1"}
-    write_shard(tmp_path / "a.tar", [Sample(key=key, fields=fields, origin="") for key in "ab"])
+    write_shard(parse_location(tmp_path / "a.tar"), [Sample(key=key, fields=fields, origin="") for key in "ab"])
     monkeypatch.setattr("shardio.shards.shard.MAX_MEMBER", 7)
-    with Shard(tmp_path / "a.tar", index_path(tmp_path / "a.tar")) as shard:
+    with open_shard(tmp_path / "a.tar") as shard:
         with pytest.raises(
             SampleError, match=r"field 'bin' of sample b in .*a\.tar at byte 2560 has 8 bytes, more than"
         ):

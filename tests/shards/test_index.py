@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardio.errors import StaleIndexError
-from shardio.sample import ByteRange, Sample
-from shardio.shards import Shard, ShardIndex, index_path, write_shard
-from shardio.storage import LocalFile
+from shardio.sample import Sample
+from shardio.shards import ShardIndex, write_shard
+from shardio.storage import parse_location
 from tests.files import count_open_files
-from tests.tars import read_members
+from tests.tars import index_of, open_file, open_shard, read_members
 
 KEYS = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
 CONTENTS = st.dictionaries(st.sampled_from(["jpg", "cls", "json", "seg.png"]), st.binary(max_size=600), min_size=1)
@@ -26,14 +26,14 @@ SAMPLES = st.dictionaries(KEYS, CONTENTS, min_size=1, max_size=6)
 
 
 def write(path: Path, samples: dict[str, dict[str, bytes]]) -> None:
-    write_shard(path, [Sample(key=key, fields=fields, origin=key) for key, fields in samples.items()])
+    write_shard(parse_location(path), [Sample(key=key, fields=fields, origin=key) for key, fields in samples.items()])
 
 
 @given(SAMPLES)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_what_was_written_is_read(tmp_path: Path, samples: dict[str, dict[str, bytes]]) -> None:
     write(tmp_path / "a.tar", samples)
-    with Shard(tmp_path / "a.tar", tmp_path / "a.tar.idx") as shard:
+    with open_shard(tmp_path / "a.tar") as shard:
         read = [shard.read(i, shard.index.header.fields) for i in range(shard.index.header.num_samples)]
     assert [(sample.key, dict(sample.fields)) for sample in read] == list(samples.items())
 
@@ -43,7 +43,7 @@ def test_offsets_sizes_and_hashes_are_those_of_the_tar(packed: Path) -> None:
         with tarfile.open(path) as tar:
             expected = {info.name: (info.offset_data, info.size) for info in tar}
         contents = dict(read_members(path))
-        with closing(LocalFile(path)) as file, Shard(path, index_path(path)) as shard:
+        with open_file(path) as file, open_shard(path) as shard:
             index, header = shard.index, shard.index.header
             found = {}
             for sample in range(header.num_samples):
@@ -53,7 +53,7 @@ def test_offsets_sizes_and_hashes_are_those_of_the_tar(packed: Path) -> None:
                 for field, start, stop, content_hash in zip(header.fields, starts, stops, hashes, strict=True):
                     name = f"{index.key(sample)}.{field}"
                     found[name] = (start, stop - start)
-                    assert file.read(ByteRange(start=start, stop=stop)) == contents[name]
+                    assert file.read(start, stop) == contents[name]
                     assert content_hash == xxhash.xxh3_64_intdigest(contents[name])
             assert found == expected
             assert (header.num_bytes, header.digest) == (
@@ -65,7 +65,7 @@ def test_offsets_sizes_and_hashes_are_those_of_the_tar(packed: Path) -> None:
 def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
     path = packed / "shard-000000.tar"
     members = read_members(path)
-    with safetensors.safe_open(index_path(path), framework="numpy") as file:
+    with safetensors.safe_open(index_of(path), framework="numpy") as file:
         header = json.loads(file.metadata()["shardio"])
         offset, size, key_stop = (file.get_tensor(name) for name in ("offset", "size", "key_stop"))
         keys = file.get_tensor("key_bytes").tobytes()
@@ -81,9 +81,9 @@ def test_an_index_is_a_plain_safetensors_file(packed: Path) -> None:
     assert [whole[start : start + length] for start, length in ranges] == [content for _, content in members]
 
 
-def test_a_field_that_a_sample_lacks_is_nowhere(tmp_path: Path) -> None:
+def test_a_missing_field_has_no_range(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"a": {"jpg": b"1"}, "b": {"json": b"{}"}, "c": {"jpg": b"", "json": b""}})
-    with Shard(tmp_path / "a.tar", tmp_path / "a.tar.idx") as shard:
+    with open_shard(tmp_path / "a.tar") as shard:
         starts, stops, _ = shard.index.locate(np.arange(3), ("jpg", "json", "png"))
         expected = [[True, False, False], [False, True, False], [True, True, False]]
         assert (starts >= 0).tolist() == (stops >= 0).tolist() == expected
@@ -91,9 +91,9 @@ def test_a_field_that_a_sample_lacks_is_nowhere(tmp_path: Path) -> None:
         assert dict(shard.read(2, ["json", "jpg"]).fields) == {"jpg": b"", "json": b""}
 
 
-def test_fields_come_in_the_order_that_they_were_asked_for(tmp_path: Path) -> None:
+def test_fields_come_in_the_requested_order(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"a": {"x": b"1", "y": b"2", "z": b"3"}})
-    with Shard(tmp_path / "a.tar", tmp_path / "a.tar.idx") as shard:
+    with open_shard(tmp_path / "a.tar") as shard:
         assert list(shard.read(0, ["z", "x"]).fields.items()) == [("z", b"3"), ("x", b"1")]
 
 
@@ -106,36 +106,36 @@ def test_equal_samples_give_equal_tars_and_indexes(tmp_path: Path) -> None:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
 
 
-def test_a_shard_is_not_there_before_its_samples_are(tmp_path: Path) -> None:
+def test_a_shard_does_not_appear_before_its_samples_are_written(tmp_path: Path) -> None:
     def samples() -> Iterator[Sample]:
         for key in "ab":
             assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
             yield Sample(key=key, fields={"jpg": b"1"}, origin=key)
 
-    write_shard(tmp_path / "a.tar", samples())
+    write_shard(parse_location(tmp_path / "a.tar"), samples())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.idx"]
 
 
-def test_a_shard_whose_samples_fail_is_not_there(tmp_path: Path) -> None:
+def test_a_shard_whose_samples_fail_does_not_appear(tmp_path: Path) -> None:
     def samples() -> Iterator[Sample]:
         yield Sample(key="a", fields={"jpg": b"1"}, origin="a")
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        write_shard(tmp_path / "a.tar", samples())
+        write_shard(parse_location(tmp_path / "a.tar"), samples())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_open_shard_holds_two_descriptors_and_a_closed_one_none(packed: Path) -> None:
     path, before = packed / "shard-000000.tar", count_open_files()
-    with Shard(path, index_path(path)):
+    with open_shard(path):
         assert count_open_files() == before + 2
     assert count_open_files() == before
 
 
 def assert_stale(path: Path) -> None:
     with pytest.raises(StaleIndexError, match=r"a\.tar\.idx.*a\.tar has changed since; delete"):
-        Shard(path, index_path(path))
+        open_shard(path)
 
 
 def test_the_index_of_a_tar_that_was_appended_to_is_stale(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_index_of_another_tar_of_the_same_size_is_stale(tmp_path: Path, othe
     assert_stale(tmp_path / "a.tar")
 
 
-def test_the_index_of_a_tar_that_was_cut_is_stale(tmp_path: Path) -> None:
+def test_the_index_of_a_truncated_tar_is_stale(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     write(path, {"a": {"jpg": b"1" * 3000}})
     with path.open("r+b") as file:
@@ -163,12 +163,9 @@ def test_the_index_of_a_tar_that_was_cut_is_stale(tmp_path: Path) -> None:
     assert_stale(path)
 
 
-def test_an_index_needs_not_lie_beside_its_tar(tmp_path: Path) -> None:
+def test_an_index_may_lie_apart_from_its_tar(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"a": {"jpg": b"1"}})
     (tmp_path / "elsewhere").mkdir()
     moved = (tmp_path / "a.tar.idx").rename(tmp_path / "elsewhere" / "x")
-    tar = LocalFile(tmp_path / "a.tar")
-    index = ShardIndex(moved, tar)
-    assert index.key(0) == "a"
-    index.close()
-    tar.close()
+    with open_file(tmp_path / "a.tar") as tar, closing(ShardIndex(parse_location(moved), tar)) as index:
+        assert index.key(0) == "a"

@@ -1,4 +1,4 @@
-"""Each way in which an index can be damaged: an error that names the file, when it is opened."""
+"""Each way in which an index can be damaged: opening it raises an error that names the file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from shardio.errors import FormatError
 from shardio.sample import Sample
-from shardio.shards import Shard, write_shard
+from shardio.shards import write_shard
+from shardio.storage import parse_location
 from tests.files import count_open_files
+from tests.tars import open_shard
 
 Tensors = dict[str, NDArray[Any]]
 Header = dict[str, Any]
@@ -25,19 +27,19 @@ Damage = Callable[[Tensors, Header], object]
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    """A tar of two samples with its index, of which a test spoils the latter."""
+    """A tar of two samples, with an index that a test damages."""
     samples = [Sample(key=key, fields={"jpg": key.encode() * 700, "cls": b"1"}, origin=key) for key in ("a", "bé")]
-    write_shard(tmp_path / "a.tar", samples)
+    write_shard(parse_location(tmp_path / "a.tar"), samples)
     return tmp_path / "a.tar"
 
 
 def assert_refused(tar: Path) -> None:
     with pytest.raises(FormatError, match=r"a\.tar\.idx"):
-        Shard(tar, tar.with_name("a.tar.idx"))
+        open_shard(tar)
 
 
 def rewrite(tar: Path, damage: Damage) -> None:
-    """Write the index again as safetensors writes it, after a change to its tensors or its header."""
+    """Change the tensors or the header of an index, and write it again as safetensors does."""
     index = tar.with_name("a.tar.idx")
     tensors = {name: np.array(tensor) for name, tensor in safetensors.numpy.load_file(index).items()}
     with safetensors.safe_open(index, framework="numpy") as file:
@@ -46,8 +48,8 @@ def rewrite(tar: Path, damage: Damage) -> None:
     safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps(header)})
 
 
-def put(tensor: str, place: tuple[int, ...], value: int) -> Damage:
-    return lambda tensors, _: tensors[tensor].__setitem__(place, value)
+def put(tensor: str, at: tuple[int, ...], value: int) -> Damage:
+    return lambda tensors, _: tensors[tensor].__setitem__(at, value)
 
 
 def cast(tensor: str, dtype: str) -> Damage:
@@ -74,15 +76,15 @@ DAMAGES: dict[str, Damage] = {
     "hash-short": cut("hash"),
     "key-stop-short": cut("key_stop"),
     "key-bytes-short": cut("key_bytes"),
-    "offset-behind-the-tar": put("offset", (0, 1), 10**9),
-    "size-behind-the-tar": put("size", (0, 1), 10**9),
+    "offset-beyond-the-tar": put("offset", (0, 1), 10**9),
+    "size-beyond-the-tar": put("size", (0, 1), 10**9),
     "offset-huge": put("offset", (0, 0), sys.maxsize),
     "size-huge": put("size", (1, 0), sys.maxsize),
     "offset-negative": put("offset", (0, 0), -1),
     "size-negative": put("size", (0, 0), -7),
     "keys-go-back": put("key_stop", (0,), 9),
     "key-negative": put("key_stop", (0,), -1),
-    "key-behind-the-keys": put("key_stop", (1,), 1000),
+    "key-beyond-the-keys": put("key_stop", (1,), 1000),
     "format-newer": say("format", 2),
     "format-text": say("format", "one"),
     "fields-more": say("fields", ["cls", "jpg", "png"]),
@@ -101,21 +103,21 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
     assert_refused(shard)
 
 
-def test_another_format_is_called_so_whatever_else_it_has(shard: Path) -> None:
+def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
     rewrite(shard, lambda _, header: header.update({"format": 2, "colour": "red"}))
-    with pytest.raises(FormatError, match="has format 2, and this shardio reads 1: use the version of shardio that"):
-        Shard(shard, shard.with_name("a.tar.idx"))
+    with pytest.raises(FormatError, match="has format 2, but this shardio reads 1: use the version of shardio that"):
+        open_shard(shard)
 
 
-def test_an_index_that_is_only_written_again_is_read(shard: Path) -> None:
-    """Else the test above would show nothing."""
+def test_an_index_that_was_written_again_unchanged_is_read(shard: Path) -> None:
+    """Otherwise the tests above would prove nothing."""
     rewrite(shard, lambda *_: None)
-    with Shard(shard, shard.with_name("a.tar.idx")) as opened:
+    with open_shard(shard) as opened:
         assert [opened.index.key(i) for i in range(2)] == ["a", "bé"]
 
 
 @pytest.mark.parametrize("stop", [0, 1, 7, 8, 9, 100, 500, -1000, -100, -8, -1])
-def test_an_index_that_is_cut_is_refused(shard: Path, stop: int) -> None:
+def test_a_truncated_index_is_refused(shard: Path, stop: int) -> None:
     index = shard.with_name("a.tar.idx")
     content = index.read_bytes()[:stop]
     assert len(content) < index.stat().st_size
@@ -126,7 +128,7 @@ def test_an_index_that_is_cut_is_refused(shard: Path, stop: int) -> None:
 CONTENTS = {
     "zeros": bytes(1000),
     "ones": b"\xff" * 1000,
-    "text": b"this is no index at all\n" * 9,
+    "text": b"this is not an index\n" * 9,
     "header-no-json": (4).to_bytes(8, "little") + b"{{{{",
     "header-a-list": (2).to_bytes(8, "little") + b"[]",
     "header-empty": (2).to_bytes(8, "little") + b"{}",
@@ -138,7 +140,7 @@ CONTENTS = {
 
 
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
-def test_what_is_no_index_is_refused(shard: Path, content: bytes) -> None:
+def test_another_file_than_an_index_is_refused(shard: Path, content: bytes) -> None:
     shard.with_name("a.tar.idx").write_bytes(content)
     assert_refused(shard)
 
@@ -146,9 +148,9 @@ def test_what_is_no_index_is_refused(shard: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     "offsets",
     [[0, 10**9], [-32, 0], [32, 0], [0, 31], [0], ["0", "32"], [0.0, 32.0], None],
-    ids=["behind", "negative", "reversed", "odd", "lone", "text", "float", "null"],
+    ids=["beyond", "negative", "reversed", "odd", "lone", "text", "float", "null"],
 )
-def test_tensors_that_do_not_lie_in_the_file_are_refused(shard: Path, offsets: object) -> None:
+def test_tensors_outside_the_file_are_refused(shard: Path, offsets: object) -> None:
     index = shard.with_name("a.tar.idx")
     content = index.read_bytes()
     stop = 8 + int.from_bytes(content[:8], "little")

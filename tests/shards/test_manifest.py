@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardio.errors import FormatError
 from shardio.shards import Manifest, ShardEntry, open_table, read_manifest, write_manifest
+from shardio.storage import parse_location
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ENTRIES = st.builds(
@@ -37,13 +38,17 @@ def entry(name: str = "a.tar", num_samples: int = 3, digest: str = "00ff", num_b
 @given(MANIFESTS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
 def test_what_was_written_is_read(tmp_path: Path, manifest: Manifest) -> None:
-    write_manifest(tmp_path / "shardio.json", manifest)
-    assert read_manifest(tmp_path / "shardio.json") == manifest
+    write_manifest(parse_location(tmp_path / "shardio.json"), manifest)
+    assert read_manifest(parse_location(tmp_path / "shardio.json")) == manifest
 
 
 def test_equal_manifests_are_equal_files(tmp_path: Path) -> None:
-    write_manifest(tmp_path / "a", Manifest(shards=(entry(),), classes=("Zoë",), pack={"x": 1, "y": None}))
-    write_manifest(tmp_path / "b", Manifest(shards=(entry(),), classes=("Zoë",), pack={"y": None, "x": 1}))
+    write_manifest(
+        parse_location(tmp_path / "a"), Manifest(shards=(entry(),), classes=("Zoë",), pack={"x": 1, "y": None})
+    )
+    write_manifest(
+        parse_location(tmp_path / "b"), Manifest(shards=(entry(),), classes=("Zoë",), pack={"y": None, "x": 1})
+    )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -97,42 +102,42 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_manifest_with_wrong_values_is_refused(tmp_path: Path, damage: Callable[[dict[str, Any]], object]) -> None:
     path = tmp_path / "shardio.json"
-    write_manifest(path, Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
+    write_manifest(parse_location(path), Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
     values = json.loads(path.read_bytes())
     damage(values)
     path.write_text(json.dumps(values))
     with pytest.raises(FormatError, match=r"shardio\.json"):
-        read_manifest(path)
+        read_manifest(parse_location(path))
 
 
 @pytest.mark.parametrize("stop", [0, 1, 20, 100, -3])
-def test_a_manifest_that_is_cut_is_refused(tmp_path: Path, stop: int) -> None:
+def test_a_truncated_manifest_is_refused(tmp_path: Path, stop: int) -> None:
     path = tmp_path / "shardio.json"
-    write_manifest(path, Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
+    write_manifest(parse_location(path), Manifest(shards=(entry(), entry(name="b.tar")), fields=("jpg",)))
     path.write_bytes(path.read_bytes()[:stop])
     with pytest.raises(FormatError, match=r"shardio\.json cannot be read"):
-        read_manifest(path)
+        read_manifest(parse_location(path))
 
 
 @pytest.mark.parametrize("content", [b"[]", b"null", b"1", b'"text"', b"\xff\xfe\xfd", b"{} {}", b"{'format': 1}"])
-def test_what_is_no_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_file_than_a_manifest_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "shardio.json"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"shardio\.json"):
-        read_manifest(path)
+        read_manifest(parse_location(path))
 
 
-def test_what_is_wrong_in_a_manifest_is_said_with_its_place(tmp_path: Path) -> None:
+def test_an_error_names_the_damaged_part_of_a_manifest(tmp_path: Path) -> None:
     path = tmp_path / "shardio.json"
     path.write_text('{"format": 1, "shards": [{"name": "a.tar", "num_bytes": 1, "num_samples": 1}]}')
     with pytest.raises(FormatError, match=r"shards\.0\.digest: Field required"):
-        read_manifest(path)
+        read_manifest(parse_location(path))
 
 
 @pytest.mark.parametrize("name", ["../a.tar", "/etc/a.tar", "", "."])
-def test_a_manifest_names_no_shard_outside_of_its_directory(tmp_path: Path, name: str) -> None:
+def test_a_manifest_names_no_shard_outside_its_directory(tmp_path: Path, name: str) -> None:
     path = tmp_path / "shardio.json"
-    write_manifest(path, Manifest(shards=(entry(name="a.tar"),)))
+    write_manifest(parse_location(path), Manifest(shards=(entry(name="a.tar"),)))
     path.write_text(path.read_text().replace('"a.tar"', json.dumps(name)))
     with pytest.raises(FormatError, match=r"shardio\.json"):
         open_table(tmp_path)

@@ -36,7 +36,7 @@ def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
 
 
 @given(NAMES)
-def test_what_was_split_joins_to_the_same_name_but_for_the_letter_case(name: str) -> None:
+def test_splitting_and_joining_keeps_a_name_except_for_letter_case(name: str) -> None:
     split = split_name(name)
     if split is not None:
         key, field = split

@@ -11,7 +11,8 @@ import pytest
 
 from shardio.errors import FormatError
 from shardio.reading import SampleReader
-from shardio.shards import Manifest, Source, open_table, write_manifest
+from shardio.shards import DatasetSource, Manifest, open_table, write_manifest
+from shardio.storage import parse_location
 from tests.files import count_open_files
 from tests.tars import write_tar
 
@@ -26,10 +27,10 @@ def tars(tmp_path: Path) -> Path:
     return folder
 
 
-def shard_names(source: Source) -> list[str]:
+def shard_names(source: DatasetSource) -> list[str]:
     table = open_table(source)
     assert [tar.name for tar in table.tars] == [shard.name for shard in table.manifest.shards]
-    assert all(tar.is_file() for tar in table.tars + table.indexes)
+    assert all(location.exists() for location in table.tars + table.indexes)
     return [tar.name for tar in table.tars]
 
 
@@ -41,7 +42,7 @@ def test_a_packed_directory_lists_shards_in_manifest_order(packed: Path, tmp_pat
     copy = shutil.copytree(packed, tmp_path / "copy")
     manifest = open_table(packed).manifest
     backwards = Manifest(shards=manifest.shards[::-1], fields=manifest.fields, classes=manifest.classes)
-    write_manifest(copy / "shardio.json", backwards)
+    write_manifest(parse_location(copy / "shardio.json"), backwards)
     assert shard_names(copy) == sorted((path.name for path in packed.glob("*.tar")), reverse=True)
 
 
@@ -51,7 +52,7 @@ def test_a_manifest_may_have_another_name(packed: Path, tmp_path: Path) -> None:
     assert open_table(copy / "train.json").manifest == open_table(packed).manifest
 
 
-def test_a_directory_of_tars_is_taken_in_sorted_order(tars: Path) -> None:
+def test_a_directory_of_tars_is_read_in_sorted_order(tars: Path) -> None:
     assert shard_names(tars) == [f"x-{i:06d}.tar" for i in range(4)]
     assert open_table(tars).manifest.shard_sizes.tolist() == [1, 2, 3, 4]
 
@@ -85,7 +86,7 @@ def test_brace_notation_names_many_tars(tars: Path) -> None:
     ]
 
 
-def test_a_tar_whose_path_has_a_brace_is_itself(tars: Path) -> None:
+def test_an_existing_tar_with_a_brace_in_its_path_is_not_a_pattern(tars: Path) -> None:
     folder = tars.parent / "a{b"
     folder.mkdir()
     write_tar(folder / "{x,y}.tar", [("a.txt", b"")])
@@ -94,29 +95,29 @@ def test_a_tar_whose_path_has_a_brace_is_itself(tars: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.tar", "nothing.json", "x-{000003..000005}.tar"])
-def test_what_is_not_there_is_not_found(tars: Path, name: str) -> None:
+def test_a_missing_source_is_not_found(tars: Path, name: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing|x-000004\.tar, .*x-000005\.tar"):
         open_table(tars / name)
 
 
-def test_a_directory_without_tars_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar: images must be packed"):
+def test_a_directory_without_tars_is_not_a_dataset(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar: pack the images first"):
         open_table(tmp_path)
 
 
 @pytest.mark.parametrize("url", ["https://example.com/x.tar", Path("https://example.com/x.tar"), "s3://b/x-{0..1}.tar"])
-def test_a_url_is_said_not_to_be_read(url: str | Path) -> None:
+def test_a_url_is_refused(url: str | Path) -> None:
     with pytest.raises(FileNotFoundError, match="URLs are not read yet"):
         open_table(url)
 
 
-def test_an_empty_list_is_no_dataset() -> None:
+def test_an_empty_list_is_not_a_dataset() -> None:
     with pytest.raises(FileNotFoundError):
         open_table([])
 
 
 @pytest.mark.parametrize("pattern", [["{0}/one", "{0}/two"], ["{0}/{{one,two}}"], ["{0}/x.tar", "{0}/one", "{0}/two"]])
-def test_directories_in_a_list_are_refused_as_such(tmp_path: Path, pattern: list[str]) -> None:
+def test_directories_in_a_list_are_refused(tmp_path: Path, pattern: list[str]) -> None:
     write_tar(tmp_path / "x.tar", [("0.txt", b"")])
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -124,18 +125,18 @@ def test_directories_in_a_list_are_refused_as_such(tmp_path: Path, pattern: list
     with pytest.raises(FileNotFoundError) as caught:
         open_table([name.format(tmp_path) for name in pattern])
     assert str(caught.value) == (
-        f"a list names tars and patterns of tars, and {tmp_path}/one and {tmp_path}/two are directories: pass one "
+        f"a list names tars and patterns of tars, but {tmp_path}/one and {tmp_path}/two are directories: pass one "
         "directory by itself, or list the tars in them"
     )
 
 
-def test_a_directory_in_a_list_is_refused_as_such(tars: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=re.escape(f"and {tars} is a directory: pass it by itself")):
+def test_one_directory_in_a_list_is_refused(tars: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=re.escape(f"but {tars} is a directory: pass it by itself")):
         open_table([tars])
 
 
 def test_a_manifest_without_samples_is_refused(tmp_path: Path) -> None:
-    write_manifest(tmp_path / "shardio.json", Manifest(shards=()))
+    write_manifest(parse_location(tmp_path / "shardio.json"), Manifest(shards=()))
     with pytest.raises(FormatError, match=r"shardio\.json has no samples"):
         open_table(tmp_path)
 
@@ -147,7 +148,7 @@ def test_tars_without_samples_are_refused(tmp_path: Path, members: list[tuple[st
         open_table(tmp_path / "a.tar")
 
 
-def test_one_tar_without_samples_beside_others_is_fine(tars: Path) -> None:
+def test_one_tar_without_samples_among_others_is_read(tars: Path) -> None:
     write_tar(tars / "w.tar", [("README", b"no sample")])
     assert open_table(tars).manifest.shard_sizes.tolist() == [0, 1, 2, 3, 4]
 
@@ -170,13 +171,13 @@ def test_a_packed_directory_without_its_manifest_is_unfinished(packed: Path, tmp
     assert sorted(path.name for path in copy.iterdir()) == sorted({path.name for path in packed.iterdir()} - {*lost})
 
 
-def test_a_copy_that_has_begun_with_an_index_is_unfinished(packed: Path, tmp_path: Path) -> None:
+def test_a_copy_that_has_only_an_index_is_unfinished(packed: Path, tmp_path: Path) -> None:
     shutil.copy(packed / "shard-000000.tar.idx", tmp_path)
     with pytest.raises(FormatError, match=r"no shardio\.json and no shard-000000\.tar"):
         open_table(tmp_path)
 
 
-def test_tars_that_shardio_packed_are_read_where_they_are_named(packed: Path, tmp_path: Path) -> None:
+def test_tars_that_shardio_packed_are_read_from_a_list(packed: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(packed, tmp_path / "copy")
     (copy / "shardio.json").unlink()
     indexes = {path.name: path.read_bytes() for path in copy.glob("*.idx")}
@@ -185,7 +186,7 @@ def test_tars_that_shardio_packed_are_read_where_they_are_named(packed: Path, tm
 
 
 @pytest.mark.parametrize("name", ["x", "shard"])
-def test_a_directory_of_foreign_tars_is_read_also_when_they_are_indexed(tars: Path, name: str) -> None:
+def test_a_directory_of_indexed_foreign_tars_is_read(tars: Path, name: str) -> None:
     for tar in sorted(tars.glob("*.tar")):
         tar.rename(tar.with_name(tar.name.replace("x", name)))
     names = [f"{name}-{i:06d}.tar" for i in range(4)]
@@ -222,7 +223,7 @@ def test_names_without_gaps_give_no_warning(tmp_path: Path, names: list[str]) ->
     assert len(open_table(tmp_path).tars) == len(names)
 
 
-def test_files_that_macos_added_are_no_tars(tmp_path: Path) -> None:
+def test_files_that_macos_added_are_not_tars(tmp_path: Path) -> None:
     files = [tmp_path / f"._{number}.tar" for number in (0, 1, 3)]
     for file in files:
         file.write_bytes(b"")
@@ -247,7 +248,7 @@ def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> 
     with pytest.warns(RuntimeWarning) as warned:
         table = open_table(tmp_path)
     assert [str(warning.message) for warning in warned] == [
-        "skipped 18 files that macOS added (._* and .DS_Store): 16 in tars, and 2 beside them"
+        "skipped 18 files that macOS added (._* and .DS_Store): 16 in tars, and 2 next to them"
     ]
     samples = SampleReader(table).read(np.arange(table.manifest.num_samples), ["jpg", "cls"])
     assert [(sample.key, dict(sample.fields)) for sample in samples] == [
@@ -287,7 +288,7 @@ def test_copies_of_a_tar_give_a_warning(tars: Path) -> None:
         assert open_table(tars).manifest.num_samples == 12
 
 
-def test_empty_tars_are_no_copies(tars: Path) -> None:
+def test_empty_tars_are_not_copies(tars: Path) -> None:
     for name in "a", "b":
         write_tar(tars / f"{name}.tar", [])
     assert len(open_table(tars).tars) == 6
@@ -296,22 +297,22 @@ def test_empty_tars_are_no_copies(tars: Path) -> None:
 def test_a_manifest_that_lists_a_shard_twice_is_refused(packed: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(packed, tmp_path / "copy")
     shards = open_table(packed).manifest.shards
-    write_manifest(copy / "shardio.json", Manifest(shards=(*shards, shards[1])))
+    write_manifest(parse_location(copy / "shardio.json"), Manifest(shards=(*shards, shards[1])))
     with pytest.raises(FormatError, match=r"shardio\.json is damaged: it lists shard-000001\.tar twice"):
         open_table(copy)
 
 
 @pytest.mark.parametrize("name", ["y.tar.gz", "y.tgz", "y.tar.zst", "Y.TAR.GZ"])
-@pytest.mark.parametrize("is_beside_tars", [True, False])
-def test_compressed_tars_are_not_left_out_in_silence(tars: Path, name: str, is_beside_tars: bool) -> None:
-    folder = tars if is_beside_tars else tars.parent
+@pytest.mark.parametrize("is_among_tars", [True, False])
+def test_compressed_tars_are_not_silently_left_out(tars: Path, name: str, is_among_tars: bool) -> None:
+    folder = tars if is_among_tars else tars.parent
     (folder / name).write_bytes(b"compressed")
     with pytest.raises(FormatError, match=rf"holds {re.escape(name)}, a compressed tar.*: decompress it"):
         open_table(folder)
     assert len(open_table(sorted(tars.glob("*.tar"))).tars) == 4
 
 
-def test_tars_in_capitals_are_read_and_hidden_ones_are_not(tars: Path) -> None:
+def test_tars_in_upper_case_are_read_and_hidden_ones_are_not(tars: Path) -> None:
     (tars / "x-000003.tar").rename(tars / "x-000003.TAR")
     shutil.copy(tars / "x-000000.tar", tars / ".x-000000.tar")
     (tars / ".x.tar.gz").write_bytes(b"compressed")
@@ -320,7 +321,7 @@ def test_tars_in_capitals_are_read_and_hidden_ones_are_not(tars: Path) -> None:
 
 @pytest.mark.parametrize("source", ["", ["x.tar", ""]])
 def test_an_empty_name_is_not_the_working_directory(
-    tars: Path, monkeypatch: pytest.MonkeyPatch, source: Source
+    tars: Path, monkeypatch: pytest.MonkeyPatch, source: DatasetSource
 ) -> None:
     monkeypatch.chdir(tars)
     write_tar(tars / "x.tar", [("a.txt", b"")])

@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from shardio.errors import FormatError
 from shardio.sample import Sample
 from shardio.shards import END, size_in_tar, write_shard
-from shardio.shards.tar import TarScan
-from tests.tars import read_members, write_tar
+from shardio.shards.tar import TarMember, TarScan
+from shardio.storage import parse_location
+from tests.tars import open_file, read_members, write_tar
 
 NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/."), min_size=1, max_size=120)
+
+
+def scan(path: Path) -> tuple[list[TarMember], TarScan]:
+    """Scan a tar; return its members, and the scan for its digest."""
+    with open_file(path) as file:
+        scanned = TarScan(file)
+        return list(scanned.members()), scanned
 
 
 def make_sample(key: str, **fields: bytes) -> Sample:
@@ -43,13 +51,13 @@ def test_a_members_size_in_the_tar_is_right_for_huge_files(num_bytes: int) -> No
 
 def test_a_shard_is_as_long_as_its_members_and_its_end(tmp_path: Path) -> None:
     samples = [make_sample("é" * 60, jpg=b"x" * 513, cls=b"7"), make_sample("n" * 130, jpg=b"")]
-    write_shard(tmp_path / "a.tar", samples)
+    write_shard(parse_location(tmp_path / "a.tar"), samples)
     expected = sum(size_in_tar(f"{s.key}.{field}", len(c)) for s in samples for field, c in s.fields.items())
     assert (tmp_path / "a.tar").stat().st_size == expected + len(END)
 
 
-def test_a_shards_headers_hold_no_trace_of_when_and_by_whom(tmp_path: Path) -> None:
-    write_shard(tmp_path / "a.tar", [make_sample("a", jpg=b"1"), make_sample("ü" * 200, jpg=b"2")])
+def test_headers_hold_no_time_and_no_owner(tmp_path: Path) -> None:
+    write_shard(parse_location(tmp_path / "a.tar"), [make_sample("a", jpg=b"1"), make_sample("ü" * 200, jpg=b"2")])
     with tarfile.open(tmp_path / "a.tar") as tar:
         for info in tar:
             assert (info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode) == (0, 0, 0, "", "", 0o644)
@@ -61,43 +69,42 @@ def test_a_scan_finds_every_member_where_tarfile_finds_it(tmp_path: Path, tar_fo
     path = tmp_path / "a.tar"
     prefix = "d" * 60 + "/" + "e" * 60 + "/"  # Fits no single header field, but ustar's prefix and name.
     write_tar(path, [(f"{prefix}{i}.bin", bytes([i]) * (i**5)) for i in range(20)], tar_format=tar_format)
-    scan = TarScan(path)
-    found = list(scan.members())
+    found, scanned = scan(path)
     whole = path.read_bytes()
     contents = [whole[member.offset : member.offset + member.size] for member in found]
     assert list(zip([member.name for member in found], contents, strict=True)) == read_members(path)
     assert [member.hash for member in found] == [xxhash.xxh3_64_intdigest(content) for content in contents]
-    assert (scan.num_bytes, scan.digest) == (len(whole), xxhash.xxh3_128_hexdigest(whole))
+    assert (scanned.num_bytes, scanned.digest) == (len(whole), xxhash.xxh3_128_hexdigest(whole))
 
 
 @pytest.mark.parametrize("num_zeros", [1, 511, 10240, 3 << 20])
-def test_a_scan_hashes_also_the_zeros_that_follow_the_end(tmp_path: Path, num_zeros: int) -> None:
+def test_a_scan_hashes_the_zeros_after_the_end_as_well(tmp_path: Path, num_zeros: int) -> None:
     path = tmp_path / "a.tar"
     write_tar(path, [("a.txt", b"abc")])
     with path.open("ab") as file:
         file.write(bytes(num_zeros))
-    scan = TarScan(path)
-    assert [member.name for member in scan.members()] == ["a.txt"]
-    assert scan.digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
+    found, scanned = scan(path)
+    assert [member.name for member in found] == ["a.txt"]
+    assert scanned.digest == xxhash.xxh3_128_hexdigest(path.read_bytes())
 
 
 # The second member's header lies at byte 1536, its content from 2048 to 3048, the end blocks from 3072.
 @pytest.mark.parametrize("stop", [1, 511, 512, 700, 1100, 1700, 2048, 2500, 3047], ids=lambda stop: f"byte-{stop}")
-def test_a_tar_that_is_cut_inside_a_member_is_refused(tmp_path: Path, stop: int) -> None:
+def test_a_tar_truncated_inside_a_member_is_refused(tmp_path: Path, stop: int) -> None:
     path = tmp_path / "cut.tar"
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
     path.write_bytes(path.read_bytes()[:stop])
     with pytest.raises(FormatError, match=r"cut\.tar"):
-        list(TarScan(path).members())
+        scan(path)
 
 
-def test_a_tar_that_is_cut_between_members_is_refused(tmp_path: Path) -> None:
-    """Its end is missing, which alone shows that members may be missing too."""
+def test_a_tar_truncated_between_members_is_refused(tmp_path: Path) -> None:
+    """Only the missing end shows that members may be missing, too."""
     path = tmp_path / "cut.tar"
     write_tar(path, [("a.txt", b"a" * 1000), ("b.txt", b"b" * 1000)])
     path.write_bytes(path.read_bytes()[:1536])
     with pytest.raises(FormatError, match=r"cut\.tar"):
-        list(TarScan(path).members())
+        scan(path)
 
 
 @pytest.mark.parametrize("at", [0, 1536], ids=["first-header", "second-header"])
@@ -108,7 +115,7 @@ def test_a_tar_with_a_damaged_header_is_refused(tmp_path: Path, at: int) -> None
     content[at + 100 : at + 400] = b"?" * 300
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"damaged\.tar"):
-        list(TarScan(path).members())
+        scan(path)
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
@@ -117,29 +124,29 @@ def test_a_compressed_tar_is_refused(tmp_path: Path, mode: str) -> None:
     with tarfile.open(path, mode) as tar:  # type: ignore[call-overload]  # The overloads want literal modes.
         tar.addfile(tarfile.TarInfo("a.txt"))
     with pytest.raises(FormatError, match=r"a\.tar is not a whole plain tar.*decompressed"):
-        list(TarScan(path).members())
+        scan(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"no tar at all", b"\xff" * 4096])
-def test_what_is_no_tar_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_another_file_than_a_tar_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(content)
     with pytest.raises(FormatError, match=r"a\.tar is not a whole plain tar"):
-        list(TarScan(path).members())
+        scan(path)
 
 
 @pytest.mark.parametrize("num_zeros", [0, 9216, 2 << 20])
-def test_a_tar_that_goes_on_behind_its_end_is_refused(tmp_path: Path, num_zeros: int) -> None:
-    """As after cat a.tar b.tar: readers stop at the first end, and the second tar's samples would be lost."""
+def test_a_tar_that_continues_after_its_end_is_refused(tmp_path: Path, num_zeros: int) -> None:
+    """As after cat a.tar b.tar: readers stop at the first end and lose the second tar's samples."""
     path, second = tmp_path / "both.tar", tmp_path / "second.tar"
     write_tar(path, [("a.txt", b"a")])
     write_tar(second, [("b.txt", b"b")])
     first = path.read_bytes() + bytes(num_zeros)
     path.write_bytes(first + second.read_bytes())
     with pytest.raises(
-        FormatError, match=rf"both\.tar goes on behind its end: byte {len(first)} is not zero.*--ignore"
+        FormatError, match=rf"both\.tar continues after its end: byte {len(first)} is not zero.*--ignore"
     ):
-        list(TarScan(path).members())
+        scan(path)
 
 
 def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
@@ -147,7 +154,7 @@ def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
     write_tar(path, [("a.txt", b"a"), ("b.txt", b"b")])
     write_tar(second, [(f"{'c' * 150}.txt", b"c"), ("d.txt", b"d")])
     subprocess.run(["tar", "--concatenate", "-f", path, second], check=True)
-    assert [member.name for member in TarScan(path).members()] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
+    assert [member.name for member in scan(path)[0]] == ["a.txt", "b.txt", f"{'c' * 150}.txt", "d.txt"]
 
 
 @pytest.mark.parametrize(
@@ -155,26 +162,26 @@ def test_tars_that_gnu_tar_joined_are_read_whole(tmp_path: Path) -> None:
     [
         (tarfile.LNKTYPE, r"b\.jpg as a hard link to a\.jpg \(its header ends at byte 1536\).*--hard-dereference"),
         (tarfile.SYMTYPE, r"b\.jpg as a symbolic link to a\.jpg .*--dereference"),
-        (tarfile.FIFOTYPE, r"b\.jpg as no regular file .*pack it again without it"),
+        (tarfile.FIFOTYPE, r"b\.jpg as a special file .*create the tar again without it"),
     ],
 )
 def test_a_field_that_has_no_content_of_its_own_is_refused(tmp_path: Path, kind: bytes, message: str) -> None:
     path = tmp_path / "links.tar"
     write_tar_with(path, kind, "b.jpg")
     with pytest.raises(FormatError, match=message):
-        list(TarScan(path).members())
+        scan(path)
 
 
 @pytest.mark.parametrize(
     ("kind", "name"), [(tarfile.SYMTYPE, "latest"), (tarfile.DIRTYPE, "v1.0"), (b"V", "backup.2024")]
 )
-def test_links_and_directories_that_are_no_field_are_passed_over(tmp_path: Path, kind: bytes, name: str) -> None:
+def test_links_and_directories_that_are_not_fields_are_skipped(tmp_path: Path, kind: bytes, name: str) -> None:
     write_tar_with(tmp_path / "a.tar", kind, name)
-    assert [member.name for member in TarScan(tmp_path / "a.tar").members()] == ["a.jpg"]
+    assert [member.name for member in scan(tmp_path / "a.tar")[0]] == ["a.jpg"]
 
 
 def write_tar_with(path: Path, kind: bytes, name: str) -> None:
-    """Write a tar of one file, and one member of another kind that leads to it."""
+    """Write a tar of one file, and of one member of another kind that refers to it."""
     with tarfile.open(path, "w") as tar:
         info = tarfile.TarInfo("a.jpg")
         info.size = 3

@@ -1,108 +1,149 @@
+"""What only local files have: descriptors, links, and paths."""
+
 from __future__ import annotations
 
 import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from shardio.sample import ByteRange
-from shardio.storage import LocalFile, walk_files, write_whole
+from shardio.storage import Location, ReplacedError, parse_location, walk_files
+from shardio.storage.descriptors import open_files
+from shardio.whole_writes import write_whole
 from tests.files import count_open_files
 
 
-def test_each_range_of_a_file_reads_as_a_slice_of_it(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 3
-    (tmp_path / "file").write_bytes(content)
-    file = LocalFile(tmp_path / "file")
-    for start, stop in [(0, 0), (0, 768), (5, 6), (255, 700), (768, 768)]:
-        assert file.read(ByteRange(start=start, stop=stop)) == content[start:stop]
-    assert file.size == 768
-    file.close()
-
-
-def test_reading_behind_the_end_names_the_file_and_where_it_ends(tmp_path: Path) -> None:
+@pytest.fixture
+def file(tmp_path: Path) -> Location:
     (tmp_path / "file").write_bytes(b"0123456789")
-    file = LocalFile(tmp_path / "file")
-    with pytest.raises(EOFError, match=r"file ends at byte 10, but bytes 8 to 14 were asked for"):
-        file.read(ByteRange(start=8, stop=14))
-    file.close()
+    return parse_location(tmp_path / "file")
 
 
-def test_short_reads_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_bytes(b"0123456789")
-    file, pread = LocalFile(tmp_path / "file"), os.pread
-    monkeypatch.setattr(os, "pread", lambda descriptor, size, start: pread(descriptor, min(size, 3), start))
-    assert file.read(ByteRange(start=1, stop=9)) == b"12345678"
-    file.close()
+@pytest.mark.parametrize("name", ["pread", "preadv"])
+def test_short_reads_are_completed(file: Location, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    read: Callable[..., object] = getattr(os, name)
+
+    def read_few(descriptor: int, what: int | list[memoryview], start: int) -> object:
+        few = min(what, 3) if isinstance(what, int) else [what[0][:3]]
+        return read(descriptor, few, start)
+
+    monkeypatch.setattr(os, name, read_few)
+    buffer = bytearray(8)
+    with closing(file.open()) as opened:
+        opened.read_into([1], [memoryview(buffer)])
+        assert opened.read(1, 9) == buffer == b"12345678"
 
 
-def test_closing_again_does_nothing_and_frees_the_descriptor(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
+def test_closing_frees_the_descriptor(file: Location) -> None:
     before = count_open_files()
-    file = LocalFile(tmp_path / "file")
-    file.close()
-    file.close()
+    opened = file.open()
+    assert count_open_files() == before + 1
+    opened.close()
+    opened.close()
     assert count_open_files() == before
 
 
-def test_a_file_that_is_no_longer_referred_to_frees_its_descriptor(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"x")
+def test_a_file_that_nothing_refers_to_frees_its_descriptor(file: Location) -> None:
     before = count_open_files()
     for _ in range(5):
-        LocalFile(tmp_path / "file")
+        file.open()
     assert count_open_files() == before
 
 
-def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        LocalFile(tmp_path / "nothing")
+def test_a_refused_directory_leaves_nothing_open(tmp_path: Path) -> None:
+    before = count_open_files()
+    with pytest.raises(IsADirectoryError, match=r"Is a directory: .*test_a_refused"):
+        parse_location(tmp_path).open()
+    assert count_open_files() == before
 
 
-def test_a_file_is_not_there_before_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with write_whole(path) as file:
-        file.write(b"half")
-        file.flush()
-        assert not path.exists()
-        hidden = list(tmp_path.iterdir())
-        assert [name.name.startswith(".") for name in hidden] == [True]
-    assert path.read_bytes() == b"half"
-    assert list(tmp_path.iterdir()) == [path]
+def close_descriptors() -> None:
+    """Close the descriptors of all open files, as the budget does when others need them."""
+    open_files()._shrink(0)
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-
-    def fail() -> None:
-        with write_whole(path) as file:
-            file.write(b"new")
-            raise RuntimeError("in the middle")
-
-    with pytest.raises(RuntimeError, match="in the middle"):
-        fail()
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"file": b"old"}
+def test_a_file_is_opened_again_when_it_is_needed(file: Location) -> None:
+    with closing(file.open()) as opened:
+        close_descriptors()
+        assert opened.read(2, 4) == b"23"
 
 
-def test_a_written_file_replaces_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old and long")
-    with write_whole(path) as file:
-        file.write(b"new")
-    assert path.read_bytes() == b"new"
+def test_a_file_that_changed_before_it_is_opened_again_is_refused(file: Location) -> None:
+    with closing(file.open()) as opened:
+        Path(file.key).write_bytes(b"longer than before")
+        close_descriptors()
+        with pytest.raises(ReplacedError, match=r"file changed while it was in use: it had 10 bytes .* now it has 18"):
+            opened.read(2, 4)
 
 
-def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with write_whole(path) as first, write_whole(path) as second:
-        first.write(b"first" * 1000)
-        second.write(b"second")
-    assert path.read_bytes() in (b"first" * 1000, b"second")
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_location_is_read_by_another_process(file: Location) -> None:
+    program = "import pickle, sys; sys.stdout.buffer.write(pickle.load(sys.stdin.buffer).read_whole())"
+    found = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(file), capture_output=True, check=True)
+    assert found.stdout == b"0123456789"
 
 
-def test_a_walk_is_sorted_and_skips_what_is_hidden(tmp_path: Path) -> None:
-    for name in ["b/2", "b/1", "a", "b.x", ".hidden", ".git/config", "b/.cache/z", "b/c/d/deep", "Z"]:
+def test_links_have_the_identity_of_their_file(file: Location) -> None:
+    path = Path(file.key)
+    (path.parent / "link").symlink_to(path.name)
+    os.link(path, path.parent / "hard")
+    for name in "link", "hard":
+        assert (file.folder / name).stat() == file.stat()
+    assert (file.folder / "link").resolve() == file.resolve()
+
+
+def test_files_that_are_being_written_are_not_listed(tmp_path: Path) -> None:
+    with write_whole(tmp_path / "file"):
+        assert len(list(tmp_path.iterdir())) == 1
+        assert parse_location(tmp_path).list() == []
+    assert parse_location(tmp_path).list() == ["file"]
+
+
+# Paths
+
+
+def test_a_relative_path_stays_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path / "folder")
+    names: list[str | Path] = ["a", "./b//c/", "../d", Path("e")]
+    expected = ["folder/a", "folder/b/c", "d", "folder/e"]
+    assert [str(parse_location(name)) for name in names] == [f"{tmp_path}/{name}" for name in expected]
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_a_name_that_no_file_has_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="the path"):
+        parse_location(name)
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/a", Path("https://example.com/a"), "gs://b/x-{0..1}.tar"])
+def test_a_url_is_refused(name: str | Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"URLs are not read yet, got (s3|https|gs)://.*: download"):
+        parse_location(name)
+
+
+def test_a_directory_that_looks_like_a_url_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run:" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert parse_location("run:/a").is_folder()
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.tar")
+    path.write_bytes(b"1")
+    assert parse_location(path).read_whole() == b"1"
+    assert parse_location(tmp_path).list() == [path.name]
+
+
+# Walks
+
+
+def test_a_walk_is_sorted_within_each_directory(tmp_path: Path) -> None:
+    for name in ["b/2", "b/1", "a", "b.x", ".hidden", "b/.cache/z", "b/c/d/deep", "Z"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "empty").mkdir()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import tempfile
 from pathlib import Path
 
 import llvmlite.binding as llvm
@@ -13,6 +11,7 @@ from filelock import FileLock
 
 from shardio.images.kernel.loading import Kernel, kernel_path, pack_kernel, read_kernel
 from shardio.images.trust import FILE_MODE, make_folder
+from shardio.whole_writes import write_whole
 
 _log = logging.getLogger("shardio")
 
@@ -47,7 +46,8 @@ def build_locked(path: Path) -> None:
         difference = find_difference(Kernel(*kernel))
         if difference is not None:
             kernel = difference, b""
-        _write(path, pack_kernel(*kernel))
+        with write_whole(path, mode=FILE_MODE) as file:
+            file.write(pack_kernel(*kernel))
     name, code = kernel
     if not code:
         _log.warning("%s", describe_difference(name))
@@ -90,17 +90,3 @@ def _close(code: str) -> str:
     )
     code = re.sub(r"^(@\w+) = external global (\w+).*$", r"\1 = internal global \2 0", code, flags=re.M)
     return code + "\ndeclare void @llvm.trap()\n"
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            os.fchmod(descriptor, FILE_MODE)
-        Path(temporary).replace(path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:  # The disk may be full.
-            error.filename = str(path)
-        raise

@@ -1,0 +1,116 @@
+"""An open local file: positioned reads through the process's budget of descriptors."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from stat import S_ISDIR
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.storage.descriptors import Descriptor, open_files
+from shardio.storage.runs import read_runs
+from shardio.storage.store import FileStat, Location, ReplacedError
+
+
+class LocalFile:
+    """A local file for positioned reads. Safe to share between threads and across a fork.
+
+    Its descriptor counts against the process's budget (:mod:`shardio.storage.descriptors`): it may be closed between
+    reads and opened again. Only then is the file compared with the one that was opened. Until then, a file that was
+    replaced is read as it was, and a file that is overwritten in place goes unnoticed.
+
+    Raises:
+        OSError: If the file cannot be opened, or is a directory.
+    """
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+        self._key = key = location.key
+        self._files = open_files()
+        self._serial = next(self._files.serials)
+        self._is_open = True
+        status = os.fstat(self._files.open(self._serial, key).number)
+        try:
+            refuse_directory(key, status)
+        except IsADirectoryError:
+            self.close()
+            raise
+        found = stat_of(status)
+        self.size, self.version, self._mtime_ns = found.size, found.version, status.st_mtime_ns
+
+    def read(self, start: int, stop: int) -> bytes:
+        descriptor = self._find()
+        content = os.pread(descriptor.number, stop - start, start)
+        while len(content) < stop - start:  # One read of Linux returns 2 GiB at most.
+            more = os.pread(descriptor.number, stop - start - len(content), start + len(content))
+            if not more:
+                raise self._truncated(descriptor, start, stop)
+            content += more
+        return content
+
+    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+        return read_runs(self.read, starts, stops)
+
+    def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        for start, buffer in zip(starts, buffers, strict=True):
+            descriptor, num_read = self._find(), 0
+            while num_read < len(buffer):
+                num_more = os.preadv(descriptor.number, [buffer[num_read:]], start + num_read)
+                if not num_more:
+                    raise self._truncated(descriptor, start, start + len(buffer))
+                num_read += num_more
+
+    def close(self) -> None:
+        self._is_open = False
+        self._files.close(self._serial)
+
+    def _find(self) -> Descriptor:
+        """Return the open descriptor; open the file again if it was closed for the budget."""
+        assert self._is_open, f"{self._key} is closed"
+        return self._files.find(self._serial) or self._open_again()
+
+    def _open_again(self) -> Descriptor:
+        descriptor = self._files.open(self._serial, self._key)
+        found = os.fstat(descriptor.number)
+        # Not the inode: some FUSE file systems change it while they run.
+        if (found.st_size, found.st_mtime_ns) != (self.size, self._mtime_ns):
+            self._files.close(self._serial)
+            raise ReplacedError(
+                f"{self._key} changed while it was in use: it had {self.size} bytes and modification time "
+                f"{self._mtime_ns} ns, now it has {found.st_size} and {found.st_mtime_ns}. Start again with the files "
+                "as they are now"
+            )
+        return descriptor
+
+    def _truncated(self, descriptor: Descriptor, start: int, stop: int) -> EOFError:
+        size = os.fstat(descriptor.number).st_size
+        return EOFError(
+            f"{self._key} ends at byte {size}, but bytes {start} to {stop} were requested: the file is truncated"
+        )
+
+    def __del__(self) -> None:
+        if hasattr(self, "_serial"):
+            self.close()
+
+
+def refuse_directory(key: str, status: os.stat_result) -> None:
+    """Raise IsADirectoryError if a path is that of a directory."""
+    if S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)
+
+
+def stat_of(status: os.stat_result) -> FileStat:
+    """Return what a store says of a local file, from what the operating system says."""
+    return FileStat(
+        size=status.st_size,
+        version=make_version(status.st_size, status.st_mtime_ns, status.st_ino),
+        identity=f"{status.st_dev}-{status.st_ino}",
+    )
+
+
+def make_version(size: int, mtime_ns: int, inode: int) -> str:
+    """Return a local file's version."""
+    return f"{size}-{mtime_ns}-{inode}"

@@ -1,0 +1,221 @@
+"""What a storage backend implements, Store and StoredFile; and Location, which names an object of a store.
+
+A backend is a class that implements both protocols, a line in :func:`shardio.storage.locations.parse_location`, and a
+line in the conformance suite, ``tests/storage/conftest.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import FormatError
+
+
+class ReplacedError(FormatError):
+    """An object changed, or another one took its key, after it was opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    """What a store knows about an object without reading it.
+
+    Attributes:
+        size: The object's size in bytes.
+        version: Differs when the content differs (an ETag, or size, time and inode). It may also change when the
+            content does not.
+        identity: Equal for all keys that lead to the same object, such as links.
+    """
+
+    size: int
+    version: str
+    identity: str
+
+
+class Writer(Protocol):
+    """Where the content of a new object goes."""
+
+    def write(self, content: bytes, /) -> object:
+        """Append to the content."""
+
+
+class StoredFile(Protocol):
+    """An object that is open for reading at any position. Threads share it, and so do processes after a fork.
+
+    All reads return the content that the object had when it was opened.
+    """
+
+    @property
+    def location(self) -> Location:
+        """Where the object lies."""
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes when it was opened."""
+
+    @property
+    def version(self) -> str:
+        """Its version when it was opened, as in :class:`FileStat`."""
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes [start, stop).
+
+        Raises:
+            EOFError: If the object ends before ``stop``.
+            ReplacedError: If the object changed after it was opened.
+            OSError: If it cannot be read.
+        """
+
+    def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
+        """Return many ranges, in as few requests as the store finds best.
+
+        Args:
+            starts: int64 [n], where the ranges start, in any order. Ranges may overlap.
+            stops: int64 [n], where they stop.
+
+        Raises:
+            The same errors as :meth:`read`.
+        """
+
+    def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
+        """Fill each buffer with the bytes from its start on.
+
+        Raises:
+            The same errors as :meth:`read`. The buffers' contents are then undefined.
+        """
+
+    def close(self) -> None:
+        """Close the object; closing it again does nothing."""
+
+
+class Store(Protocol):
+    """A storage backend: objects by key. Keys are strings whose parts are separated by slashes.
+
+    A store is a frozen value: it can be compared, hashed and pickled to other processes. A folder is the start of keys
+    up to a slash; it need not be created. Methods that read an object raise FileNotFoundError if there is none
+    (NotADirectoryError if the key leads through another object), and IsADirectoryError if the key is a folder's.
+    """
+
+    @property
+    def prefix(self) -> str:
+        """The text before a key in messages, such as ``s3://bucket/``."""
+
+    def stat(self, key: str) -> FileStat:
+        """Return what is known about an object."""
+
+    def open(self, key: str) -> StoredFile:
+        """Open an object."""
+
+    def read_whole(self, key: str) -> bytes:
+        """Return an object's content."""
+
+    def is_folder(self, key: str) -> bool:
+        """Return whether a key is a folder's."""
+
+    def list(self, key: str) -> list[str]:
+        """Return the names of the objects and folders directly in a folder, sorted. A slash ends a folder's name.
+
+        A folder that does not exist is empty.
+        """
+
+    def walk(self, key: str) -> Iterator[str]:
+        """Yield the keys of all objects below a folder, in any order, except for names that start with a dot."""
+
+    def write_whole(self, key: str) -> AbstractContextManager[Writer]:
+        """Write an object, which appears whole when the block ends.
+
+        If the block raises, the store stays as it was.
+        """
+
+    def remove(self, key: str) -> None:
+        """Remove an object; do nothing if there is none."""
+
+    def can_write(self, key: str) -> bool:
+        """Return whether this process may write an object, as far as the store can tell without trying."""
+
+    def resolve(self, key: str) -> str:
+        """Return the canonical form of a key, such as a path without symbolic links."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Location:
+    """Where an object or a folder lies: a store and a key. Messages show its string.
+
+    >>> from shardio.storage import parse_location
+    >>> folder = parse_location("/data/train")
+    >>> str(folder / "shard-000000.tar"), folder.name
+    ('/data/train/shard-000000.tar', 'train')
+    """
+
+    store: Store
+    key: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the key."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def folder(self) -> Location:
+        """The folder that holds this location."""
+        head, slash, _ = self.key.rpartition("/")
+        return Location(store=self.store, key=head or slash)
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(store=self.store, key=f"{self.key.rstrip('/')}/{name}" if self.key else name)
+
+    def __str__(self) -> str:
+        return self.store.prefix + self.key
+
+    def exists(self) -> bool:
+        """Return whether there is an object. A folder is not one."""
+        try:
+            self.stat()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return False
+        return True
+
+    def stat(self) -> FileStat:
+        """Return what the store knows about the object: see :meth:`Store.stat`."""
+        return self.store.stat(self.key)
+
+    def open(self) -> StoredFile:
+        """Open the object: see :meth:`Store.open`."""
+        return self.store.open(self.key)
+
+    def read_whole(self) -> bytes:
+        """Return the object's content: see :meth:`Store.read_whole`."""
+        return self.store.read_whole(self.key)
+
+    def is_folder(self) -> bool:
+        """Return whether this is a folder."""
+        return self.store.is_folder(self.key)
+
+    def list(self) -> list[str]:
+        """Return the names in this folder: see :meth:`Store.list`."""
+        return self.store.list(self.key)
+
+    def walk(self) -> Iterator[str]:
+        """Yield the keys of all objects below this folder: see :meth:`Store.walk`."""
+        return self.store.walk(self.key)
+
+    def write_whole(self) -> AbstractContextManager[Writer]:
+        """Write the object: see :meth:`Store.write_whole`."""
+        return self.store.write_whole(self.key)
+
+    def remove(self) -> None:
+        """Remove the object if there is one."""
+        self.store.remove(self.key)
+
+    def can_write(self) -> bool:
+        """Return whether this process may write the object: see :meth:`Store.can_write`."""
+        return self.store.can_write(self.key)
+
+    def resolve(self) -> str:
+        """Return the canonical form of the key: see :meth:`Store.resolve`."""
+        return self.store.resolve(self.key)

@@ -1,0 +1,24 @@
+"""A file from end to end, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shardio.storage.store import StoredFile
+
+PIECE = 2**20
+"""Bytes of a piece: few requests, and little memory."""
+
+
+def read_pieces(file: StoredFile, start: int = 0, num_bytes: int = PIECE) -> Iterator[memoryview]:
+    """Yield a file's content from a byte on, in pieces of ``num_bytes``. Each piece is overwritten by the next one.
+
+    Raises:
+        EOFError: If the file was truncated after it was opened.
+        OSError: If it cannot be read.
+    """
+    buffer = memoryview(bytearray(max(0, min(num_bytes, file.size - start))))
+    for begin in range(start, file.size, num_bytes):
+        piece = buffer[: file.size - begin]
+        file.read_into([begin], [piece])
+        yield piece

@@ -1,0 +1,67 @@
+"""Atomic writes to local files: a file appears whole, synced to disk, or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+PARTIAL_SUFFIX = ".partial"
+"""The suffix of the hidden files that hold unfinished content."""
+
+
+@contextmanager
+def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
+    """Open a file for writing so that it appears whole or not at all.
+
+    The content goes to a hidden file in the same directory, which is synced to disk and renamed at the end. If the
+    block raises, the hidden file is removed and ``path`` stays as it was.
+
+    Args:
+        path: The file to write.
+        mode: Its permissions, whatever the umask; by default those of any new file.
+
+    Raises:
+        OSError: If the file cannot be written, for example because the disk is full. The error names ``path``.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    try:
+        with naming(path):
+            with os.fdopen(_create(temporary, mode), "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _sync_directory(path.parent)
+    except BaseException:  # Ctrl-C as well must not leave half a file.
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add a file's name to any OSError that names no file, as errors of writing do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def _create(path: Path, mode: int | None) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode)
+    if mode is not None:
+        os.fchmod(descriptor, mode)
+    return descriptor
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,90 @@
+"""Files are written whole or not at all, and are on disk before they have their names."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shardio.whole_writes import write_whole
+from tests.files import files_of_at_most, read_files
+
+
+def test_a_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with write_whole(path) as file:
+        file.write(b"half")
+        file.flush()
+        assert not path.exists()
+        assert [each.name.startswith(".") for each in tmp_path.iterdir()] == [True]
+    assert read_files(tmp_path) == {"file": b"half"}
+
+
+@pytest.mark.parametrize("old", [{}, {"file": b"old"}])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_write_leaves_what_was_there(
+    tmp_path: Path, old: dict[str, bytes], error: type[BaseException]
+) -> None:
+    for name, content in old.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(error), write_whole(tmp_path / "file") as file:  # noqa: PT012  # The write fails in between.
+        file.write(b"new")
+        raise error
+    assert read_files(tmp_path) == old
+
+
+def test_a_full_disk_names_the_file_and_leaves_what_was_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    named = pytest.raises(OSError, match=f"'{tmp_path}/file'")
+    with files_of_at_most(1000), named, write_whole(tmp_path / "file") as file:
+        file.write(bytes(100_000))
+    assert read_files(tmp_path) == {"file": b"old"}
+
+
+def test_a_written_file_replaces_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"old and long")
+    with write_whole(tmp_path / "file") as file:
+        file.write(b"new")
+    assert read_files(tmp_path) == {"file": b"new"}
+
+
+def test_two_writers_of_one_path_do_not_mix(tmp_path: Path) -> None:
+    with write_whole(tmp_path / "file") as first, write_whole(tmp_path / "file") as second:
+        first.write(b"first" * 1000)
+        second.write(b"second")
+    assert read_files(tmp_path) == {"file": b"first" * 1000}
+
+
+def test_a_file_is_synced_before_it_is_renamed_and_its_directory_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses power keeps the old file or the whole new one."""
+    steps, fsync, replace = list[tuple[str, str, int]](), os.fsync, Path.replace
+
+    def note_sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(("sync", "directory" if path == tmp_path else "file", path.stat().st_size))
+        fsync(descriptor)
+
+    def note_replace(path: Path, target: Path) -> Path:
+        steps.append(("rename", target.name, path.stat().st_size))
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    with write_whole(tmp_path / "file") as file:
+        file.write(bytes(100))
+    assert steps[:2] == [("sync", "file", 100), ("rename", "file", 100)]
+    assert [step[:2] for step in steps[2:]] == [("sync", "directory")]
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(None, 0o600), (0o644, 0o644), (0o600, 0o600)])
+def test_a_mode_holds_whatever_the_umask(tmp_path: Path, mode: int | None, expected: int) -> None:
+    old = os.umask(0o077)
+    try:
+        with write_whole(tmp_path / "file", mode=mode) as file:
+            file.write(b"1")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == expected
