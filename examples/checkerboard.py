@@ -1,11 +1,11 @@
-"""A checkerboard learnt from coordinates, in fp32 and under AMP: the same result, and on a GPU how much faster.
+"""Learn a checkerboard from coordinates, in fp32 and with AMP: the results agree, and on a GPU AMP is faster.
 
-    python examples/checkerboard.py               # by train()
-    python examples/checkerboard.py --own-loop    # by TrainStep, in a loop of one's own
+    python examples/checkerboard.py               # with train()
+    python examples/checkerboard.py --own-loop    # with TrainStep, in a custom loop
 
-A small network sees coordinates (x, y) and names the colour of the field. It shows that ``train`` takes any loader of
-(inputs, labels), here torch's own, and that AMP changes no more than ``precision=``: bf16 on a CPU, fp16 with a
-GradScaler on CUDA. AMP speeds up large matrices on GPUs (so there the network is a wide one), and few CPUs.
+A small network receives coordinates (x, y) and predicts the colour of the square. ``train`` accepts any loader of
+(inputs, labels), here torch's own. AMP needs nothing but ``precision=``: bf16 on a CPU, fp16 with a GradScaler on
+CUDA. AMP speeds up large matrix products on GPUs, where this network is therefore wide, but on few CPUs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 from shardio import DevicePrefetcher
 from shardio.train import TrainConfig, TrainStep, evaluate, in_groups, seed_everything, train
 
-NUM_FIELDS = 8  # Along each side of the board, which is [0, 1] x [0, 1].
+NUM_SQUARES = 8  # Along each side of the board, which is [0, 1] x [0, 1].
 NUM_POINTS, BATCH_SIZE = 2**15, 2**10
-TOLERANCE = 0.02  # Between both precisions, of accuracies and of losses.
+TOLERANCE = 0.02  # The maximum difference between the precisions, in accuracy and in loss.
 
 
 class Network(nn.Module):
-    """From coordinates float32 [N, 2] to outputs [N, 2], by waves of several lengths (Tancik et al., 2020)."""
+    """Maps coordinates, float32 [N, 2], to outputs [N, 2] through waves of several lengths (Tancik et al., 2020)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Network(nn.Module):
         )
 
     def forward(self, points: torch.Tensor) -> torch.Tensor:
-        # Autocast leaves these as they are, in fp32: half precision could not tell neighbouring points apart.
+        # Autocast keeps these in fp32: half precision could not distinguish neighbouring points.
         angles = torch.cat([points * math.pi * 2**octave for octave in range(4)], dim=1)
         outputs: torch.Tensor = self.layers(torch.cat([angles.sin(), angles.cos()], dim=1))
         return outputs
@@ -47,7 +47,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of a training: accuracy and loss on points that it did not see, and the time of an epoch."""
+    """The result of training: accuracy and loss on held-out points, and the time of an epoch in seconds."""
 
     accuracy: float
     loss: float
@@ -55,17 +55,17 @@ class Outcome:
 
 
 def make_loader(num_points: int, seed: int) -> DataLoader[tuple[torch.Tensor, ...]]:
-    """Return random points of the board and the colours of their fields."""
+    """Return a loader of random points on the board and the colours of their squares."""
     points = torch.rand(num_points, 2, generator=torch.Generator().manual_seed(seed))
-    colours = (points * NUM_FIELDS).long().sum(dim=1) % 2
+    colours = (points * NUM_SQUARES).long().sum(dim=1) % 2
     dataset = TensorDataset(points, colours)
-    # Samples this small are taken a batch at a time, and not collated one by one.
+    # Samples this small are indexed a batch at a time rather than collated one by one.
     sampler = BatchSampler(RandomSampler(dataset), BATCH_SIZE, drop_last=False)
     return DataLoader(dataset, sampler=sampler, batch_size=None)
 
 
-def by_train(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
-    """Train by shardio's loop."""
+def run_train(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
+    """Train with shardio's loop."""
     results = train(
         model, make_loader(NUM_POINTS, 2 * seed), config, val_loader=make_loader(NUM_POINTS // 8, 2 * seed + 1)
     )
@@ -76,8 +76,8 @@ def by_train(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
     return Outcome(accuracy=last.val_accuracy, loss=last.val_loss, epoch_s=epoch_s)
 
 
-def by_own_loop(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
-    """Train in a loop of one's own, two batches a step; the last step of an epoch may have one."""
+def run_own_loop(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
+    """Train in a custom loop with two batches per step; the last step of an epoch may have one."""
     batches = DevicePrefetcher(make_loader(NUM_POINTS, 2 * seed))
     model.to(batches.device)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -96,11 +96,11 @@ def by_own_loop(model: nn.Module, config: TrainConfig, seed: int) -> Outcome:
 
 
 def main() -> None:
-    """Train twice, and compare."""
+    """Train twice and compare the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--own-loop", action="store_true", help="use TrainStep in a loop of one's own")
+    parser.add_argument("--own-loop", action="store_true", help="use TrainStep in a custom loop")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--width", type=int, help="units of a hidden layer (default: 64, on a GPU 4096)")
+    parser.add_argument("--width", type=int, help="units per hidden layer (default: 64, or 4096 on a GPU)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
 
@@ -109,16 +109,16 @@ def main() -> None:
     outcomes = {}
     print(f"{'precision':<10} {'accuracy':>8} {'loss':>8} {'s/epoch':>8}")
     for precision in ("fp32", "fp16" if has_gpu else "bf16"):
-        seed_everything(options.seed)  # The same weights to begin with.
+        seed_everything(options.seed)  # Both runs start from the same weights.
         model = Network(width)
         config = TrainConfig(epochs=options.epochs, lr=5e-3, precision=precision, seed=options.seed)
-        outcome = (by_own_loop if options.own_loop else by_train)(model, config, options.seed)
+        outcome = (run_own_loop if options.own_loop else run_train)(model, config, options.seed)
         print(f"{precision:<10} {outcome.accuracy:>8.1%} {outcome.loss:>8.4f} {outcome.epoch_s:>8.3f}")
         outcomes[precision] = outcome
 
     plain, amp = outcomes.values()
     if has_gpu:
-        print(f"AMP is {plain.epoch_s / amp.epoch_s:.2f} times as fast")
+        print(f"AMP is {plain.epoch_s / amp.epoch_s:.2f} times as fast as fp32")
     differences = abs(plain.accuracy - amp.accuracy), abs(plain.loss - amp.loss)
     agree = max(differences) <= TOLERANCE
     print(

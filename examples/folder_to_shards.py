@@ -1,11 +1,11 @@
-"""From class folders to shards to a trained model, which goes on where it was when the command is run again.
+"""From class folders to shards to a trained model. Rerun the same command to resume.
 
-    python examples/folder_to_shards.py OUT              # draws some images first
+    python examples/folder_to_shards.py OUT              # creates some images first
     python examples/folder_to_shards.py IMAGES OUT       # IMAGES/class/…/name.jpg
     python examples/folder_to_shards.py IMAGES OUT --epochs 20
 
-The images are packed into OUT/packed, once. Some shards are held out for validation: packing mixes the classes, so each
-shard is a random part of the images. OUT/run gets checkpoints, a log and a report.
+The first run packs the images into OUT/packed. Some shards are held out for validation: packing mixes the classes, so
+each shard is a random subset of the images. OUT/run contains checkpoints, a log and a report.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ IMAGE_SIZE = 32
 
 
 def render_images(folder: Path) -> None:
-    """Draw 100 images of each of three classes: noise of any colour, and more red, green or blue in it."""
+    """Write 100 images of each of three classes: coloured noise with more red, green or blue."""
     random = np.random.default_rng(0)
     for label, name in enumerate(("red", "green", "blue")):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        for number in range(100):
+        for i in range(100):
             colour = random.integers(0, 80, 3)
             colour[label] += 50
             pixels = (random.integers(0, 126, (60, 80, 3)) + colour).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / name / f"{number:03d}.jpg", quality=90)
+            Image.fromarray(pixels).save(folder / name / f"{i:03d}.jpg", quality=90)
 
 
 def pack(images: Path, packed: Path) -> None:
-    """Pack class folders into about ten shards, or more if these were larger than 256 MiB."""
-    # Tiled JPEGs have the same pixels, and crops decode faster from them; making them takes numba.
+    """Pack class folders into about ten shards, or more if these would exceed 256 MiB."""
+    # Tiled JPEGs have the same pixels, but crops decode faster. Tiling needs numba.
     has_numba = importlib.util.find_spec("numba") is not None
     num_images = len(shardio.ImageFolder(images))
     manifest = shardio.pack(
@@ -48,7 +48,7 @@ def pack(images: Path, packed: Path) -> None:
 
 
 def make_loaders(packed: Path) -> tuple[shardio.DataLoader, shardio.DataLoader]:
-    """Return the loaders for training, and for validation on every fifth shard."""
+    """Return a loader for training and one for validation, which uses every fifth shard."""
     augmented = Compose([RandomResizedCrop(IMAGE_SIZE, scale=(0.25, 1.0)), RandomHorizontalFlip()])
     central = Compose([Resize(IMAGE_SIZE), CenterCrop(IMAGE_SIZE)])
     shards = sorted(packed.glob("*.tar"))
@@ -56,7 +56,7 @@ def make_loaders(packed: Path) -> tuple[shardio.DataLoader, shardio.DataLoader]:
     training = shardio.ShardDataset(
         [shard for shard in shards if shard not in held_out], shuffle=True, transform=augmented
     )
-    # On several ranks some samples come twice, to fill the last batches: "mask" marks them, and they do not count.
+    # On several ranks, some samples are repeated to fill the last batches; "mask" marks the repeats as invalid.
     validation = shardio.ShardDataset(held_out, remainder="mask", transform=central)
     return (
         shardio.DataLoader(training, batch_size=16, num_workers=2, persistent_workers=True),
@@ -65,7 +65,7 @@ def make_loaders(packed: Path) -> tuple[shardio.DataLoader, shardio.DataLoader]:
 
 
 def main() -> None:
-    """Pack what is not packed yet, and train."""
+    """Pack the images unless they are packed, and train."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path, nargs="?", help="a directory of class folders")
     parser.add_argument("out", type=Path)
@@ -73,7 +73,7 @@ def main() -> None:
     options = parser.parse_args()
     packed = options.out / "packed"
 
-    if not (packed / "shardio.json").exists():  # It is written last, so all is there where it is.
+    if not (packed / "shardio.json").exists():  # The manifest is written last, so it marks a finished pack.
         images = options.images or options.out / "images"
         if options.images is None:
             render_images(images)
@@ -81,12 +81,12 @@ def main() -> None:
 
     loader, val_loader = make_loaders(packed)
     num_classes = len(shardio.ShardDataset(packed).classes)
-    seed_everything(0)  # Of the first weights; all else is seeded by TrainConfig.
+    seed_everything(0)  # Seeds the initial weights; TrainConfig seeds everything else.
     model = small_resnet(num_classes, IMAGE_SIZE)
     config = TrainConfig(epochs=options.epochs, directory=options.out / "run", checkpoint_every=10)
     results = train(model, loader, config, val_loader=val_loader, callbacks=[PrintEpochs()])
     best = max(result.epoch for result in results if result.is_best)
-    print(f"the best model is that of epoch {best}: {options.out / 'run' / 'best.pt'}")
+    print(f"the best model is from epoch {best}: {options.out / 'run' / 'best.pt'}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""The same images as an iterable dataset, as a map-style one and from their directory, in two loaders.
+"""The same images as an iterable dataset, as a map-style dataset, and from class folders, in two loaders.
 
-    python examples/iterable_and_map.py [IMAGES]    # IMAGES/class/…/name.jpg; draws some if none are given
+    python examples/iterable_and_map.py [IMAGES]    # IMAGES/class/…/name.jpg; creates some if you pass none
 
-| dataset           | kind      | who orders it                                             |
+| dataset           | kind      | what defines the order                                    |
 |-------------------|-----------|-----------------------------------------------------------|
-| `ShardDataset`    | iterable  | itself: shards, ranks and workers                         |
-| `ShardMapDataset` | map-style | `EpochSampler`; or any sampler of yours                   |
-| `ImageFolder`     | map-style | likewise; for images that are not packed                  |
+| `ShardDataset`    | iterable  | the dataset itself, for all ranks and workers             |
+| `ShardMapDataset` | map-style | `EpochSampler`, or your own sampler                       |
+| `ImageFolder`     | map-style | the same, but for images that are not packed              |
 
-Each goes into shardio's DataLoader and into torch's, delivers every sample exactly once in each of two epochs, in
-another order each time, and trains for one: with the same loss, whoever loads the shards.
+Each dataset runs in shardio's DataLoader and in torch's. Both deliver every sample exactly once in each of two epochs,
+in a different order each time. Both then train for one epoch, and the losses on shards agree.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ IMAGE_SIZE, BATCH_SIZE = 32, 16
 
 
 def render_images(folder: Path) -> None:
-    """Draw 40 images of each of two classes: noise that is brighter in its left half, or in its right one."""
+    """Write 40 images of each of two classes: noise that is brighter in the left or in the right half."""
     random = np.random.default_rng(0)
     for name, half in (("left", slice(0, 40)), ("right", slice(40, 80))):
         (folder / name).mkdir(parents=True)
-        for number in range(40):
+        for i in range(40):
             pixels = random.integers(0, 200, (60, 80, 3), dtype=np.uint8)
             pixels[:, half] += 55
-            Image.fromarray(pixels).save(folder / name / f"{number:03d}.jpg", quality=90)
+            Image.fromarray(pixels).save(folder / name / f"{i:03d}.jpg", quality=90)
 
 
 def make_loaders(images: Path, packed: Path, loader_type: Any) -> Iterator[tuple[Any, Callable[[int], None]]]:
-    """Yield a loader of each dataset, and what tells it the epoch; shardio's loader can also count epochs by itself."""
-    # Without random crops a sample can be known by its content. Otherwise: fields=(…, "key"), and key= for the check.
+    """Yield a loader of each dataset, with the function that sets its epoch."""
+    # Without random crops, the content identifies a sample. With them, use fields=(…, "key"), and key= for the check.
     transform = Compose([Resize(IMAGE_SIZE), CenterCrop(IMAGE_SIZE)])
     options = {"batch_size": BATCH_SIZE, "num_workers": 2}
-    # torch's loader says nothing of its batch size; a dataset that is told it gives both loaders the same batches.
+    # A dataset cannot see torch's batch size. Passing it gives both loaders the same batches.
     iterable = shardio.ShardDataset(packed, shuffle=True, transform=transform, batch_size=BATCH_SIZE)
     yield loader_type(iterable, **options), iterable.set_epoch
     for dataset in (shardio.ShardMapDataset(packed, transform=transform), shardio.ImageFolder(images, transform)):
@@ -57,7 +57,7 @@ def make_loaders(images: Path, packed: Path, loader_type: Any) -> Iterator[tuple
 
 
 def main() -> None:
-    """Check and train from each loader."""
+    """Check each loader and train with it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("images", type=Path, nargs="?", help="a directory of class folders")
     options = parser.parse_args()

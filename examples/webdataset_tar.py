@@ -1,10 +1,10 @@
-"""A WebDataset tar that another tool wrote: read as it is, trained on, stopped in mid-epoch and gone on with.
+"""Train on a WebDataset tar that another tool wrote, interrupt the epoch, and resume it.
 
     python examples/webdataset_tar.py
 
-The tar is written by ``webdataset`` where it is installed, and else by ``tarfile``. Nothing is converted: it is indexed
-on first use, and read from there on. The state of a loader is a small JSON that fits any number of ranks and workers;
-here an epoch begins with two workers and ends with none.
+The tar is written by ``webdataset`` if it is installed, otherwise by ``tarfile``. Nothing is converted: shardio indexes
+the tar on first use. The state of a loader is a small JSON object that works with any number of ranks and workers;
+here an epoch starts with two workers and ends with none.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def make_samples(num_samples: int = 120) -> list[dict[str, Any]]:
-    """Return samples as WebDataset has them, by field: dark images are of class 0, bright ones of class 1."""
+    """Return samples as WebDataset's dicts: dark images have class 0, bright images class 1."""
     random, samples = np.random.default_rng(0), []
-    for number in range(num_samples):
-        label, file = number % 2, io.BytesIO()
+    for i in range(num_samples):
+        label, file = i % 2, io.BytesIO()
         pixels = random.integers(0, 100, (60, 80, 3), dtype=np.uint8) + np.uint8(100 * label)
         Image.fromarray(pixels).save(file, "JPEG")
         about = json.dumps({"brightness": float(pixels.mean())}).encode()
-        samples.append({"__key__": f"{number:04d}", "jpg": file.getvalue(), "cls": str(label).encode(), "json": about})
+        samples.append({"__key__": f"{i:04d}", "jpg": file.getvalue(), "cls": str(label).encode(), "json": about})
     return samples
 
 
 def write_tar(path: Path) -> None:
-    """Write the samples by webdataset, or else by tarfile: a member key.field for each field."""
+    """Write the samples with webdataset, or with tarfile: one member key.field for each field."""
     if importlib.util.find_spec("webdataset"):
         import webdataset
 
@@ -61,16 +61,16 @@ def write_tar(path: Path) -> None:
 
 
 def make_loader(tar: Path, num_workers: int) -> shardio.DataLoader:
-    """Return the loader; it is the same one for any number of workers."""
+    """Return a loader. Its batches do not depend on the number of workers."""
     transform = Compose([RandomResizedCrop(IMAGE_SIZE, scale=(0.5, 1.0)), RandomHorizontalFlip()])
-    # "image" is the decoded image, whichever format it has; "jpg" would be the file's bytes.
+    # "image" is the decoded image, whatever its format; "jpg" would be the file's bytes.
     fields = ("image", "cls", "json", "key")
     dataset = shardio.ShardDataset(tar, fields=fields, shuffle=True, transform=transform)
     return shardio.DataLoader(dataset, batch_size=8, num_workers=num_workers)
 
 
 def main() -> None:
-    """Write a tar, and train on it."""
+    """Write a tar and train on it."""
     with tempfile.TemporaryDirectory() as work:
         write_tar(Path(work) / "samples.tar")
         run(Path(work) / "samples.tar", Path(work) / "state.json")
@@ -79,7 +79,7 @@ def main() -> None:
 def run(tar: Path, state: Path) -> None:
     """Train on the first half of an epoch, save the loader's state, and train on the rest."""
     all_keys = list(shardio.ShardDataset(tar, fields="key"))
-    num_classes = 1 + max(shardio.ShardDataset(tar, fields="cls"))  # Tars know no names of classes.
+    num_classes = 1 + max(shardio.ShardDataset(tar, fields="cls"))  # A tar has no class names.
     torch.manual_seed(0)
     model = small_resnet(num_classes, IMAGE_SIZE)
     batches = shardio.DevicePrefetcher(make_loader(tar, num_workers=2), normalize=NORMALIZE)
@@ -88,24 +88,24 @@ def run(tar: Path, state: Path) -> None:
     seen: list[list[str]] = []
 
     with batches:
-        for number, (images, labels, about, keys) in enumerate(batches, start=1):
+        for num_batches, (images, labels, about, keys) in enumerate(batches, start=1):
             _, loss = step(images, labels)
             seen.append(keys)
-            if number == 1:
-                print(f"the json of {keys[0]} says that its brightness is {about['brightness'][0]:.1f}")
-            if number == len(batches) // 2:
+            if num_batches == 1:
+                print(f"according to its json, the brightness of {keys[0]} is {about['brightness'][0]:.1f}")
+            if num_batches == len(batches) // 2:
                 state.write_text(json.dumps(batches.state_dict()))
                 break
-    print(f"stopped after {len(seen)} of {len(batches)} batches, loss {loss:.3f}: {state.read_text()}")
+    print(f"interrupted after {len(seen)} of {len(batches)} batches, loss {loss:.3f}: {state.read_text()}")
 
-    # A real run would save the model and step.state_dict(), too; train(…, TrainConfig(directory=…)) saves all three.
+    # A real run also saves the model and step.state_dict(); train(…, TrainConfig(directory=…)) saves all three.
     batches = shardio.DevicePrefetcher(make_loader(tar, num_workers=0), normalize=NORMALIZE)
     batches.load_state_dict(json.loads(state.read_text()))
     for images, labels, _, keys in batches:
         _, loss = step(images, labels)
         seen.append(keys)
     assert_exactly_once(seen, expected=all_keys)
-    print(f"gone on to {len(seen)} batches, loss {loss:.3f}: {len(all_keys)} samples, each exactly once")
+    print(f"resumed up to {len(seen)} batches, loss {loss:.3f}: {len(all_keys)} samples, each exactly once")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lint, format, types, tests: the same that runs on every change. Arguments go to pytest.
+# Runs what CI runs: lint, format, types, tests. Passes its arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
-"""Plant faults in loaders. See whether the checker finds and names each of them and accepts all right loaders.
+"""Plant faults in loaders and verify that the checker identifies each one, and that it accepts all right loaders.
 
-The cases are in ``tests/check/campaign.py``, and the tests run the quick ones. This prints two Markdown tables. It
-fails if a fault is judged right or not named, or if a right loader is judged wrong.
+The cases are defined in ``tests/check/campaign.py``; the tests run the quick ones. The output is two tables in
+Markdown. The campaign fails if the checker misses or misnames a fault, or calls a right loader wrong.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def main(
     only: Annotated[str, typer.Option(help="Run only the cases whose names contain this text.")] = "",
     quick: Annotated[bool, typer.Option(help="Skip cases with worker processes or 10^6 samples.")] = False,
 ) -> None:
-    """Check planted faults and right loaders."""
+    """Run the checker on planted faults and on right loaders."""
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    start, wrong = time.perf_counter(), 0
+    start, num_wrong = time.perf_counter(), 0
     with tempfile.TemporaryDirectory() as work:
         write_images(Path(work) / "in", classes=3, per_class=7, width=8, height=8)
         shardio.pack(Path(work) / "in", Path(work) / "out", max_shard_samples=6)
@@ -51,11 +51,11 @@ def main(
             typer.echo(f"\n| {title} | verdict | time |\n|---|---|---|")
             for case in chosen:
                 holds, row = judge_case(case, Path(work) / "out", is_fault=cases is PLANTED)
-                wrong += not holds
+                num_wrong += not holds
                 typer.echo(row)
             typer.echo(f"\n{len(chosen)} cases")
-    typer.echo(f"\n{wrong} verdicts are wrong, in {time.perf_counter() - start:.0f} s")
-    raise typer.Exit(1 if wrong else 0)
+    typer.echo(f"\n{num_wrong} wrong verdicts in {time.perf_counter() - start:.0f} s")
+    raise typer.Exit(1 if num_wrong else 0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets everything up and runs the main job: pack a directory of images, check it, train from it.
-#   bash tools/demo.sh [IMAGES]      IMAGES/class/…/name.jpg; synthetic photographs are made if none is given
+# Sets up the environment and shows the main use: packs a directory of images, checks it, and trains from it.
+#   bash tools/demo.sh [IMAGES]      IMAGES/class/…/name.jpg; creates synthetic photographs if you pass no IMAGES
 set -euo pipefail
 images=${1:+$(realpath "$1")}
 cd "$(dirname "$0")/.."

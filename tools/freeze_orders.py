@@ -1,7 +1,7 @@
-"""Write the frozen orders that the tests hold every release to.
+"""Write the golden orders that every release must reproduce.
 
-An order that changes between releases breaks the runs that people resume, so it changes on purpose only: raise
-STATE_VERSION in shardio/order/state.py, run this, and say so in CHANGELOG.md.
+If an order changes between releases, runs cannot be resumed. It must therefore change only on purpose: increment
+STATE_VERSION in shardio/order/state.py, run this script, and document the change in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ GOLDEN = Path(__file__).parent.parent / "tests" / "order" / "golden_orders.json"
 
 SHARDS = {
     "one small shard": [7],
-    "unlike shards, one empty": [5, 0, 13, 1, 40, 8],
+    "different shards, one empty": [5, 0, 13, 1, 40, 8],
     "many equal shards": [100] * 64,
     "10^11 samples": [10**8] * 1000,
 }
 
 
 def make_cases() -> list[dict[str, Any]]:
-    """Return the orders of a few datasets under several settings, at a few positions of a few epochs."""
+    """Return the orders of several datasets and settings, at some positions of several epochs."""
     cases = []
     for name, sizes in SHARDS.items():
         shard_sizes = np.array(sizes, dtype=np.int64)
@@ -52,7 +52,7 @@ def make_cases() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the file of golden orders."""
     rows = ",\n".join(json.dumps(case) for case in make_cases())
     GOLDEN.write_text(f'{{"version": {STATE_VERSION}, "cases": [\n{rows}\n]}}\n')
     print(f"wrote {GOLDEN}")

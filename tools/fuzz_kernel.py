@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from tests.images.fuzz_laws import make_damaged_file
 from tests.images.guarded_kernel import Chunk, ForeignAccessError, compile_checked, load_guarded

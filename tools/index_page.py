@@ -1,4 +1,4 @@
-"""The page that a package index shows: the README, in which relative links would lead nowhere."""
+"""The page for a package index: the README without relative links, which would be broken there."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
 
 
 def make_index_page(readme: str, source_url: str | None) -> str:
-    """Return the README for an index.
+    """Return the README for a package index.
 
     Args:
         readme: Markdown with links relative to the repository.
-        source_url: Where the repository's files lie, with a slash at the end; None while it has no public address.
-            Then links become their text, and pictures are left out.
+        source_url: The URL of the repository's files, with a trailing slash. If it is None because the repository is
+            not public, links become plain text and images are left out.
     """
 
     def replace(match: re.Match[str]) -> str:

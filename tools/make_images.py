@@ -1,9 +1,9 @@
-"""Make a directory of synthetic photographs: ``OUT/class-00/0000.jpg`` and so on.
+"""Create a directory of synthetic photographs: ``OUT/class-00/0000.jpg`` and so on.
 
-Each image is noise with the spectrum of natural images (amplitude falls about as 1 / frequency: Field, "Relations
-between the statistics of natural images and the response properties of cortical cells", 1987), so that JPEG
-files come out at the sizes of real photographs (about 70 KB at 500x375), with blobs of a colour and stripes of
-a direction that belong to the class, so that a small network can learn it. The same seed gives the same files.
+Each image is noise with the spectrum of natural images, so JPEG files have the sizes of real photographs (about 70 KB
+at 500x375). The amplitude falls roughly as 1 / frequency (Field, "Relations between the statistics of natural images
+and the response properties of cortical cells", 1987). Each class has blobs of its own colour and stripes of its own
+direction, so a small network can learn it. The same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import typer
 from numpy.typing import NDArray
 
 TEXTURE_SIZE = 1024
-"""Side of the noise that images are cut from."""
+"""Side length in pixels of the noise that images are cut from."""
 
 NUM_TEXTURES = 6
 
 SLOPE = 1.4
-"""How fast the amplitude falls with the frequency: the file sizes of real photographs decided on it."""
+"""How fast the amplitude falls with the frequency; chosen to match the file sizes of real photographs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Job:
 
 @cache
 def make_textures(seed: int) -> NDArray[np.float32]:
-    """Return noise with the spectrum of natural images, float32 [textures, size, size, 3], of unit deviation."""
+    """Return noise with the spectrum of natural images, float32 [texture, row, column, 3], standard deviation 1."""
     random = np.random.default_rng([seed, 0])
     frequency = np.hypot(np.fft.fftfreq(TEXTURE_SIZE)[:, None], np.fft.rfftfreq(TEXTURE_SIZE)[None])
     frequency[0, 0] = 1
@@ -53,7 +53,7 @@ def make_textures(seed: int) -> NDArray[np.float32]:
     for _ in range(NUM_TEXTURES):
         spectrum = np.fft.rfft2(random.standard_normal((3, TEXTURE_SIZE, TEXTURE_SIZE))) / frequency**SLOPE
         noise = np.fft.irfft2(spectrum)
-        # Channels of photographs go together: most of each is the common luminance.
+        # The channels of photographs are correlated: most of each channel is the common luminance.
         noise = 0.75 * noise[:1] + 0.25 * noise
         noise = (noise - noise.mean()) / noise.std()
         textures.append(noise.transpose(1, 2, 0).astype(np.float32))
@@ -84,28 +84,28 @@ def make_image(job: Job, textures: NDArray[np.float32], random: np.random.Genera
 
 
 def write_class(job: Job) -> int:
-    """Write the images of one class; return their size in bytes."""
+    """Write the images of one class; return their total size in bytes."""
     job.folder.mkdir(parents=True, exist_ok=True)
     textures = make_textures(job.seed)
     num_bytes = 0
-    for number in range(job.num_images):
-        image = make_image(job, textures, np.random.default_rng([job.seed, 1, job.class_id, number]))
+    for i in range(job.num_images):
+        image = make_image(job, textures, np.random.default_rng([job.seed, 1, job.class_id, i]))
         content = simplejpeg.encode_jpeg(image, quality=job.quality, colorsubsampling="420")
-        (job.folder / f"{number:04d}.jpg").write_bytes(content)
+        (job.folder / f"{i:04d}.jpg").write_bytes(content)
         num_bytes += len(content)
     return num_bytes
 
 
 def main(
     out: Annotated[Path, typer.Argument(help="Where to write the class folders.")],
-    classes: Annotated[int, typer.Option(min=1, help="How many classes.")] = 10,
-    per_class: Annotated[int, typer.Option(min=1, help="Images of each class.")] = 60,
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes.")] = 10,
+    per_class: Annotated[int, typer.Option(min=1, help="Number of images per class.")] = 60,
     width: Annotated[int, typer.Option(min=16, max=TEXTURE_SIZE - 1)] = 500,
     height: Annotated[int, typer.Option(min=16, max=TEXTURE_SIZE - 1)] = 375,
-    quality: Annotated[int, typer.Option(min=1, max=100, help="Of the JPEGs.")] = 95,
+    quality: Annotated[int, typer.Option(min=1, max=100, help="JPEG quality.")] = 95,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
-    """Make synthetic photographs of several classes."""
+    """Create synthetic photographs in several classes."""
     jobs = [
         Job(
             folder=out / f"class-{class_id:02d}",
@@ -122,7 +122,8 @@ def main(
     with ProcessPoolExecutor() as pool:
         num_bytes = sum(pool.map(write_class, jobs))
     num_images = classes * per_class
-    typer.echo(f"made {num_images} images of {classes} classes in {out}, {num_bytes / num_images / 1000:.0f} kB each")
+    mean_kb = num_bytes / num_images / 1000
+    typer.echo(f"created {num_images} images of {classes} classes in {out}, {mean_kb:.0f} kB each on average")
 
 
 if __name__ == "__main__":

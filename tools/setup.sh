@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv (if there is none) with shardio and what its tests need, under the pinned constraints.
-# Needs Python 3.10 or newer, named by $PYTHON if it is not python3, and a package index.
+# Creates .venv with shardio and the packages that its tests need, at the pinned versions.
+# Needs a package index and Python 3.10 or newer: python3, or set PYTHON to another one.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,7 +11,7 @@ if [[ ! -x .venv/bin/python ]]; then
   "${PYTHON:-python3}" -m venv .venv
 fi
 if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
-  echo "setting up .venv (once; torch is large)"
+  echo "setting up .venv (only once; torch is a large download)"
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
   "${install[@]}" --editable '.[dev]'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Sets everything up and passes the tests. Arguments go to pytest.
+# Sets up the environment and runs all checks and tests. Passes its arguments to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not installed.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 from shardio.images import open_image
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
@@ -38,10 +38,10 @@ from tests.images.tiling_laws import TILED, check_corpus_file, check_file, take_
 SUFFIXES = {".jpg", ".jpeg"}
 
 UNUSABLE = 2
-"""The exit code if the campaign cannot run with these options."""
+"""The exit code if the campaign cannot run with the given options."""
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as in shells."""
+"""The exit code that shells report after Ctrl-C."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class Subject:
 
     Attributes:
         name: Its name in messages.
-        content: The file.
+        content: Its content.
         check: Checks the laws and returns the outcome, as ``check_file`` does.
     """
 
@@ -64,12 +64,11 @@ class Comparison:
     """The output of jpegtran for the tiled files.
 
     Attributes:
-        outcomes: How often it wrote the ``same scan``, byte for byte, or an ``other scan, same pixels`` (it empties the
-            blocks outside the image, which fill up the last MCUs, and renumbers Huffman tables), and how often the file
-            was ``not read``.
-        num_bytes: The size of jpegtran's files.
-        num_tiled_bytes: The size of the same files, tiled.
-        num_table_bytes: The size of the tile tables in them, which jpegtran's files do not have.
+        outcomes: How often jpegtran wrote the ``same scan``, byte for byte; ``other scan, same pixels`` (it empties the
+            padding blocks outside the image and renumbers Huffman tables); or could ``not read`` the file.
+        num_bytes: The total size of jpegtran's files.
+        num_tiled_bytes: The total size of the same files, tiled.
+        num_table_bytes: The total size of the tile tables in these, which jpegtran's files do not have.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -96,18 +95,18 @@ class Comparison:
         elif np.array_equal(read_by_pillow(done.stdout), read_by_pillow(tiled)):
             self.outcomes["other scan, same pixels"] += 1
         else:
-            raise AssertionError(f"{subject.name}: jpegtran's file has other pixels than the tiled one")
+            raise AssertionError(f"{subject.name}: the pixels of jpegtran's file differ from those of the tiled file")
         self.num_bytes += len(done.stdout)
         self.num_tiled_bytes += len(tiled)
         self.num_table_bytes += sum(map(len, parts.tile_table))
 
     def summary(self) -> str:
-        """Return a summary of one line."""
+        """Return the comparison in one line."""
         ratio = self.num_tiled_bytes / max(self.num_bytes, 1)
         bare_ratio = (self.num_tiled_bytes - self.num_table_bytes) / max(self.num_bytes, 1)
         return (
-            f"jpegtran: {format_counts(self.outcomes)}; tiled files have {100 * ratio:.2f} % of the size of its files, "
-            f"{100 * bare_ratio:.2f} % without their tile tables ({self.num_bytes:,} bytes)"
+            f"jpegtran: {format_counts(self.outcomes)}; tiled files have {100 * ratio:.2f} % of the size of its files "
+            f"({self.num_bytes:,} bytes), {100 * bare_ratio:.2f} % without their tile tables"
         )
 
 
@@ -118,7 +117,7 @@ def subjects_of_corpus(limit: int | None) -> Iterator[Subject]:
 
 
 def subjects_in(folder: Path) -> Iterator[Subject]:
-    """Yield the JPEG files in a folder and its subfolders, sorted by name."""
+    """Yield the JPEG files in a folder and its subfolders, sorted by path."""
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() in SUFFIXES:
             content = path.read_bytes()
@@ -126,7 +125,7 @@ def subjects_in(folder: Path) -> Iterator[Subject]:
 
 
 def check_crops(subject: Subject, num_crops: int) -> None:
-    """Compare crops of a file, untouched and tiled, with full decodes, if simplejpeg reads the file.
+    """Compare crops of a file, untouched and tiled, with full decodes, if simplejpeg can read the file.
 
     Raises:
         AssertionError: If the pixels of a crop differ.
@@ -155,7 +154,7 @@ def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -
             check_crops(subject, num_crops)
         if outcome == TILED and comparison is not None:
             comparison.add(subject)
-    except Exception as error:  # A crash is a broken law, too.
+    except Exception as error:  # A crash breaks a law, too.
         where = "" if isinstance(error, AssertionError) else f"{subject.name}: {traceback.format_exc()}"
         return where or str(error), "broken"
     return None, outcome
@@ -163,7 +162,7 @@ def check(subject: Subject, comparison: Comparison | None, num_crops: int = 0) -
 
 def format_counts(counts: Counter[str]) -> str:
     """Return counts in words, the largest first."""
-    return ", ".join(f"{count:,} {what}" for what, count in counts.most_common())
+    return ", ".join(f"{num_files:,} {outcome}" for outcome, num_files in counts.most_common())
 
 
 def main(
@@ -173,12 +172,12 @@ def main(
     corpus: Annotated[bool, typer.Option(help="Whether to tile the corpus.")] = True,
     limit: Annotated[int | None, typer.Option(min=1, help="Number of files of the corpus; all by default.")] = None,
     jpegtran: Annotated[bool, typer.Option("--jpegtran", help="Compare with the program jpegtran.")] = False,
-    crops: Annotated[int, typer.Option(min=0, help="Random crops of each file at each scale.")] = 0,
-    broken: Annotated[Path, typer.Option(help="Path for a file that breaks a law.")] = Path("broken.jpg"),
+    crops: Annotated[int, typer.Option(min=0, help="Number of random crops of each file at each scale.")] = 0,
+    broken: Annotated[Path, typer.Option(help="Where to write a file that breaks a law.")] = Path("broken.jpg"),
 ) -> None:
     """Check the laws of tiling on JPEG files of every kind."""
     if jpegtran and shutil.which("jpegtran") is None:
-        typer.echo("jpegtran is not installed: install libjpeg-turbo-progs, or leave out --jpegtran")
+        typer.echo("the program jpegtran is not installed: install libjpeg-turbo-progs, or omit --jpegtran")
         raise typer.Exit(UNUSABLE)
     comparison = Comparison() if jpegtran else None
     outcomes = Counter[str]()
@@ -192,7 +191,7 @@ def main(
                 if wrong is not None:
                     progress.stop()
                     broken.write_bytes(subject.content)
-                    typer.echo(f"{wrong}\nThe file is {broken}.")
+                    typer.echo(f"{wrong}\nThe file was saved to {broken}.")
                     raise typer.Exit(1)
                 outcomes[outcome] += 1
                 progress.update(bar, completed=outcomes.total())

@@ -1,11 +1,11 @@
-"""Kill ``shardio train`` at random moments and resume it: the losses must equal those of an uninterrupted run.
+"""Kill ``shardio train`` repeatedly at random moments and resume it: the losses equal those of an uninterrupted run.
 
     python tools/train_campaign.py --kills 50              one process
-    python tools/train_campaign.py --kills 20 --ranks 2    two ranks by torchrun, of which one is killed
+    python tools/train_campaign.py --kills 20 --ranks 2    two ranks under torchrun, one of which is killed
 
-Each launch gets ``kill -9`` at a moment drawn evenly from the time that a whole run takes, its start included, and the
-same command goes on, until the run is through. Then the losses and rates of every step and the weights are compared,
-bit by bit, and another run is begun, until there were as many kills as asked for.
+Each launch is killed with SIGKILL at a uniformly distributed moment of the time that a whole run takes, including
+its start. The same command then resumes the run until it finishes. The campaign compares the weights, and the losses
+and learning rates of every step, bit by bit. It starts another run until it has reached the number of kills.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Annotated
 import torch
 import typer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no installed package.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 import shardio
 from shardio.train import load_checkpoint
@@ -39,7 +39,7 @@ MODEL = '''
 from torch import nn
 
 def make(num_classes):
-    """A network that draws random numbers, and keeps statistics of its batches."""
+    """Return a network that uses random numbers and keeps statistics of its batches."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3),
         nn.Conv2d(8, 16, 3, 2), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(4),
@@ -49,43 +49,43 @@ def make(num_classes):
 
 
 def main(
-    kills: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
-    ranks: Annotated[int, typer.Option(min=1, help="Processes that train together.")] = 1,
-    samples: Annotated[int, typer.Option(min=30, help="Of the dataset: more make longer runs.")] = 1500,
-    seed: Annotated[int, typer.Option(help="Of the moments.")] = 0,
+    kills: Annotated[int, typer.Option(min=1, help="Number of kills.")] = 50,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
+    samples: Annotated[int, typer.Option(min=30, help="Samples in the dataset; more make runs longer.")] = 1500,
+    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
 ) -> None:
-    """Exit with 1 if a run differs from the undisturbed one."""
+    """Kill training runs, resume them, and exit with code 1 if one differs from the uninterrupted run."""
     with tempfile.TemporaryDirectory(prefix="shardio-train-") as name:
         campaign = Campaign(Path(name), ranks, samples, random.Random(seed))
         campaign.run(kills)
-    where = ", ".join(f"{number} {place}" for place, number in campaign.places.most_common())
-    typer.echo(f"{kills} kills of seed {seed} ({where}), {campaign.num_runs} runs: all equal the undisturbed one")
+    phases = ", ".join(f"{num_kills} {phase}" for phase, num_kills in campaign.phases.most_common())
+    typer.echo(f"{kills} kills of seed {seed} ({phases}), {campaign.num_runs} runs: all equal the uninterrupted one")
 
 
 class Campaign:
-    """Runs that are killed, in a directory.
+    """Runs in a directory that are killed and resumed.
 
     Attributes:
-        places: Where kills found the run.
-        num_runs: Runs that came to their end, and were compared.
+        phases: How many kills hit a run in each phase.
+        num_runs: The number of runs that finished and were compared.
     """
 
     def __init__(self, directory: Path, ranks: int, samples: int, moments: random.Random) -> None:
         self.directory, self.ranks, self.moments = directory, ranks, moments
-        self.places: Counter[str] = Counter()
+        self.phases: Counter[str] = Counter()
         self.num_runs = 0
         write_images(directory / "images", per_class=samples // 3)
         shardio.pack(directory / "images", directory / "packed", max_shard_samples=100)
         (directory / "model.py").write_text(MODEL)
 
-    def run(self, kills: int) -> None:
-        """Kill so often, and finish the last run."""
+    def run(self, num_kills: int) -> None:
+        """Kill runs ``num_kills`` times in total, and finish the last one."""
         start = time.monotonic()
         self._finish(self._start("whole"))
         whole_s = time.monotonic() - start
-        while self.num_runs == 0 or sum(self.places.values()) < kills:
+        while self.num_runs == 0 or self.phases.total() < num_kills:
             name = f"run-{self.num_runs}"
-            while sum(self.places.values()) < kills and self._kill(name, self.moments.uniform(0, whole_s)):
+            while self.phases.total() < num_kills and self._kill(name, self.moments.uniform(0, whole_s)):
                 pass
             self._finish(self._start(name))
             self._compare(name)
@@ -109,10 +109,10 @@ class Campaign:
     def _finish(self, process: subprocess.Popen[bytes]) -> None:
         _, stderr = process.communicate()
         if process.returncode:
-            raise SystemExit(f"a run failed by itself: {stderr.decode()}")
+            raise SystemExit(f"a run failed without being killed: {stderr.decode()}")
 
     def _kill(self, name: str, after_s: float) -> bool:
-        """Start a run, or go on with it; kill it after some time. Return whether it was still there."""
+        """Start or resume a run and kill it after some time; return whether it was still running."""
         run = self.directory / name
         before, num_lines = _find_partial(run), len(list(read_log(run / LOG)))
         process = self._start(name)
@@ -129,11 +129,11 @@ class Campaign:
             return False
         lines = list(read_log(run / LOG))
         if _find_partial(run) > before:
-            self.places["while a file was written"] += 1
+            self.phases["while writing a file"] += 1
         elif len(lines) <= num_lines:
-            self.places["while it started"] += 1
+            self.phases["while starting"] += 1
         else:
-            self.places["behind an epoch" if lines[-1]["kind"] == "epoch" else "within an epoch"] += 1
+            self.phases["after an epoch" if lines[-1]["kind"] == "epoch" else "within an epoch"] += 1
         return True
 
     def _compare(self, name: str) -> None:
@@ -141,14 +141,14 @@ class Campaign:
         if read_figures(one) != read_figures(other):
             lines = zip(read_figures(one), read_figures(other), strict=False)
             differing = next((pair for pair in lines if pair[0] != pair[1]), "one is longer")
-            raise SystemExit(f"{name} differs from the undisturbed run: {differing}")
+            raise SystemExit(f"{name} differs from the uninterrupted run: {differing}")
         weights, expected = (load_checkpoint(path / "last.pt")["model"] for path in (one, other))
         if not all(torch.equal(weights[key], expected[key]) for key in expected):
-            raise SystemExit(f"the weights of {name} differ from those of the undisturbed run")
+            raise SystemExit(f"the weights of {name} differ from those of the uninterrupted run")
 
 
 def _find_ranks(parent: int) -> list[int]:
-    """Return the processes that a launcher started (proc(5): its children)."""
+    """Return the ids of the processes that a launcher started (its children, proc(5))."""
     found: list[int] = []
     for children in Path(f"/proc/{parent}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -157,7 +157,7 @@ def _find_ranks(parent: int) -> list[int]:
 
 
 def _find_partial(run: Path) -> set[Path]:
-    """Return what a kill left half-written."""
+    """Return the files that a kill left half-written."""
     return set(run.glob(".*.partial"))
 
 

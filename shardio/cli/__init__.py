@@ -1,1 +1,1 @@
-"""One thin file per command; each imports what it needs when it runs."""
+"""The command line: one thin file per command. Slow imports wait until the command runs."""

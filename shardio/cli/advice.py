@@ -1,4 +1,4 @@
-"""From the figures of an epoch to what holds it back, and what can be done about that."""
+"""Find the bottleneck in the statistics of an epoch, and suggest remedies."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 STAGES = {
     "read": "reading bytes",
-    "transform": "reading images' heads, drawing crops",
+    "transform": "reading image headers, drawing crops",
     "decode": "decoding, cropping, resizing",
-    "wait": "waiting until a batch is taken",
+    "idle": "idle until a batch is taken",
 }
-"""What workers do, for people."""
+"""Descriptions of the stages that workers spend their time on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
-    """How the samples are stored.
+class DatasetFormat:
+    """The format in which samples are stored.
 
     Attributes:
-        in_shards: Whether in shards, and not in class folders.
+        in_shards: Whether they are in shards rather than in class folders.
         has_images: Whether images are loaded.
-        jpeg: How the shards were packed: ``copy``, ``tile`` or ``reencode``; None where that is not known.
+        jpeg: How the shards were packed: ``copy``, ``tile`` or ``reencode``; None if unknown.
     """
 
     in_shards: bool
@@ -34,47 +34,52 @@ class Stored:
     jpeg: Any = None
 
 
-def share_out(stats: LoaderStats) -> dict[str, float]:
-    """Return the seconds that workers spent on each stage, all workers together."""
+def stage_seconds(stats: LoaderStats) -> dict[str, float]:
+    """Return the total seconds that all workers spent on each stage."""
     times = {"read": stats.read_s, "transform": stats.transform_s, "decode": stats.decode_s}
-    return {**times, "wait": stats.idle_s} if stats.num_workers else times
+    return {**times, "idle": stats.idle_s} if stats.num_workers else times
 
 
-def advise(stats: LoaderStats, stored: Stored, num_cores: int) -> str:
-    """Say what holds an epoch back and what can be done."""
-    times = share_out(stats)
-    # A worker that runs is always at some stage, so what is left of the time passed before it ran.
+def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int) -> str:
+    """Return a sentence that names the bottleneck of an epoch and suggests remedies."""
+    times = stage_seconds(stats)
+    # A running worker is always in one of the stages, so the remaining time passed before it ran.
     start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
     if stats.num_workers and start_s > stats.elapsed_s / 2:
         return (
-            f"the epoch is too short to judge: of {stats.elapsed_s:.2f} s, about {start_s:.2f} s passed while workers "
-            "started; later --epochs have them already"
+            f"the epoch is too short to judge: about {start_s:.2f} s of {stats.elapsed_s:.2f} s passed before the "
+            "workers had started. Pass --epochs 2 or more: workers start only in the first epoch"
         )
     longest = max(times, key=lambda stage: times[stage])
-    more_workers = f"more workers, up to the {num_cores} cores" if stats.num_workers < num_cores else ""
+    more_workers = f"more workers (up to {num_cores}, the number of cores)" if stats.num_workers < num_cores else ""
     match longest:
         case "read":
-            what, remedies = "storage", ["more workers, which read more at a time", _faster_storage(stored)]
+            bottleneck = "storage is the bottleneck"
+            remedies = ["more workers (more reads at a time)", _faster_storage(stored)]
         case "transform":
-            what, remedies = "reading images' heads and drawing crops, the images being small,", [more_workers]
+            bottleneck = "per-image overhead is the bottleneck because the images are small"
+            remedies = [more_workers]
         case "decode":
-            what, remedies = "decoding", [more_workers, _less_to_decode(stored)]
+            bottleneck = "decoding is the bottleneck"
+            remedies = [more_workers, _less_to_decode(stored)]
         case _:
-            what, remedies = "handing batches over", ["a larger --batch-size"]
-    remedy = ", or ".join(filter(None, remedies)) or "there are as many workers as cores"
-    who = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
-    return f"{who} on {count(num_cores, 'core')}: {what} is the bottleneck: {remedy}"
+            bottleneck = "handing over batches is the bottleneck"
+            remedies = ["a larger --batch-size"]
+    suggestion = ", or ".join(filter(None, remedies))
+    remedy = f"try {suggestion}" if suggestion else "there are already as many workers as cores"
+    workers = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
+    return f"{workers} on {count(num_cores, 'core')}: {bottleneck}; {remedy}"
 
 
-def _faster_storage(stored: Stored) -> str:
+def _faster_storage(stored: DatasetFormat) -> str:
     return "a local disk, or larger shards" if stored.in_shards else "a local disk, or shards (shardio pack)"
 
 
-def _less_to_decode(stored: Stored) -> str:
+def _less_to_decode(stored: DatasetFormat) -> str:
     if not stored.has_images:
         return ""
     if stored.jpeg == "reencode":
         return "smaller images (pack with a smaller --max-side)"
     if stored.jpeg == "tile":
-        return "smaller images (pack --jpeg reencode --max-side 400)"
-    return "less to decode (pack --jpeg tile, or --jpeg reencode --max-side 400)"
+        return "smaller images (pack with --jpeg reencode --max-side 400)"
+    return "images that decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)"

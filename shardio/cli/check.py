@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardio.cli.console import count
 from shardio.cli.terminal import echo
 from shardio.order import Remainder
 
@@ -21,34 +22,37 @@ def check(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A packed directory, a manifest or a directory of tars; or script.py:function, which returns a "
-            "loader; or with --merge the recordings of all ranks.",
+            help="A packed directory, a manifest, or a directory of tars; script.py:function, which returns a loader; "
+            "or, with --merge, the recordings of all ranks.",
         ),
     ],
-    world_size: Annotated[int, typer.Option(min=1, help="How many ranks.")] = 1,
-    num_workers: Annotated[int, typer.Option(min=0, help="Worker processes of each rank, for a dataset.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Samples of one rank's batch, for a dataset.")] = 32,
-    epochs: Annotated[int, typer.Option(min=1, help="How many epochs.")] = 1,
+    world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
+    num_workers: Annotated[int, typer.Option(min=0, help="Workers per rank (datasets only).")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch on each rank (datasets only).")] = 32,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 1,
     remainder: Annotated[
         Remainder,
         typer.Option(
-            help="What happens to samples that fill no step, for a dataset; a script's shardio loader brings its own."
+            help="What to do with samples that do not fill a step (datasets only; a script's shardio loader sets its "
+            "own policy)."
         ),
     ] = "pad",
-    shuffle: Annotated[bool, typer.Option(help="Whether the order is shuffled, for a dataset.")] = True,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the order, for a dataset.")] = 0,
-    merge: Annotated[bool, typer.Option("--merge", help="Judge the files that CoverageRecorder wrote.")] = False,
+    shuffle: Annotated[bool, typer.Option(help="Whether to shuffle (datasets only).")] = True,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order (datasets only).")] = 0,
+    merge: Annotated[bool, typer.Option("--merge", help="Check recordings written by CoverageRecorder.")] = False,
     expected: Annotated[
         str | None,
-        typer.Option(help="What a script's loader or recordings should hold: a number, or a packed dataset."),
+        typer.Option(
+            help="What a script's loader or the recordings should contain: a number of samples, or a packed dataset."
+        ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Where a script's batches have their keys: a field's name, or its place.")
+        str | None, typer.Option(help="Where a script's batches hold the keys: the name or the index of a field.")
     ] = None,
 ) -> None:
-    """Say which samples came once, more often, or never: of a dataset, of any script's loader, or of a training run.
+    """Report which samples come once, more than once, or never: in a dataset, a script's loader, or a training run.
 
-    Exit code 1 unless every sample of every epoch came exactly once, or as the remainder policy says.
+    Exits with code 1 unless every sample comes exactly once per epoch, or as the remainder policy says.
     """
     from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks
@@ -56,7 +60,7 @@ def check(
     if merge:
         found, wanted = merge_recordings(map(Path, sources)), _expect(expected)
     elif len(sources) != 1:
-        raise typer.BadParameter(f"one SOURCE is checked at a time, got {len(sources)} (--merge takes several)")
+        raise typer.BadParameter(f"expected one SOURCE, got {len(sources)} (only --merge accepts several)")
     elif ".py:" in sources[0]:
         found = record_ranks(sources[0], world_size=world_size, epochs=epochs, key=key)
         wanted = _expect(expected)
@@ -64,17 +68,17 @@ def check(
         found, wanted = _record_dataset(
             sources[0], world_size, num_workers, batch_size, epochs, remainder, shuffle=shuffle, seed=seed
         )
-    # A script's loader is read once more than asked for where contents must be compared.
+    # A script's loader may be read for one more epoch than asked for, to compare contents.
     num_judged = len(found) if merge else epochs
     reports = judge(found, wanted, num_judged=num_judged)
     for epoch, report in enumerate(reports):
         echo(f"epoch {epoch}: {'right' if report.is_right else 'WRONG'}: {report}")
         if report.expected.num_samples is None:
-            echo("  how many samples there are is not known, so losses were not judged: give --expected")
-        for rank, worker, number in report.samples_by_worker:
-            echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {number} samples")
+            echo("  the number of samples is unknown, so lost samples cannot be detected: pass --expected")
+        for rank, worker, num_samples in report.samples_by_worker:
+            echo(f"  rank {rank}{'' if worker is None else f' worker {worker}'}: {count(num_samples, 'sample')}")
     if not reports:
-        echo("WRONG: no epoch was recorded")
+        echo("WRONG: no epochs were recorded")
     frozen = [] if not shuffle else find_frozen_orders(found[:num_judged])
     for cause in frozen:
         echo(f"WRONG: {cause}")
@@ -83,7 +87,7 @@ def check(
 
 
 def _expect(expected: str | None) -> ExpectedSamples:
-    """Return what ``--expected`` names."""
+    """Return the samples that ``--expected`` says to expect."""
     from shardio.check import ExpectedSamples
     from shardio.datasets import ShardDataset
 
@@ -93,7 +97,7 @@ def _expect(expected: str | None) -> ExpectedSamples:
 
 
 def _expect_all(dataset: ShardDataset) -> ExpectedSamples:
-    """Expect the keys of a dataset that yields them in its own order."""
+    """Return the expectation that every key of a dataset comes once."""
     from shardio.check import ExpectedSamples
 
     return replace(ExpectedSamples.of_keys(dataset), digest=dataset.digest)
@@ -110,7 +114,7 @@ def _record_dataset(
     shuffle: bool,
     seed: int,
 ) -> tuple[list[Coverage], ExpectedSamples]:
-    """Iterate over a dataset as all ranks would."""
+    """Iterate over a dataset as all ranks would; return the coverage of each epoch and the expectation."""
     from shardio.check import Coverage, record
     from shardio.datasets import ShardDataset
     from shardio.loader import DataLoader
@@ -129,5 +133,5 @@ def _record_dataset(
             loader.set_epoch(epoch)
             record(loader, coverage, rank=rank, key=0 if remainder == "mask" else None, world_size=world_size)
         found.append(coverage)
-    # In manifest order, without ranks, workers or shuffling.
+    # The expected keys come in manifest order, without ranks, workers or shuffling.
     return found, _expect_all(ShardDataset(source, fields="key", rank=0, world_size=1))

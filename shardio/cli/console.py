@@ -1,10 +1,11 @@
-"""How commands talk: progress on standard error, results on standard output."""
+"""What several commands print: progress, counts and sizes as text, and usage errors."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,41 +18,46 @@ from shardio.cli.terminal import echo, printable
 from shardio.packing import PackProgress
 
 LINE_EVERY_S = 5.0
-"""Seconds between progress lines where standard error is no terminal."""
+"""Seconds between progress lines if standard error is not a terminal."""
 
 
 @contextmanager
-def wrong_values_are_wrong_usage() -> Iterator[None]:
-    """Turn a ValueError about a setting into a message about an option, with exit code 2."""
+def value_errors_as_usage_errors() -> Iterator[None]:
+    """Turn a ValueError about a setting into a usage error with exit code 2."""
     try:
         yield
     except ValueError as error:
         raise typer.BadParameter(printable(error, keep="\n\t")) from error
 
 
-def check_picture(path: Path | None) -> Path | None:
-    """Return the path of a picture that is to be drawn, if it can be."""
+def check_png_path(path: Path | None) -> Path | None:
+    """Return the path of an image to write; raise a usage error unless it ends in .png."""
     if path is not None and path.suffix != ".png":
         raise typer.BadParameter(f"{str(path)!r} must end in .png")
     return path
 
 
 def require_matplotlib() -> None:
-    """End with exit code 1 where matplotlib is not installed."""
+    """Exit with code 1 if matplotlib is not installed."""
     try:
-        import matplotlib  # noqa: F401  # whether it is there
+        import matplotlib  # noqa: F401  # Only to see whether it is installed.
     except ImportError as error:
         echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
         raise typer.Exit(1) from error
 
 
-def count(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number of things for people: ``1 shard``, ``2 shards``."""
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+def count(num_things: int, noun: str, plural: str | None = None) -> str:
+    """Return a count as text, such as ``1 shard`` or ``2 shards``."""
+    return f"{num_things} {noun if num_things == 1 else plural or noun + 's'}"
+
+
+def format_counts(counts: Counter[str]) -> str:
+    """Return counts as text, the largest first, such as ``2 × PNG, 1 × 4 components``."""
+    return ", ".join(f"{num_things} × {thing}" for thing, num_things in counts.most_common())
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return a size for people: ``1.5 GiB``."""
+    """Return a size as text, such as ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.4g} {unit}"
@@ -60,7 +66,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def make_bar() -> Progress:
-    """Return a progress bar on standard error, with a text before it and the remaining time behind."""
+    """Return a progress bar on standard error, with a description, a rate and the remaining time."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -73,7 +79,7 @@ def make_bar() -> Progress:
 
 
 class PackReporter(PackProgress):
-    """Shows how a pack goes on: a bar on a terminal, a line every few seconds otherwise. A context manager."""
+    """Shows the progress of a pack: a bar on a terminal, otherwise a line every few seconds. A context manager."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +94,7 @@ class PackReporter(PackProgress):
             self._bar.start()
             self._bar.add_task("packing", total=num_samples, rate="")
         else:
-            echo(f"packing {num_samples} samples, {format_bytes(num_bytes)}", err=True)
+            echo(f"packing {count(num_samples, 'sample')}, {format_bytes(num_bytes)}", err=True)
 
     def packed(self, num_samples: int, num_bytes: int) -> None:
         with self._lock:

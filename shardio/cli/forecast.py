@@ -1,4 +1,4 @@
-"""Which way a dataset's images will go on this machine, estimated from the headers of their files."""
+"""Forecast which decoder each of a dataset's images needs on this machine, from the headers of the files."""
 
 from __future__ import annotations
 
@@ -8,92 +8,93 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shardio.cli.console import count
+from shardio.cli.console import count, format_counts
 
 if TYPE_CHECKING:
     from shardio.shards import ShardTable
 
-MAX_LOOKED_AT = 1000
-"""Samples; of more, so many evenly spaced ones are taken."""
+MAX_SAMPLES = 1000
+"""The maximum number of samples to examine. In larger datasets, this many evenly spaced samples are examined."""
 
-SAMPLES_AT_ONCE = 16
-"""Whole files are in memory meanwhile."""
+SAMPLES_PER_READ = 16
+"""The number of samples to read at a time, whose files are in memory together."""
 
-NOBODY, NO_KERNEL = "nobody", "no kernel"
+UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
 
 
-def _decoders() -> dict[str, str]:
-    """Return each decoder's name for people."""
+def _decoder_texts() -> dict[str, str]:
+    """Return what to print after the number of images, by the name of their decoder."""
     from shardio.images import DECODER_DESCRIPTIONS
 
-    names = dict[str, str](DECODER_DESCRIPTIONS.items())
-    names["kernel"] += ", unless a crop is at least halved"
-    return {**names, NOBODY: "nobody: they cannot be read"}
+    texts: dict[str, str] = {name: f"by {description}" for name, description in DECODER_DESCRIPTIONS.items()}
+    texts["kernel"] += " (by libjpeg-turbo if a crop is resized to half or less)"
+    return {**texts, UNREADABLE: "unreadable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
-    """Who will decode a dataset's images, as far as their files decide that.
+class DecoderForecast:
+    """The decoders that a dataset's images need, as far as their files determine them.
 
     Attributes:
-        num_samples: Samples that were looked at.
-        is_sample: Whether there are more.
-        no_kernel: Why there is no kernel, if there is none.
-        reasons: By who decodes, for each reason why it is not the kernel, how many images there are.
+        num_samples: The number of samples that were examined.
+        is_partial: Whether the dataset has more samples.
+        no_kernel: Why there is no kernel on this machine; None if there is one.
+        reasons: For each decoder, why the kernel does not decode the images, and how many images that concerns.
     """
 
     num_samples: int
-    is_sample: bool
+    is_partial: bool
     no_kernel: str | None
-    reasons: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _decoders()})
+    reasons: dict[str, Counter[str]] = field(default_factory=lambda: {name: Counter() for name in _decoder_texts()})
 
     def dump(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        num_images_by_decoder = {decoder_name: reasons.total() for decoder_name, reasons in self.reasons.items()}
+        """Return the forecast as values for JSON."""
+        num_images_by_decoder = {name: reasons.total() for name, reasons in self.reasons.items()}
         reasons = {
-            decoder_name: dict(reasons.most_common())
-            for decoder_name, reasons in self.reasons.items()
-            if decoder_name not in ("kernel", NOBODY)
+            name: dict(reasons.most_common())
+            for name, reasons in self.reasons.items()
+            if name not in ("kernel", UNREADABLE)
         }
         return {"samples": self.num_samples, **num_images_by_decoder, "reasons": reasons, "no_kernel": self.no_kernel}
 
     def describe(self) -> str:
-        """Return it for people."""
-        parts, decoders = [], _decoders()
+        """Return the forecast as text."""
+        parts, texts = [], _decoder_texts()
         for decoder_name, reasons in self.reasons.items():
-            why = ", ".join(f"{number} {reason}" for reason, number in reasons.most_common() if reason)
+            known = Counter({reason: num_images for reason, num_images in reasons.items() if reason})
             if reasons:
-                parts.append(f"{reasons.total()} by {decoders[decoder_name]}{f' ({why})' if why else ''}")
+                details = f" ({format_counts(known)})" if known else ""
+                parts.append(f"{reasons.total()} {texts[decoder_name]}{details}")
         if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
             parts.append(f"{NO_KERNEL}: {self.no_kernel}")
-        where = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_sample else ""
-        return where + ("; ".join(parts) or "no images")
+        examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
+        return examined + ("; ".join(parts) or "no images")
 
 
-def foresee(table: ShardTable) -> Forecast:
-    """Look at the headers of a dataset's images, or of a sample of them.
+def forecast_decoders(table: ShardTable) -> DecoderForecast:
+    """Examine the headers of a dataset's images, or of evenly spaced ones if there are many.
 
     Raises:
-        ShardioError: If they cannot be read.
-        OSError: If there are no such files.
+        ShardioError: If a sample cannot be read.
+        OSError: If a file is missing or unreadable.
     """
     from shardio.images import IMAGE_FIELDS, why_no_kernel
     from shardio.reading import SampleReader
 
     total = table.manifest.num_samples
-    numbers = np.arange(min(total, MAX_LOOKED_AT))
-    numbers = numbers * total // len(numbers)
-    forecast = Forecast(num_samples=len(numbers), is_sample=len(numbers) < total, no_kernel=why_no_kernel())
+    num_samples = min(total, MAX_SAMPLES)
+    indices = np.arange(num_samples) * total // num_samples
+    forecast = DecoderForecast(num_samples=num_samples, is_partial=num_samples < total, no_kernel=why_no_kernel())
     fields = [name for name in IMAGE_FIELDS if name in table.manifest.fields]
     reader = SampleReader(table)
     try:
-        for start in range(0, len(numbers) if fields else 0, SAMPLES_AT_ONCE):
-            stored = reader.read(numbers[start : start + SAMPLES_AT_ONCE], fields)
-            for contents in zip(*stored.columns.values(), strict=True):
-                there = [content for content in contents if content is not None]
-                if there:
-                    decoder_name, reason = _find_way(
-                        next(filter(None, there), b""), has_kernel=forecast.no_kernel is None
+        for start in range(0, num_samples if fields else 0, SAMPLES_PER_READ):
+            stored = reader.read(indices[start : start + SAMPLES_PER_READ], fields)
+            for row in zip(*stored.columns.values(), strict=True):
+                images = [content for content in row if content is not None]
+                if images:
+                    decoder_name, reason = _find_decoder(
+                        next(filter(None, images), b""), has_kernel=forecast.no_kernel is None
                     )
                     forecast.reasons[decoder_name][reason] += 1
     finally:
@@ -101,8 +102,8 @@ def foresee(table: ShardTable) -> Forecast:
     return forecast
 
 
-def _find_way(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
-    """Return who will decode an image, and why that is not the kernel."""
+def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
+    """Return the name of an image's decoder, and why that is not the kernel."""
     from shardio.images import find_format, open_image, why_not_by_kernel
 
     name = find_format(content)
@@ -111,8 +112,8 @@ def _find_way(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
     try:
         decoder_name = open_image(content).decoder_name
     except ValueError:
-        return NOBODY, ""
+        return UNREADABLE, ""
     if name is not None and name != "JPEG":
         return decoder_name, name
-    why = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
-    return ("kernel", "") if why is None else (decoder_name, why)
+    reason = why_not_by_kernel(content) or (None if has_kernel else NO_KERNEL)
+    return ("kernel", "") if reason is None else (decoder_name, reason)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardio.cli.console import count, format_bytes
-from shardio.cli.forecast import Forecast, foresee
+from shardio.cli.forecast import DecoderForecast, forecast_decoders
 from shardio.cli.terminal import echo, printable
 from shardio.errors import ShardioError
 
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     from shardio.shards import ShardTable
 
 SHOWN = 8
-"""How many class names are printed."""
+"""The maximum number of class names to print."""
 
 
 def info(
     source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, or a directory of tars.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a dataset holds, how it was packed, and who will decode its images on this machine.
+    """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
 
-    That is estimated from the headers of up to 1,000 evenly spaced images. Crops that are resized to half their
-    size or less are left to libjpeg-turbo, whatever their files are; a loader's stats() count what happened.
+    The decoders are estimated from the headers of up to 1,000 evenly spaced images.
+    libjpeg-turbo decodes every JPEG crop that is resized to half its size or less.
+    A loader's stats() counts the decoders that were actually used.
     """
     from shardio.shards import open_table
 
     table = open_table(source)
-    manifest, forecast = table.manifest, _try_foresee(table)
+    manifest, forecast = table.manifest, _try_forecast(table)
     sizes = manifest.shard_sizes
     tiled = manifest.pack.get("num_tiled")
     if as_json:
@@ -45,7 +46,7 @@ def info(
             "samples_per_shard": {"min": int(sizes.min()), "mean": float(sizes.mean()), "max": int(sizes.max())},
             "digest": manifest.digest,
             "tiled": tiled,
-            "decoded": forecast.dump() if isinstance(forecast, Forecast) else None,
+            "decoded": forecast.dump() if isinstance(forecast, DecoderForecast) else None,
             "format": manifest.format,
             "pack": manifest.pack,
         }
@@ -58,22 +59,27 @@ def info(
     )
     rows = {
         "samples": f"{manifest.num_samples}",
-        "shards": f"{len(manifest.shards)}, of {sizes.min()} to {count(int(sizes.max()), 'sample')}",
-        "size": f"{format_bytes(manifest.num_bytes)}, {format_bytes(mean_size)} a sample",
+        "shards": f"{len(manifest.shards)}, {_format_range(int(sizes.min()), int(sizes.max()))} each",
+        "size": f"{format_bytes(manifest.num_bytes)}, {format_bytes(mean_size)} per sample",
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
         "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
-        "decoded": forecast.describe() if isinstance(forecast, Forecast) else f"unknown: {forecast}",
-        "packed": packed or "unknown, there is no manifest",
+        "decoded": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
+        "packed": packed or "unknown: there is no manifest",
         "digest": manifest.digest,
     }
     for name, value in rows.items():
         echo(f"{name:<8} {printable(value)}")
 
 
-def _try_foresee(table: ShardTable) -> Forecast | Exception:
-    """Return a forecast, or what is in its way: a manifest tells the rest without its shards."""
+def _format_range(smallest: int, largest: int) -> str:
+    """Return a range of sample counts as text, such as ``5 samples`` or ``1 to 5 samples``."""
+    return f"{'' if smallest == largest else f'{smallest} to '}{count(largest, 'sample')}"
+
+
+def _try_forecast(table: ShardTable) -> DecoderForecast | Exception:
+    """Return a forecast, or the error if the shards cannot be read: the manifest alone provides all other rows."""
     try:
-        return foresee(table)
+        return forecast_decoders(table)
     except (ShardioError, OSError) as error:
         return error

@@ -1,4 +1,4 @@
-"""What the commands that load batches have in common: options, and what they say of samples that cannot be read."""
+"""What commands that load batches share: options, messages about ranks and unreadable samples, class folders."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from shardio.cli.console import wrong_values_are_wrong_usage
+from shardio.cli.console import value_errors_as_usage_errors
 from shardio.errors import SampleError
 
 OnErrorPolicy = Literal["raise", "replace", "skip"]
 
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples of a batch.")]
-NumWorkers = Annotated[int, typer.Option(min=0, help="Workers that decode; 0 decodes in the training process.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
+NumWorkers = Annotated[
+    int, typer.Option(min=0, help="Number of workers that decode; 0 decodes in the training process.")
+]
 OnError = Annotated[
     OnErrorPolicy,
     typer.Option(
-        help="What becomes of samples that cannot be read: an error; or another sample in their place, or a smaller "
-        "batch, and a line in quarantine.jsonl.",
+        help="What to do with unreadable samples: raise an error, replace them with other samples, or skip them, which "
+        "makes batches smaller. Replaced and skipped samples are listed in quarantine.jsonl.",
     ),
 ]
 
 
 def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPolicy) -> dict[str, Any]:
-    """Return the arguments of DataLoader that these options mean."""
+    """Return the arguments of DataLoader for these options."""
     return {
         "batch_size": batch_size,
         "num_workers": num_workers,
@@ -35,11 +37,11 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
     }
 
 
-def tell_of_the_share() -> None:
-    """Say on standard error which rank this is, where there are several: the variables may be a former launcher's."""
+def report_rank() -> None:
+    """Report the rank on standard error if there are several: the variables may be left over from another launcher."""
     from shardio.world import find_world
 
-    with wrong_values_are_wrong_usage():
+    with value_errors_as_usage_errors():
         world = find_world()
     if world.world_size > 1:
         typer.echo(
@@ -50,18 +52,18 @@ def tell_of_the_share() -> None:
 
 
 @contextmanager
-def bad_samples_name_the_option(on_error: OnErrorPolicy) -> Iterator[None]:
-    """Add to the error of a sample that cannot be read which option loads the rest without it."""
+def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
+    """Name the option that loads the other samples in the error about an unreadable sample."""
     try:
         yield
     except SampleError as error:
         if on_error != "raise":
             raise
-        raise SampleError(f"{str(error).strip()} (continue without it by --on-error skip or replace)") from error
+        raise SampleError(f"{str(error).strip()} (to continue without it, pass --on-error skip or replace)") from error
 
 
 def has_class_folders(source: Path) -> bool:
-    """Say whether a directory holds folders of images, and no shards."""
+    """Return whether a directory holds class folders rather than shards."""
     from shardio.shards import MANIFEST_NAME
 
     if not source.is_dir() or (source / MANIFEST_NAME).exists() or any(source.glob("*.tar")):
@@ -70,5 +72,5 @@ def has_class_folders(source: Path) -> bool:
 
 
 def find_class_folders(source: Path) -> list[Path]:
-    """Return the folders in a directory that are not hidden."""
+    """Return the folders in a directory, except hidden ones."""
     return [entry for entry in source.iterdir() if entry.is_dir() and not entry.name.startswith(".")]

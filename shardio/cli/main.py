@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -18,7 +19,7 @@ from shardio.cli.train import train
 from shardio.errors import ShardioError
 
 app = typer.Typer(
-    help="Pack images into tar shards, and feed training from them: each sample exactly once, in a reproducible order.",
+    help="Pack images into tar shards, and load them for training: each sample exactly once, in a reproducible order.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,18 +36,23 @@ def _options(version: bool = typer.Option(False, "--version", help="Print the ve
 
 
 def main() -> None:
-    """Run the command line; say what went wrong in one line, without a traceback."""
+    """Run the command line; report errors without a traceback."""
     prepare_streams()
-    if "" in sys.argv[1:]:  # A Path of it would be the working directory.
-        echo("error: an argument is empty, perhaps because a variable of the shell is not set", err=True)
+    if "" in sys.argv[1:]:  # As a Path, it would mean the working directory.
+        echo("error: an argument is empty: check that the shell variables in the command are set", err=True)
         sys.exit(2)
     try:
         app()
     except (ShardioError, OSError) as error:
-        # An error that comes from a worker process says first where it was raised, as a traceback.
-        message = str(error).rpartition(f"{type(error).__module__}.{type(error).__qualname__}: ")[2]
-        echo(f"error: {message.strip()}", err=True)
+        echo(f"error: {_describe(error)}", err=True)
         sys.exit(1)
     except MemoryError as error:
-        echo(f"error: not enough memory: {error}: smaller images or batches need less", err=True)
+        echo(f"error: not enough memory: {error}: use smaller images or batches", err=True)
         sys.exit(1)
+
+
+def _describe(error: ShardioError | OSError) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:  # Without the error's number.
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    # The message of an error from a worker process starts with the worker's traceback.
+    return str(error).rpartition(f"{type(error).__module__}.{type(error).__qualname__}: ")[2].strip()

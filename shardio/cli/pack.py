@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from shardio.classes import check_classes
-from shardio.cli.console import PackReporter, count, format_bytes, wrong_values_are_wrong_usage
+from shardio.cli.console import PackReporter, count, format_bytes, format_counts, value_errors_as_usage_errors
 from shardio.cli.loading import find_class_folders, has_class_folders
 from shardio.cli.terminal import echo, printable
 from shardio.images import DEFAULT_MAX_PIXELS
@@ -20,6 +21,7 @@ from shardio.packing import (
     DEFAULT_QUALITY,
     DEFAULT_SHARD_SIZE,
     TILED,
+    FileProblem,
     JpegMode,
     JpegTally,
     Layout,
@@ -27,62 +29,61 @@ from shardio.packing import (
     PackProgress,
     PackResult,
     PackSettings,
-    Problem,
     pack_directory,
 )
 from shardio.shards import open_table
 from shardio.storage import read_as_utf8
 
 SHOWN = 10
-"""How many files of each kind the summary names."""
+"""The maximum number of files of each kind that the summary names."""
 
 
 def parse_size(text: str | int) -> int:
-    """Return the bytes of a size such as ``256MiB``."""
+    """Return the number of bytes in a size such as ``256MiB``."""
     from pydantic import ByteSize, TypeAdapter, ValidationError
 
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as error:
-        raise typer.BadParameter(f"{text!r} is not a size: write it as 256MiB, 1GB or in bytes") from error
+        raise typer.BadParameter(
+            f"{text!r} is not a size: write, for example, 256MiB, 1GB or a number of bytes"
+        ) from error
 
 
 def pack(
     images: Annotated[Path, typer.Argument(help="Class folders with images, or a flat directory of images.")],
-    out: Annotated[Path, typer.Argument(help="Where to write the shards: an empty directory, or a new one.")],
+    out: Annotated[Path, typer.Argument(help="Where to write the shards: an empty or new directory.")],
     max_shard_size: Annotated[
         int,
         typer.Option(
             parser=parse_size,
             metavar="SIZE",
             show_default="256MiB",
-            help="A shard's size at the most, as 256MiB or 1GB.",
+            help="Maximum size of a shard, such as 256MiB or 1GB.",
         ),
     ] = DEFAULT_SHARD_SIZE,
-    max_shard_samples: Annotated[
-        int | None, typer.Option(min=1, help="A shard's number of samples at the most.")
-    ] = None,
+    max_shard_samples: Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")] = None,
     shuffle_seed: Annotated[int, typer.Option(min=0, help="Seed of the packing order, which mixes classes.")] = 0,
     no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Pack in the order of the keys.")] = False,
     rename_dots: Annotated[
-        bool, typer.Option("--rename-dots", help="Write an underscore for each dot in a file's stem.")
+        bool, typer.Option("--rename-dots", help="Replace each dot in a file's stem with an underscore.")
     ] = False,
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Fail if a file does not begin as the image that its name says, or a JPEG to rewrite is damaged.",
+            help="Fail if an image's content does not match its suffix, or if a JPEG to be rewritten is damaged.",
         ),
     ] = False,
     jpeg: Annotated[
         JpegMode,
         typer.Option(
-            help="What to make of JPEGs: copy them; tile them, without any loss, so that crops decode quicker; or "
-            "reencode them smaller, upright and tiled."
+            help="How to store JPEGs: copy them unchanged; tile them losslessly, so that crops decode faster; or "
+            "reencode them, smaller, upright and tiled."
         ),
     ] = "copy",
     max_side: Annotated[
-        int | None, typer.Option(min=1, help="With reencode: pixels of an image's longer side at the most.")
+        int | None, typer.Option(min=1, help="With reencode: maximum length of an image's longer side in pixels.")
     ] = None,
     quality: Annotated[
         int | None, typer.Option(min=1, max=100, show_default=str(DEFAULT_QUALITY), help="With reencode: JPEG quality.")
@@ -90,35 +91,45 @@ def pack(
     max_pixels: Annotated[
         int | None,
         typer.Option(
-            min=1, show_default=str(DEFAULT_MAX_PIXELS), help="With reencode: an image of more is stored as it is."
+            min=1,
+            show_default=str(DEFAULT_MAX_PIXELS),
+            help="With reencode: images with more pixels are stored unchanged.",
         ),
     ] = None,
     num_workers: Annotated[
-        int | None, typer.Option(min=1, help="Shards written at a time; never changes what is written.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Number of shards to write at a time; does not affect the output. Leave unset to let shardio choose.",
+        ),
     ] = None,
     layout: Annotated[
         Layout,
         typer.Option(
-            help="How the files lie: class folders or a flat directory, which auto tells apart; or pairs such as "
-            "images/a.jpg and masks/a.png, or a.jpg and a.mask.png, which become one sample."
+            help="Layout of the files. auto recognises class folders and flat directories; pairs makes one sample of "
+            "images/a.jpg and masks/a.png, or of a.jpg and a.mask.png."
         ),
     ] = "auto",
     classes: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE|DATASET",
-            help="Number labels by these classes: a text file of a name a line, a packed directory, or class folders.",
+            help="The class names that define the labels: a text file with one name per line, a packed directory, or "
+            "class folders.",
         ),
     ] = None,
     on_changed: Annotated[
         OnChanged,
-        typer.Option(help="What becomes of a sample whose files change meanwhile: an error, or it is left out."),
+        typer.Option(help="What to do with a sample whose files change during the pack: raise an error or skip it."),
     ] = "raise",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Pack a directory of images into tar shards, with an index for each and a manifest."""
-    with wrong_values_are_wrong_usage():
+    """Pack a directory of images into tar shards, with an index for each shard and a manifest.
+
+    Rerun the same command to resume an interrupted pack.
+    """
+    with value_errors_as_usage_errors():
         settings = PackSettings(
             max_shard_size=max_shard_size,
             max_shard_samples=max_shard_samples,
@@ -146,7 +157,7 @@ def pack(
                 progress=progress,
             )
     except KeyboardInterrupt:
-        echo("interrupted: finished shards are kept; run the same command to resume", err=True)
+        echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)
         raise
     summary = _summarise(result, out, time.perf_counter() - start)
     if as_json:
@@ -157,7 +168,7 @@ def pack(
 
 
 def _read_classes(source: Path) -> tuple[str, ...]:
-    """Return the class names that a text file lists, or a dataset has."""
+    """Return the class names in a text file or of a dataset."""
     if source.is_file() and source.suffix != ".json":
         return check_classes(_read_lines(source))
     if has_class_folders(source):
@@ -166,7 +177,7 @@ def _read_classes(source: Path) -> tuple[str, ...]:
 
 
 def _read_lines(path: Path) -> list[str]:
-    """Return a text file's lines; empty ones at its end count for nothing.
+    """Return a text file's lines without empty lines at its end.
 
     Raises:
         ValueError: If another line is empty, or the file is not UTF-8.
@@ -174,9 +185,11 @@ def _read_lines(path: Path) -> list[str]:
     lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()
-    for number, line in enumerate(lines, 1):
+    for line_number, line in enumerate(lines, 1):
         if not line.strip():
-            raise ValueError(f"line {number} of {path} is empty: labels are line numbers, so delete it or name a class")
+            raise ValueError(
+                f"line {line_number} of {path} is empty, but each line defines a label: delete it or name a class"
+            )
     return lines
 
 
@@ -206,56 +219,55 @@ def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
     }
 
 
-def _as_row(problem: Problem) -> dict[str, str]:
+def _as_row(problem: FileProblem) -> dict[str, str]:
     return {name: str(value) for name, value in asdict(problem).items()}
 
 
 def _print(result: PackResult, summary: dict[str, Any]) -> None:
-    kept = f", of which {result.num_kept} were there already" if result.num_kept else ""
+    classes = f" of {count(summary['classes'], 'class', 'classes')}" if summary["classes"] else ""
     rate = (summary["samples"] - result.num_kept) / max(summary["seconds"], 1e-3)
     echo(
-        f"packed {count(summary['samples'], 'sample')} of {count(summary['classes'], 'class', 'classes')} into "
-        f"{count(summary['shards'], 'shard')}, {format_bytes(summary['bytes'])}{kept}, in {summary['seconds']:.1f} s "
-        f"({rate:.0f} samples/s)"
+        f"packed {count(summary['samples'], 'sample')}{classes} into {count(summary['shards'], 'shard')}, "
+        f"{format_bytes(summary['bytes'])}, in {summary['seconds']:.1f} s ({rate:.0f} samples/s)"
     )
+    if result.num_kept:
+        echo(f"kept {count(result.num_kept, 'sample')} from an earlier run")
     mode = result.manifest.pack["jpeg"]
     if mode != "copy":
-        _print_jpegs(result.jpegs, "encoded again and tiled" if mode == "reencode" else "tiled")
+        _print_jpegs(result.jpegs, "re-encoded and tiled" if mode == "reencode" else "tiled")
     for problem in result.damaged_shards:
         echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
     scan = result.scan
-    _print_files("packed, though named otherwise", [f"{p.path} {p.what}" for p in scan.mislabelled])
-    _print_files("changed meanwhile, of samples left out", [f"{p.path} {p.what}" for p in result.changed])
+    _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in scan.mislabelled])
+    _print_files("changed during the pack (samples left out)", [f"{p.path} {p.what}" for p in result.changed])
     _print_files("left out", [f"{p.path} {p.what}" for p in scan.unreadable])
-    _print_files("ignored, belonging to no image", [str(path) for path in scan.ignored])
+    _print_files("ignored (not part of any sample)", [str(path) for path in scan.ignored])
 
 
 def _warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:
     larger = [shard for shard in result.manifest.shards if shard.num_samples == 1 and shard.num_bytes > max_shard_size]
     if larger:
         echo(
-            f"{count(len(larger), 'shard')} of one sample exceed --max-shard-size {format_bytes(max_shard_size)}: a "
-            "sample is never divided, so give a larger one",
+            f"{count(len(larger), 'shard exceeds', 'shards exceed')} --max-shard-size {format_bytes(max_shard_size)} "
+            "because samples are never split: pass a larger size",
             err=True,
         )
 
 
 def _print_jpegs(jpegs: JpegTally, what_was_done: str) -> None:
     before, after = jpegs.num_bytes_before, jpegs.num_bytes_after
-    change = f", {after / before - 1:+.1%}" if before else ""
-    sizes = f"{format_bytes(before)} before, {format_bytes(after)} now{change}"
-    echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {sizes}")
-    untouched = {reason: number for reason, number in jpegs.outcomes.most_common() if reason != TILED}
-    if untouched:
-        reasons = ", ".join(f"{number} {reason}" for reason, number in untouched.items())
-        echo(f"JPEGs stored as they were: {sum(untouched.values())}: {reasons}")
-    _print_files("packed untouched, though damaged", [f"{p.path} {p.what}" for p in jpegs.damaged])
+    change = f" ({after / before - 1:+.1%})" if before else ""
+    echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {format_bytes(before)} → {format_bytes(after)}{change}")
+    unchanged = Counter({reason: num_files for reason, num_files in jpegs.outcomes.items() if reason != TILED})
+    if unchanged:
+        echo(f"JPEGs stored unchanged: {unchanged.total()} ({format_counts(unchanged)})")
+    _print_files("stored unchanged although damaged", [f"{p.path} {p.what}" for p in jpegs.damaged])
 
 
-def _print_files(what: str, files: list[str]) -> None:
+def _print_files(outcome: str, files: list[str]) -> None:
     if files:
-        echo(f"{count(len(files), 'file')} {what}:", err=True)
+        echo(f"{count(len(files), 'file')} {outcome}:", err=True)
         for file in files[:SHOWN]:
             echo(f"  {printable(file)}", err=True)
         if len(files) > SHOWN:
-            echo(f"  and {len(files) - SHOWN} more (--json names them all)", err=True)
+            echo(f"  and {len(files) - SHOWN} more (--json lists all of them)", err=True)

@@ -1,4 +1,4 @@
-"""What commands write to standard output and error: any name, and nothing that a terminal would obey."""
+"""Writing to standard output and error: any name is accepted, and control characters are escaped."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import typer
 
-# C0, DEL and C1, and what turns the direction of text (Unicode, UAX #9).
+# C0, DEL and C1, and characters that change the direction of text (Unicode, UAX #9).
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+_PACKAGE = Path(__file__).parents[1]
 
 _format_warning = warnings.formatwarning
 
 
 def printable(text: object, *, keep: str = "") -> str:
-    r"""Return text with control characters as escapes, save for those in ``keep``.
+    r"""Return text with control characters escaped, except for those in ``keep``.
 
-    Names of files, classes and keys may hold any. Written to a terminal as they are, they could clear it, hide what
-    stands there, or type into it.
+    Names of files, classes and keys may contain control characters. On a terminal, these could clear the screen, hide
+    text, or type input.
 
     >>> printable("cats\x1b[2J")
     'cats\\x1b[2J'
@@ -47,7 +48,7 @@ class _PrintableFormatter(logging.Formatter):
 
 
 def prepare_streams() -> None:
-    """Make standard output and error ready for all that is written to them; call this before a command runs."""
+    """Prepare standard output and error for all names and control characters. Call this before a command runs."""
     _open_closed_streams()
     _take_any_name()
     if logging.lastResort is not None:
@@ -56,9 +57,9 @@ def prepare_streams() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open the null device in place of the standard streams that the caller closed, as ``2>&-`` does.
+    """Open the null device in place of closed standard streams, such as after ``2>&-``.
 
-    A file opened later would get the number of a closed stream, and what a library writes to that stream would end up
+    Otherwise, a file opened later would get the descriptor of a closed stream, and output to that stream would end up
     in the file.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -70,7 +71,7 @@ def _open_closed_streams() -> None:
 
 
 def _take_any_name() -> None:
-    """Make standard output and error accept every name: as its bytes in UTF-8, which also replaces ASCII."""
+    """Make standard output and error accept every name. UTF-8 replaces ASCII; undecodable bytes stay as they are."""
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
             if codecs.lookup(stream.encoding).name in ("ascii", "utf-8"):
@@ -79,5 +80,12 @@ def _take_any_name() -> None:
                 stream.reconfigure(errors="backslashreplace")
 
 
-def _format_printable_warning(*arguments: Any, **options: Any) -> str:
-    return printable(_format_warning(*arguments, **options), keep="\n\t")
+def _format_printable_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return the text of a warning. Only warnings about other code than shardio's show the line that they are about."""
+    if Path(filename).is_relative_to(_PACKAGE):
+        text = f"warning: {message}\n"
+    else:
+        text = _format_warning(message, category, filename, lineno, line)
+    return printable(text, keep="\n\t")

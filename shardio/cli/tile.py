@@ -16,35 +16,37 @@ Files = Annotated[list[Path], typer.Argument(help="JPEG files.", exists=True, di
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="A directory to write the files to, under their names, over those that are there; not the one they "
-        "lie in. Without it nothing is written.",
+        help="Directory to write the files to, under the same names. Existing files are overwritten, except the "
+        "originals: their own directory is refused. Leave unset to write nothing.",
         file_okay=False,
     ),
 ]
 
 
 def tile(files: Files, out: Out = None) -> None:
-    """Say what tiling makes of JPEG files, without any loss; write them with --out."""
+    """Show how lossless tiling would change JPEG files; pass --out to write the results."""
     _rewrite_all(files, out, load_tiling().tile_jpeg)
 
 
 def untile(files: Files, out: Out = None) -> None:
-    """Say what becomes of JPEG files without restart intervals and tile table; write them with --out."""
+    """Show how removing restart intervals and tile tables would change JPEG files; pass --out to write the results."""
     _rewrite_all(files, out, load_tiling().untile_jpeg)
 
 
 def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], bytes]) -> None:
     names = [file.name for file in files]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if out is not None and twice is not None:
-        raise typer.BadParameter(f"two files are named {twice}: write them to two directories", param_hint="--out")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if out is not None and duplicate is not None:
+        raise typer.BadParameter(
+            f"two files are named {duplicate}: write them to separate directories", param_hint="--out"
+        )
     if out is not None:
         for file in files:
             _refuse_original(file, out / file.name)
         out.mkdir(parents=True, exist_ok=True)
     num_failed = sum(not _rewrite(file, out, rewrite) for file in files)
     if out is None:
-        echo("nothing was written: name a directory with --out", err=True)
+        echo("nothing was written: pass --out DIRECTORY to write the files", err=True)
     if num_failed:
         raise typer.Exit(1)
 
@@ -52,19 +54,20 @@ def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes],
 def _refuse_original(file: Path, target: Path) -> None:
     if target.exists() and target.samefile(file):
         raise typer.BadParameter(
-            f"{printable(file)} lies in that directory and would be overwritten: name another one", param_hint="--out"
+            f"{printable(file)} is in that directory and would be overwritten: choose another directory",
+            param_hint="--out",
         )
 
 
 def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
-    """Rewrite one file and say what came of it; return whether it could be rewritten."""
+    """Rewrite one file and report the result; return whether it could be rewritten."""
     from shardio.whole_writes import write_whole
 
     before = file.read_bytes()
     try:
         after = rewrite(before)
     except ValueError as error:
-        echo(f"{file}: stays as it is: {error}", err=True)
+        echo(f"{file}: not rewritten: {error}", err=True)
         return False
     if out is not None:
         with write_whole(out / file.name) as target:
@@ -78,7 +81,7 @@ def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) ->
 
 
 def _describe(content: bytes) -> str:
-    """Return how a JPEG is divided: ``500×375, 192 tiles of 4 MCUs``."""
+    """Return a JPEG's size and how it is divided: ``500×375, 192 tiles of 4 MCUs``."""
     from shardio.images.jpeg.head import read_head
     from shardio.images.jpeg.tile_table import read_tiles
 

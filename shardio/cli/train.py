@@ -13,14 +13,14 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from shardio.cli.console import check_picture, require_matplotlib, wrong_values_are_wrong_usage
+from shardio.cli.console import check_png_path, require_matplotlib, value_errors_as_usage_errors
 from shardio.cli.loading import (
     BatchSize,
     NumWorkers,
     OnError,
-    bad_samples_name_the_option,
     make_loader_options,
-    tell_of_the_share,
+    report_rank,
+    suggest_on_error,
 )
 from shardio.cli.terminal import echo, printable
 from shardio.images import DEFAULT_MAX_PIXELS
@@ -100,7 +100,7 @@ def train(
     plot: Annotated[
         Path | None,
         typer.Option(
-            callback=check_picture,
+            callback=check_png_path,
             metavar="FILE.png",
             help="Plot the planned and the actual learning rates.",
             rich_help_panel=RUN,
@@ -150,12 +150,12 @@ def train(
     data_settings = {"image_size": image_size, "val_share": 0.0 if val is not None else share}
     with _errors_name_the_option():
         config = TrainConfig(**settings, seed=seed, directory=out, resume=not fresh, data=data_settings)
-    tell_of_the_share()
-    with reported_failures(), bad_samples_name_the_option(on_error):
+    report_rank()
+    with reported_failures(), suggest_on_error(on_error):
         data = training.open_data(source, val, share, image_size, seed, max_pixels)
         loader, val_loader = data.make_loaders(make_loader_options(batch_size, num_workers, on_error))
         seed_everything(seed)
-        with wrong_values_are_wrong_usage():
+        with value_errors_as_usage_errors():
             network = training.make_network(
                 model, data.num_classes, image_size, pretrained=pretrained, is_scripted=script
             )

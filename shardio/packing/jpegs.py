@@ -1,4 +1,4 @@
-"""What packing makes of JPEGs: leaves them as they are, tiles them, or encodes them again."""
+"""How packing stores JPEGs: unchanged, tiled, or re-encoded."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shardio.images.jpeg import has_tiles
 from shardio.json_text import parse_json
 from shardio.packing.plan import PackSettings
 from shardio.packing.scan import SourceSample
-from shardio.packing.sources import Problem
+from shardio.packing.sources import FileProblem
 from shardio.sample import Sample
 
 TILED = "tiled"
-"""What is counted for a JPEG that is stored tiled; of others it is counted why they are stored as they are."""
+"""The outcome that is counted for a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
-"""From a JPEG's bytes to those to store, and what has become of it: TILED, or a reason (and details in brackets)."""
+"""Maps a JPEG's bytes to the bytes to store and the outcome: TILED, or a reason with details in parentheses."""
 
 DEFAULT_QUALITY = 90
 
@@ -32,19 +32,19 @@ _JPEG_START = b"\xff\xd8\xff"
 
 @dataclass(slots=True, kw_only=True)
 class JpegTally:
-    """What became of the JPEGs of a shard, or of all; counted while they are packed.
+    """Counts how the JPEGs of a shard, or of all shards, are stored.
 
     Attributes:
-        outcomes: How many are stored ``tiled``, and how many as they were, by the reason.
-        num_bytes_before: The size of their files.
-        num_bytes_after: The size of what is stored.
-        damaged: Those stored as they were because something is wrong with them.
+        outcomes: How many are stored ``tiled``, and how many are stored unchanged, by reason.
+        num_bytes_before: The total size of the files.
+        num_bytes_after: The total size of the stored JPEGs.
+        damaged: The damaged files, which are stored unchanged.
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     num_bytes_before: int = 0
     num_bytes_after: int = 0
-    damaged: list[Problem] = field(default_factory=list)
+    damaged: list[FileProblem] = field(default_factory=list)
 
     def count(self, path: Path, outcome: str, before: int, after: int) -> None:
         """Count one JPEG."""
@@ -53,21 +53,21 @@ class JpegTally:
         self.num_bytes_before += before
         self.num_bytes_after += after
         if reason.startswith("damaged"):
-            verb = "has a" if reason == "damaged head" else "is"
-            self.damaged.append(Problem(path=path, what=f"{verb} {outcome}"))
+            verb = "has a" if reason.startswith("damaged head") else "is"
+            self.damaged.append(FileProblem(path=path, what=f"{verb} {outcome}"))
 
     def dump(self) -> bytes:
-        """Return it as JSON."""
+        """Return the tally as JSON."""
         damaged = [[str(problem.path), problem.what] for problem in self.damaged]
         values = [self.outcomes, self.num_bytes_before, self.num_bytes_after, damaged]
         return json.dumps(values).encode()
 
     @classmethod
     def load(cls, content: bytes) -> JpegTally:
-        """Return what :meth:`dump` wrote.
+        """Return the tally that :meth:`dump` wrote.
 
         Raises:
-            FormatError: If it is anything else.
+            FormatError: If ``content`` is not a tally.
         """
         try:
             outcomes, before, after, damaged = parse_json(content)
@@ -75,14 +75,14 @@ class JpegTally:
                 outcomes=Counter(outcomes),
                 num_bytes_before=before,
                 num_bytes_after=after,
-                damaged=[Problem(path=Path(path), what=what) for path, what in damaged],
+                damaged=[FileProblem(path=Path(path), what=what) for path, what in damaged],
             )
         except (ValueError, TypeError) as error:
-            raise FormatError(f"this is not a tally of JPEGs: {content[:40]!r}") from error
+            raise FormatError(f"not a tally of JPEGs: {content[:40]!r}") from error
 
 
 def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
-    """Return one tally for all."""
+    """Return the sum of several tallies."""
     return JpegTally(
         outcomes=sum((tally.outcomes for tally in tallies), Counter[str]()),
         num_bytes_before=sum(tally.num_bytes_before for tally in tallies),
@@ -91,8 +91,8 @@ def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
     )
 
 
-def describe(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | None]:
-    """Return what a manifest says of the JPEGs."""
+def describe_jpegs(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | None]:
+    """Return the manifest's entries about JPEGs."""
     encoding: dict[str, str | int | None] = {}
     if settings.jpeg == "reencode":
         encoding = {"max_side": settings.max_side, "quality": settings.quality or DEFAULT_QUALITY}
@@ -100,24 +100,24 @@ def describe(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | 
 
 
 def load_tiling() -> ModuleType:
-    """Import what rewrites JPEGs.
+    """Return the module that rewrites JPEGs.
 
     Raises:
-        PackError: If numba, which that needs, is not installed.
+        PackError: If numba is not installed.
     """
     try:
         return import_module("shardio.images.tiling")
     except ImportError as error:
         raise PackError(
-            f"rewriting JPEGs needs numba, which cannot be imported ({error}): pip install numba"
+            f"rewriting JPEGs needs numba, which could not be imported ({error}): pip install numba"
         ) from error
 
 
 def choose_rewrite(settings: PackSettings) -> Rewrite:
-    """Return what the settings want done with a JPEG's bytes.
+    """Return the function that rewrites JPEGs as the settings say.
 
     Raises:
-        PackError: If what it needs is not installed.
+        PackError: If a required package is not installed.
     """
     if settings.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
@@ -141,7 +141,7 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
 
 
 def rewrite_sample(rewrite: Rewrite, source: SourceSample, sample: Sample, tally: JpegTally) -> Sample:
-    """Return a sample with its JPEG rewritten, and count that."""
+    """Return a sample with its JPEGs rewritten, and count the outcomes."""
     fields = dict(sample.fields)
     for name, before in sample.fields.items():
         if name in IMAGE_FIELDS and before.startswith(_JPEG_START):

@@ -1,4 +1,4 @@
-"""How files lie in a source: what each layout makes of them, and what looks like another one than was asked for."""
+"""The layouts of a source: what each one makes of the files, and which sources look like another layout."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shardio.storage import find_url
 Layout = Literal["auto", "classes", "flat", "pairs"]
 """``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files of the same name are one sample."""
 
-INSIST = "or confirm by --layout classes (layout='classes')"
+OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
-# Words that folders are called by, in lower case.
+# Words in the names of folders, in lower case.
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "dev", "eval", "evaluation", "holdout"}
-BESIDE_SPLITS = {"set", "data", "images", "img", "split"}
+WITH_SPLITS = {"set", "data", "images", "img", "split"}
 IMAGES = re.compile(r"images?|imgs?|jpegimages|photos?|pictures?|rgb|inputs?")
 COMPANIONS = re.compile(
     r"masks?|labels?|annotations?|captions?|segmentation(s|class|object)?|seg|semantic|gt|groundtruth|truth|targets?"
@@ -29,41 +29,40 @@ COMPANIONS = re.compile(
 )
 
 COPIES = {"s3": "aws s3 sync {} {}", "gs": "gcloud storage rsync --recursive {} {}"}
-"""The command that copies a directory from or to a URL, by its scheme."""
+"""The command that copies a directory from or to a URL, by the URL's scheme."""
 
 
 def refuse_urls(src: Path, dst: Path) -> None:
     """Raise PackError if the source or the destination is a URL."""
-    here = "directories of this machine"
     if (url := find_url(src)) is not None:
         copy = COPIES.get(url.partition(":")[0], "# download {} into {}").format(quote(url), "images")
         raise PackError(
-            f"the source {url} is a URL, and pack reads {here}: copy it to one, and pack that\n"
+            f"the source {url} is a URL, but pack reads only local directories: copy it to one and pack that\n"
             f"  {copy}\n  shardio pack images {quote(dst)}"
         )
     if (url := find_url(dst)) is not None:
         copy = COPIES.get(url.partition(":")[0], "# upload {} to {}").format("packed", quote(url))
         raise PackError(
-            f"the destination {url} is a URL, and pack writes to {here}: pack into one, and copy that\n"
+            f"the destination {url} is a URL, but pack writes only to local directories: pack into one and copy that\n"
             f"  shardio pack {quote(src)} packed\n  {copy}"
         )
 
 
 def quote(path: str | Path) -> str:
-    """Return a path as a shell takes it."""
+    """Return a path quoted for a shell."""
     return shlex.quote(str(path))
 
 
-def refuse_lookalikes(src: Path, dst: Path, files: Sequence[PurePosixPath], *, rename_dots: bool) -> None:
-    """Raise PackError, with the command that does it right, if files look like another layout than class folders.
+def refuse_ambiguous_layouts(src: Path, dst: Path, files: Sequence[PurePosixPath], *, rename_dots: bool) -> None:
+    """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
-    What is refused would make classes of what are none. Class folders may number their images alike, so that equal
-    names are not enough: a pair is known by what its folders are called.
+    Otherwise, folders that are not classes would become classes. Images in different class folders may have the same
+    names, so equal names alone do not make a pair: the folders' names must also suggest one.
 
     Args:
         src: The source.
-        dst: The destination, for that command.
-        files: All files, below the source.
+        dst: The destination, which the command names.
+        files: All files, relative to the source.
         rename_dots: Whether dots in stems become underscores.
     """
     _refuse_splits(src, dst, files)
@@ -74,62 +73,62 @@ def refuse_lookalikes(src: Path, dst: Path, files: Sequence[PurePosixPath], *, r
 
 
 def find_images_folder(files: Sequence[PurePosixPath]) -> str | None:
-    """Return the one folder of images beside others, as of images/a.jpg with masks/a.png; None if there is none.
+    """Return the name of the images' folder where there are others, such as masks/; None if there is none.
 
     Raises:
-        PackError: If there are several.
+        PackError: If several folders are named like one.
     """
     folders = sorted({file.parts[0] for file in files if len(file.parts) > 1})
     found = [name for name in folders if IMAGES.fullmatch(_last_word(name))]
     if len(folders) < 2 or not found:
         return None
     if len(found) > 1:
-        raise PackError(f"{' and '.join(found)} are both named like the folder of the images: rename one of them")
+        raise PackError(f"{' and '.join(found)} are all named like a folder of images: rename all but one")
     return found[0]
 
 
-def find_plain_images(files: Sequence[PurePosixPath]) -> set[PurePosixPath]:
-    """Return the stems of images without a dot in their stem: those that a.mask.png can belong to."""
+def find_undotted_images(files: Sequence[PurePosixPath]) -> set[PurePosixPath]:
+    """Return the stems of the images that have no dot in their stem: a.mask.png can belong to a.jpg."""
     return {file.with_suffix("") for file in files if "." not in file.stem and file.suffix[1:].lower() in IMAGE_FORMATS}
 
 
-def place_in_pair(
-    file: PurePosixPath, images: str | None, plain: set[PurePosixPath]
+def match_to_pair(
+    file: PurePosixPath, images: str | None, undotted: set[PurePosixPath]
 ) -> tuple[PurePosixPath, str] | None:
-    """Return to which sample a file belongs and as which field, where samples are pairs; None if by its stem alone."""
+    """Return the stem of the sample and the field that a file has in the layout ``pairs``; None if it has no pair."""
     if images is not None:
         if len(file.parts) < 2:
             return None
         folder, inner, suffix = file.parts[0], PurePosixPath(*file.parts[1:]), file.suffix[1:].lower()
         return inner.with_suffix(""), suffix if folder == images else f"{folder.lower()}.{suffix}"
     base, _, field = file.name.partition(".")
-    return (file.parent / base, field.lower()) if base and file.parent / base in plain else None
+    return (file.parent / base, field.lower()) if base and file.parent / base in undotted else None
 
 
 def check_pairs(
     src: Path, images: str | None, groups: Mapping[str, Mapping[str, Path]], ignored: Sequence[Path]
 ) -> None:
-    """Raise PackError if there is no pair, a sample lacks a companion that others have, or a companion its image.
+    """Raise PackError if there are no pairs, or if companions (masks, labels, captions) or their images are missing.
 
     Args:
         src: The source.
-        images: The folder of the images, if there is one.
+        images: The name of the images' folder, if there is one.
         groups: The files of each sample, by field.
-        ignored: The files that belong to no sample. Files that are no companions may be among them.
+        ignored: The files that do not belong to a sample, which need not be companions.
     """
     kinds = Counter(field.rpartition(".")[0] for files in groups.values() for field in files if "." in field)
     if not kinds:
         where = (
             f"{images}/a.jpg with masks/a.png" if images else "images/a.jpg with masks/a.png, or a.jpg with a.mask.png"
         )
-        raise PackError(f"{src} holds no pairs: files of one sample have the same name, as {where}")
+        raise PackError(f"{src} holds no pairs: the files of a sample must have the same name, such as {where}")
     for files in groups.values():
-        lacking = sorted(set(kinds) - {field.rpartition(".")[0] for field in files})
-        if lacking:
+        missing = sorted(set(kinds) - {field.rpartition(".")[0] for field in files})
+        if missing:
             path = next(iter(files.values()))
             raise PackError(
-                f"{path} has no {lacking[0]}, and {kinds[lacking[0]]} of {len(groups)} samples have: add it, or remove "
-                "the image"
+                f"{path} has no {missing[0]!r} file, but {kinds[missing[0]]} of {len(groups)} samples do: add the "
+                "file or remove the image"
             )
     fields = {field for files in groups.values() for field in files if "." in field}
     orphans = [path for path in ignored if _is_companion(PurePosixPath(path.relative_to(src)), images, fields)]
@@ -142,19 +141,19 @@ def check_pairs(
                     f"{one if len(orphans) == 1 else several} missing:",
                     *map(str, orphans[:SHOWN]),
                     *more,
-                    "Add the images, or remove these files",
+                    "Add the images or remove these files",
                 ]
             )
         )
 
 
-_LISTS = frozenset(("classes.txt", "notes.json"))
-"""Files that annotation tools write into the folder of the labels: YOLO's class names, Label Studio's description."""
+_TOOL_FILES = frozenset(("classes.txt", "notes.json"))
+"""Files that annotation tools write into the folder of labels: YOLO's class names, Label Studio's description."""
 
 
 def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[str]) -> bool:
-    """Say whether a file would be a companion if its image were there: one of the same field, or of another format."""
-    if file.name in _LISTS:
+    """Return whether a file looks like a companion without its image: samples have its field, or its kind of image."""
+    if file.name in _TOOL_FILES:
         return False
     if images is not None:
         field = f"{file.parts[0].lower()}.{file.suffix[1:].lower()}" if len(file.parts) > 1 else ""
@@ -174,9 +173,9 @@ def _refuse_splits(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None
     if has_classes:
         lines[1:] = [f"{line} --classes {quote(dst / names[0])}" for line in lines[1:]]
     raise PackError(
-        f"{src} holds {_join(names)}: that looks like the parts of a dataset, not like its classes. Pack each part:\n"
+        f"{src} holds {_join(names)}: these look like the splits of a dataset, not like classes. Pack each split:\n"
         + "\n".join(lines)
-        + f"\n{INSIST}"
+        + f"\n{OR_CONFIRM}"
     )
 
 
@@ -191,19 +190,19 @@ def _refuse_parallel_folders(src: Path, dst: Path, files: Sequence[PurePosixPath
     for image in images:
         for companion in companions:
             shared = stems[image] & stems[companion]
-            is_pair = 2 * len(shared) >= len(stems[companion]) and not _all_are_numbered_alike(shared, others)
+            is_pair = 2 * len(shared) >= len(stems[companion]) and not _are_common_numbers(shared, others)
             if is_pair or not others:
                 raise PackError(
-                    f"{src} holds {_join([image, companion])}: that looks like two files of each sample, not like two "
-                    "classes. Make each pair of equal names one sample:\n"
-                    f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{INSIST}"
+                    f"{src} holds {_join([image, companion])}: these look like two files for each sample, not like two "
+                    "classes. Make each pair of files with the same name one sample:\n"
+                    f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{OR_CONFIRM}"
                 )
 
 
-def _all_are_numbered_alike(stems: set[PurePosixPath], others: Sequence[set[PurePosixPath]]) -> bool:
-    """Say whether stems are numbers, and most of the other folders have them too: then they show no pairs."""
-    num_alike = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
-    return len({re.sub(r"[0-9]+", "", str(stem)) for stem in stems}) == 1 and 2 * num_alike > len(others)
+def _are_common_numbers(stems: set[PurePosixPath], others: Sequence[set[PurePosixPath]]) -> bool:
+    """Return whether stems differ only in numbers and most other folders have them, too: they do not indicate pairs."""
+    num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
+    return len({re.sub(r"[0-9]+", "", str(stem)) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 
 
 def _refuse_one_folder_of_folders(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
@@ -212,33 +211,33 @@ def _refuse_one_folder_of_folders(src: Path, dst: Path, files: Sequence[PurePosi
     if len(tops) == 1 and all(len(file.parts) > 2 for file in images) and len({file.parts[1] for file in images}) > 1:
         inner = src / tops.pop()
         raise PackError(
-            f"{src} holds one folder alone, whose folders hold the images: all would have the label 0. Pack that "
-            f"folder:\n  shardio pack {quote(inner)} {quote(dst)}\n{INSIST}"
+            f"{src} holds only the folder {inner.name}/, which holds folders of images: all images would get the label "
+            f"0. Pack the inner folder:\n  shardio pack {quote(inner)} {quote(dst)}\n{OR_CONFIRM}"
         )
 
 
 def _refuse_companions(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
-    plain = find_plain_images(files)
+    undotted = find_undotted_images(files)
     companions = defaultdict[str, list[PurePosixPath]](list)
     for file in files:
         base, _, middle = file.stem.partition(".")
-        if middle and file.suffix[1:].lower() in IMAGE_FORMATS and file.parent / base in plain:
+        if middle and file.suffix[1:].lower() in IMAGE_FORMATS and file.parent / base in undotted:
             companions[middle.lower()].append(file)
     for middle, dotted in companions.items():
-        # photo.1.jpg is another photo; a few photo.edited.jpg may be, too.
-        is_one_of_few = 2 * len(dotted) < len(plain)
-        if middle.isdigit() or (is_one_of_few and not COMPANIONS.fullmatch(_last_word(middle))):
+        # photo.1.jpg is a separate photo. A few files such as photo.edited.jpg may be, too.
+        is_rare = 2 * len(dotted) < len(undotted)
+        if middle.isdigit() or (is_rare and not COMPANIONS.fullmatch(_last_word(middle))):
             continue
+        more = f" and {len(dotted) - 1} more" if len(dotted) > 1 else ""
         raise PackError(
-            f"{src / dotted[0]} and {len(dotted) - 1} more files are called like an image beside them, with .{middle} "
-            "added: that looks like two files of each sample, and renaming dots would make them two samples. Make each "
-            "pair one sample:\n"
-            f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{INSIST}"
+            f"{src / dotted[0]}{more}: named like an image in the same folder, with .{middle} added. These look like "
+            "two files for each sample, but --rename-dots would make them two samples. Make each pair one sample:\n"
+            f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{OR_CONFIRM}"
         )
 
 
 def _folders(files: Sequence[PurePosixPath]) -> set[str]:
-    """Return the folders in the source that hold images."""
+    """Return the names of the source's folders that hold images."""
     return {file.parts[0] for file in files if len(file.parts) > 1 and file.suffix[1:].lower() in IMAGE_FORMATS}
 
 
@@ -252,7 +251,7 @@ def _last_word(name: str) -> str:
 
 def _is_split(name: str) -> bool:
     words = set(_words(name))
-    return bool(words & SPLITS) and words <= SPLITS | BESIDE_SPLITS
+    return bool(words & SPLITS) and words <= SPLITS | WITH_SPLITS
 
 
 def _join(names: Sequence[str]) -> str:

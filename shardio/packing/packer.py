@@ -1,4 +1,4 @@
-"""Packing: scan, plan, write each shard, and the manifest last."""
+"""The whole pack: scan, plan, write the shards, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.images import describe_other_images
 from shardio.packing import destination
-from shardio.packing.finished import Written
-from shardio.packing.jpegs import JpegTally, choose_rewrite, describe, sum_tallies
+from shardio.packing.finished import FinishedShard
+from shardio.packing.jpegs import JpegTally, choose_rewrite, describe_jpegs, sum_tallies
 from shardio.packing.layouts import Layout, refuse_urls
 from shardio.packing.plan import JpegMode, PackSettings, make_plan
-from shardio.packing.scan import Scan, scan_directory
+from shardio.packing.scan import SourceScan, scan_directory
 from shardio.packing.shard_writer import OnChanged, PackProgress, ShardWriter
-from shardio.packing.sources import FileChangedError, Problem, explain_changes
+from shardio.packing.sources import FileChangedError, FileProblem, explain_changes
 from shardio.shards import Manifest
 from shardio.storage import make_path
 from shardio.values import check_choice, check_optional_integer
@@ -31,21 +31,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackResult:
-    """What a pack did: the manifest that it wrote, what it found in the source, and what was there already.
+    """The result of a pack.
 
     Attributes:
-        num_kept: The samples of shards that an earlier run had finished.
-        jpegs: What became of the JPEGs.
-        changed: Files that changed while they were packed; their samples were left out.
-        damaged_shards: Shards that an earlier run had finished and that were damaged since; they were packed again.
+        manifest: The manifest that was written.
+        scan: The contents of the source.
+        num_kept: The number of samples in shards that an earlier run had finished.
+        jpegs: How the JPEGs are stored.
+        changed: Files that changed during the pack. Their samples were left out.
+        damaged_shards: Shards that were damaged after an earlier run had finished them. They were packed again.
     """
 
     manifest: Manifest
-    scan: Scan
+    scan: SourceScan
     num_kept: int
     jpegs: JpegTally
-    changed: list[Problem]
-    damaged_shards: list[Problem]
+    changed: list[FileProblem]
+    damaged_shards: list[FileProblem]
 
 
 def pack(
@@ -68,43 +70,44 @@ def pack(
 ) -> Manifest:
     """Pack a directory of images into tar shards.
 
-    ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard; files
-    with the same stem become further fields of the sample. Image bytes are copied untouched, unless ``jpeg`` says
-    otherwise. The same input and settings give the same bytes. The same call resumes an interrupted pack: it keeps the
-    finished shards whose contents are still those that were written, and packs damaged ones again.
+    ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard. Files
+    with the same stem become further fields of the sample. Image bytes are copied unchanged unless ``jpeg`` says
+    otherwise. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack: it
+    keeps finished shards whose contents are unchanged, and packs damaged ones again.
 
     Args:
         src: The directory: class folders with images, or a flat directory of images.
-        dst: A directory that is empty or not there yet.
-        max_shard_size: A shard's size in bytes that is not exceeded, unless by a single sample: of the files that
-            go into it, where JPEGs are rewritten.
-        max_shard_samples: A shard's number of samples at the most.
-        shuffle_seed: Of the packing order, by which classes are mixed; None packs in the order of the keys.
-        rename_dots: Whether to write an underscore for each dot in a file's stem.
-        strict: Whether a file that is not the image that its name says is an error, and a damaged JPEG that was
-            to be rewritten.
-        jpeg: ``copy`` leaves JPEGs as they are. ``tile`` rewrites them without any loss, so that crops decode
-            quicker; those that cannot be tiled are stored as they are. ``reencode`` decodes each, turns it upright,
-            makes it smaller, and stores it tiled. Both need numba: ``pip install numba``.
-        max_side: With ``reencode``, pixels of an image's longer side at the most.
-        quality: With ``reencode``, 1 to 100; 90 if it is not given.
-        max_pixels: With ``reencode``, an image of more pixels is stored as it is; Pillow's limit if it is not given.
-        num_workers: How many shards are written at a time; never changes what is written.
-        layout: ``auto`` takes class folders or a flat directory, and refuses what looks otherwise: splits, or images
-            beside masks. ``classes`` makes a class of each folder, whatever it is called. ``flat`` makes none.
-            ``pairs`` makes files of the same name fields of one sample: ``images/a.jpg`` and ``masks/a.png`` become
-            its fields ``jpg`` and ``masks.png``, and so do ``a.jpg`` and ``a.masks.png`` in one folder.
-        classes: Class names, or a dataset or manifest that has them, by which labels are numbered: those of the
-            training data, for validation data; by default the names of the class folders, sorted.
-        on_changed: What becomes of a sample whose files changed, or could not be read any more, while the pack ran.
-            ``raise`` stops with an error that names the files, ``skip`` leaves the sample out.
+        dst: An empty directory, or one that does not exist yet.
+        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. Where
+            JPEGs are rewritten, the sizes of the original files count.
+        max_shard_samples: The maximum number of samples in a shard.
+        shuffle_seed: The seed of the packing order, which mixes the classes; None packs in the order of the keys.
+        rename_dots: Whether to replace each dot in a file's stem with an underscore.
+        strict: Whether to raise an error for a file whose content does not match its suffix, and for a damaged JPEG
+            that ``jpeg`` says to rewrite.
+        jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
+            that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG, rotates it upright, shrinks it,
+            and stores it tiled. Both need numba: ``pip install numba``.
+        max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
+        quality: With ``reencode``, the JPEG quality, 1 to 100; 90 if not given.
+        max_pixels: With ``reencode``, images with more pixels are stored unchanged; Pillow's limit if not given.
+        num_workers: How many shards to write at a time. It does not affect the output.
+        layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
+            with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
+            makes no classes. ``pairs`` makes files of the same name fields of one sample: ``images/a.jpg`` and
+            ``masks/a.png`` become its fields ``jpg`` and ``masks.png``, and so do ``a.jpg`` and ``a.masks.png`` in one
+            folder.
+        classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
+            data, pass those of the training data. By default, the sorted names of the class folders.
+        on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
+            with an error that names the files; ``skip`` leaves the sample out.
 
     Returns:
         The manifest of the packed dataset.
 
     Raises:
-        PackError: If the source cannot be packed, it changes meanwhile, or the destination is not free.
-        TypeError: If ``classes`` is not a list of names, nor has one, or a number is not an integer.
+        PackError: If the source cannot be packed or changes during the pack, or the destination is not empty.
+        TypeError: If ``classes`` is not a list of names and has none, or a number is not an integer.
         ValueError: If a setting is out of range.
     """
     check_choice("layout", layout, Layout)
@@ -131,17 +134,17 @@ def pack(
         num_workers=num_workers,
     )
     for problem in result.scan.mislabelled:
-        logger.warning("%s %s: packed nonetheless", problem.path, problem.what)
+        logger.warning("%s %s: packed anyway", problem.path, problem.what)
     for problem in result.scan.unreadable:
         logger.warning("%s %s: left out", problem.path, problem.what)
     if left_out := describe_other_images(result.scan.ignored):
         logger.warning("%s: %s", src, left_out)
     for problem in result.changed:
-        logger.warning("%s %s: its sample is left out", problem.path, problem.what)
+        logger.warning("%s %s: its sample was left out", problem.path, problem.what)
     for problem in result.damaged_shards:
         logger.warning("%s %s: packed again", problem.path, problem.what)
     for problem in result.jpegs.damaged:
-        logger.warning("%s %s: packed as it is", problem.path, problem.what)
+        logger.warning("%s %s: packed unchanged", problem.path, problem.what)
     return result.manifest
 
 
@@ -158,7 +161,7 @@ def pack_directory(
     num_workers: int | None = None,
     progress: PackProgress | None = None,
 ) -> PackResult:
-    """Do what :func:`pack` does; tell ``progress`` on the way, and return also what was found in the source."""
+    """Pack as :func:`pack` does, report to ``progress``, and return the details as well as the manifest."""
     progress = progress or PackProgress()
     rewrite = choose_rewrite(settings)
     refuse_urls(src, dst)
@@ -167,7 +170,7 @@ def pack_directory(
     problems = [*scan.unreadable, *scan.mislabelled]
     if strict and problems:
         raise PackError(
-            f"{problems[0].path} {problems[0].what} ({len(problems)} such files in all; nothing was packed)"
+            f"{problems[0].path} {problems[0].what} ({len(problems)} such files in total; nothing was packed)"
         )
     plan = make_plan(scan, settings)
     with destination.locked(src, dst):
@@ -175,34 +178,34 @@ def pack_directory(
         progress.planned(len(scan.samples), plan.num_bytes)
         writer = ShardWriter(dst, rewrite, strict, on_changed, progress)
         try:
-            written = writer.write_all(plan.shards, num_workers)
+            finished = writer.write_all(plan.shards, num_workers)
         except FileChangedError as change:
             files = (file for sample in scan.samples for file in sample.files.values())
             raise explain_changes(change, files, dst) from change
-        if not written:
-            raise PackError(f"all samples of {src} changed while they were packed: pack when nothing writes to it")
-        jpegs = sum_tallies([shard.jpegs for shard in written])
-        manifest = _make_manifest(written, scan, settings, jpegs)
+        if not finished:
+            raise PackError(f"all samples of {src} changed during the pack: pack when nothing writes to it")
+        jpegs = sum_tallies([shard.jpegs for shard in finished])
+        manifest = _make_manifest(finished, scan, settings, jpegs)
         destination.finish(dst, manifest)
     return PackResult(
         manifest=manifest,
         scan=scan,
-        num_kept=sum(shard.entry.num_samples for shard in written if shard.was_kept),
+        num_kept=sum(shard.entry.num_samples for shard in finished if shard.was_kept),
         jpegs=jpegs,
-        changed=sorted(writer.changed, key=lambda problem: problem.path),  # Threads add to it.
+        changed=sorted(writer.changed, key=lambda problem: problem.path),  # Threads append in any order.
         damaged_shards=writer.damaged,
     )
 
 
-def _make_manifest(written: list[Written], scan: Scan, settings: PackSettings, jpegs: JpegTally) -> Manifest:
+def _make_manifest(shards: list[FinishedShard], scan: SourceScan, settings: PackSettings, jpegs: JpegTally) -> Manifest:
     return Manifest(
-        shards=tuple(shard.entry for shard in written),
-        fields=tuple(sorted({field for shard in written for field in shard.fields})),
+        shards=tuple(shard.entry for shard in shards),
+        fields=tuple(sorted({field for shard in shards for field in shard.fields})),
         classes=scan.classes,
         pack={
             "max_shard_size": settings.max_shard_size,
             "max_shard_samples": settings.max_shard_samples,
             "shuffle_seed": settings.shuffle_seed,
-            **describe(settings, jpegs),
+            **describe_jpegs(settings, jpegs),
         },
     )

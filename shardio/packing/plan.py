@@ -1,4 +1,4 @@
-"""Planning: which sample goes into which shard, and where. A pure function of the scan and the settings."""
+"""Planning: which sample goes into which shard, and in which order. A pure function of the scan and the settings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import xxhash
 
 from shardio.order import make_rng_key, permute
-from shardio.packing.scan import Scan, SourceSample
+from shardio.packing.scan import SourceSample, SourceScan
 from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
 from shardio.values import check_choice, check_integer, check_optional_integer
 
 JpegMode = Literal["copy", "tile", "reencode"]
-"""What is made of JPEGs."""
+"""How JPEGs are stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,15 +22,15 @@ class PackSettings:
     """How to pack.
 
     Attributes:
-        max_shard_size: A shard's size in bytes that is not exceeded, unless by a single sample: of the files that
-            go into it, where JPEGs are rewritten.
-        max_shard_samples: A shard's number of samples at the most, or None.
-        shuffle_seed: Of the packing order; None packs in the order of the keys.
-        jpeg: ``copy`` leaves JPEGs as they are, ``tile`` rewrites them without loss so that crops of them decode
-            quicker, ``reencode`` makes them smaller, and tiles them.
-        max_side: With ``reencode``, pixels of an image's longer side at the most.
+        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. Where
+            JPEGs are rewritten, the sizes of the original files count.
+        max_shard_samples: The maximum number of samples in a shard, or None.
+        shuffle_seed: The seed of the packing order; None packs in the order of the keys.
+        jpeg: ``copy`` stores JPEGs unchanged, ``tile`` rewrites them losslessly so that crops decode faster,
+            ``reencode`` shrinks and tiles them.
+        max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
         quality: With ``reencode``, 1 to 100, or None for 90.
-        max_pixels: With ``reencode``, an image of more pixels is stored as it is; None for Pillow's limit.
+        max_pixels: With ``reencode``, images with more pixels are stored unchanged; None for Pillow's limit.
     """
 
     max_shard_size: int
@@ -42,7 +42,7 @@ class PackSettings:
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
-        # Python's own integers from here on: the manifest is JSON, and a digest of these settings tells packs apart.
+        # From here on, all integers are Python's own: JSON accepts no others, and the plan's digest hashes their repr.
         for name, at_least, below in (
             ("max_shard_samples", 1, None),
             ("shuffle_seed", 0, 2**63),
@@ -50,12 +50,12 @@ class PackSettings:
             ("quality", 1, 101),
             ("max_pixels", 1, None),
         ):
-            number = check_optional_integer(name, getattr(self, name), at_least=at_least, below=below)
-            object.__setattr__(self, name, number)
+            value = check_optional_integer(name, getattr(self, name), at_least=at_least, below=below)
+            object.__setattr__(self, name, value)
         object.__setattr__(self, "max_shard_size", check_integer("max_shard_size", self.max_shard_size, at_least=1))
         object.__setattr__(self, "jpeg", check_choice("jpeg", self.jpeg, JpegMode))
         if self.jpeg != "reencode" and (self.max_side, self.quality, self.max_pixels) != (None, None, None):
-            raise ValueError(f"max_side, quality and max_pixels are for jpeg='reencode', and jpeg is {self.jpeg!r}")
+            raise ValueError(f"max_side, quality and max_pixels need jpeg='reencode', got jpeg={self.jpeg!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,14 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PackPlan:
     """All shards to write.
 
     Attributes:
-        shards: In manifest order.
-        num_bytes: The size of the files to pack.
-        digest: Of the samples, their labels, their files' sizes and times, and the settings: by it an unfinished pack
-            is known again.
+        shards: The shards in manifest order.
+        num_bytes: The total size of the files to pack.
+        digest: The digest of the samples, their labels, their files' sizes and times, and the settings. It identifies
+            an unfinished pack.
     """
 
     shards: tuple[ShardPlan, ...]
@@ -82,8 +82,8 @@ class Plan:
     digest: str
 
 
-def make_plan(scan: Scan, settings: PackSettings) -> Plan:
-    """Order the samples of a scan and deal them to shards."""
+def make_plan(scan: SourceScan, settings: PackSettings) -> PackPlan:
+    """Order the samples of a scan and distribute them over shards."""
     shards: list[ShardPlan] = []
     current: list[SourceSample] = []
     digest = xxhash.xxh3_128(repr((settings, scan.classes)).encode())
@@ -106,7 +106,7 @@ def make_plan(scan: Scan, settings: PackSettings) -> Plan:
         size = (size or len(END)) + sample_size
         current.append(sample)
     finish_shard()
-    return Plan(shards=tuple(shards), num_bytes=num_bytes, digest=digest.hexdigest())
+    return PackPlan(shards=tuple(shards), num_bytes=num_bytes, digest=digest.hexdigest())
 
 
 def _pack_order(samples: list[SourceSample], shuffle_seed: int | None) -> list[SourceSample]:

@@ -1,4 +1,4 @@
-"""Writing the shards of a plan side by side; those that an earlier run finished are kept."""
+"""Write the shards of a plan in parallel, and keep those that an earlier run finished."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Literal
 
 from shardio.errors import PackError
 from shardio.packing.destination import remove_shard
-from shardio.packing.finished import Written, find_finished, note_finished
+from shardio.packing.finished import FinishedShard, find_finished, record_finished
 from shardio.packing.jpegs import JpegTally, Rewrite, rewrite_sample
 from shardio.packing.plan import ShardPlan
 from shardio.packing.scan import SourceSample
-from shardio.packing.sources import FileChangedError, Problem, read_unchanged
+from shardio.packing.sources import FileChangedError, FileProblem, read_unchanged
 from shardio.processors import count_processors
 from shardio.sample import Sample
 from shardio.shards import LABEL_FIELD, write_shard
 from shardio.storage import parse_location
 
 OnChanged = Literal["raise", "skip"]
-"""What becomes of samples whose files change while they are packed."""
+"""What to do with samples whose files change during the pack."""
 
 MAX_WORKERS = 4
-"""Threads that write shards, at the most, unless the caller says otherwise."""
+"""The maximum number of threads that write shards, unless the caller chooses a number."""
 
 
 class PackProgress:
-    """What a caller is told while packing goes on; this one says nothing. Methods are called from threads."""
+    """Receives progress reports during a pack and ignores them. Subclasses override the methods; threads call them."""
 
     def planned(self, num_samples: int, num_bytes: int) -> None:
-        """Called once, before the first shard is written."""
+        """Receive the totals; called once, before the first shard is written."""
 
     def packed(self, num_samples: int, num_bytes: int) -> None:
-        """Called for each sample (or, where a shard is there already, for all of its samples at once)."""
+        """Receive the size of what was packed; called for each sample, or once for all samples of a kept shard."""
 
 
 class ShardWriter:
-    """Writes the shards of a plan that are not there yet, side by side; after an error the others stop soon.
+    """Writes the missing shards of a plan in parallel. After an error, the other threads stop soon.
 
     Attributes:
-        changed: Files that changed while they were packed; their samples were left out.
-        damaged: Shards that an earlier run had finished and that were damaged since; they were packed again.
+        changed: Files that changed during the pack. Their samples were left out.
+        damaged: Shards that were damaged after an earlier run had finished them. They were packed again.
     """
 
     def __init__(
@@ -50,19 +50,19 @@ class ShardWriter:
     ) -> None:
         self._dst, self._rewrite = dst, rewrite
         self._strict, self._on_changed, self._progress = strict, on_changed, progress
-        self.changed: list[Problem] = []
-        self.damaged: list[Problem] = []
+        self.changed: list[FileProblem] = []
+        self.damaged: list[FileProblem] = []
         self._stopped = threading.Event()
         self._failures: list[Exception] = []
 
-    def write_all(self, shards: Sequence[ShardPlan], num_workers: int | None) -> list[Written]:
-        """Return what is in place of each shard of the plan; shards of which no sample is left are not there."""
-        workers = num_workers or min(MAX_WORKERS, count_processors())
-        with ThreadPoolExecutor(workers, thread_name_prefix="shardio-pack") as pool:
+    def write_all(self, shards: Sequence[ShardPlan], num_workers: int | None) -> list[FinishedShard]:
+        """Write the shards and return them, without those that have no samples left."""
+        num_threads = num_workers or min(MAX_WORKERS, count_processors())
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="shardio-pack") as pool:
             try:
-                return [written for written in pool.map(self._write, shards) if written is not None]
+                return [shard for shard in pool.map(self._write, shards) if shard is not None]
             except Exception as error:
-                first = self._failures[0]  # The others stopped because of it.
+                first = self._failures[0]  # It made the other threads stop.
                 if first is error:
                     raise
                 raise first from first.__cause__
@@ -70,10 +70,10 @@ class ShardWriter:
                 self._stopped.set()
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _write(self, plan: ShardPlan) -> Written | None:
+    def _write(self, plan: ShardPlan) -> FinishedShard | None:
         try:
             found = find_finished(self._dst, plan)
-            if isinstance(found, Written):
+            if isinstance(found, FinishedShard):
                 self._check(found.jpegs)
                 self._progress.packed(len(plan.samples), found.entry.num_bytes)
                 return found
@@ -85,14 +85,14 @@ class ShardWriter:
             self._stopped.set()
             raise
 
-    def _write_new(self, plan: ShardPlan) -> Written | None:
+    def _write_new(self, plan: ShardPlan) -> FinishedShard | None:
         path, tally = self._dst / plan.name, JpegTally()
         entry, fields = write_shard(parse_location(path), self._read_samples(plan, tally))
-        if not entry.num_samples:  # The files of all of them changed.
+        if not entry.num_samples:  # The files of all its samples changed.
             remove_shard(path)
             return None
-        note_finished(path, tally)
-        return Written(entry=entry, fields=fields, jpegs=tally, was_kept=False)
+        record_finished(path, tally)
+        return FinishedShard(entry=entry, fields=fields, jpegs=tally, was_kept=False)
 
     def _check(self, tally: JpegTally) -> None:
         if self._strict and tally.damaged:
@@ -101,7 +101,7 @@ class ShardWriter:
     def _read_samples(self, plan: ShardPlan, tally: JpegTally) -> Iterator[Sample]:
         for source in plan.samples:
             if self._stopped.is_set():
-                raise PackError(f"{plan.name} was left unfinished because another shard failed")
+                raise PackError(f"{plan.name} is unfinished because another shard failed")
             try:
                 sample = _read_files(source)
             except FileChangedError as change:

@@ -1,4 +1,4 @@
-"""The files of a source: as the scan saw them, and whether they still are that when they are read."""
+"""The files of a source: their state at the time of the scan, and reading them only if they are unchanged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shardio.errors import PackError
 from shardio.storage import read_and_stat
 
 SHOWN = 20
-"""How many files an error names."""
+"""The maximum number of files that an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """A file that is not what its name says, or no longer what the scan saw."""
+class FileProblem:
+    """A file whose content does not match its suffix, or that has changed or is damaged."""
 
     path: Path
     what: str
@@ -24,7 +24,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A file as the scan saw it: its size in bytes, and when it was last written, in nanoseconds."""
+    """A file at the time of the scan: its path, its size in bytes, and its modification time in nanoseconds."""
 
     path: Path
     size: int
@@ -32,26 +32,26 @@ class SourceFile:
 
 
 class FileChangedError(Exception):
-    """A file is no longer what the scan saw."""
+    """A file has changed since the scan."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path} {what}")
-        self.problem = Problem(path=path, what=what)
+        self.problem = FileProblem(path=path, what=what)
 
 
-def see_file(path: Path) -> SourceFile:
-    """Return a file as it is now."""
+def stat_file(path: Path) -> SourceFile:
+    """Return the current state of a file."""
     status = path.stat()
     return SourceFile(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 def read_unchanged(file: SourceFile) -> bytes:
-    """Return a file's content, if it is the one that the scan saw.
+    """Return a file's content if the file has not changed since the scan.
 
-    The open file is compared before and after it is read: what another program writes meanwhile is noticed.
+    The open file is checked both before and after reading, which detects writes by other programs.
 
     Raises:
-        FileChangedError: If it has another size or time, is gone, or cannot be read.
+        FileChangedError: If its size or modification time differs, or it is missing or unreadable.
     """
     try:
         before, content, after = read_and_stat(file.path)
@@ -60,12 +60,12 @@ def read_unchanged(file: SourceFile) -> bytes:
     _compare(file, before)
     _compare(file, after)
     if len(content) != file.size:
-        raise FileChangedError(file.path, f"had {file.size} bytes, and {len(content)} could be read")
+        raise FileChangedError(file.path, f"has {file.size} bytes, but only {len(content)} could be read")
     return content
 
 
 def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: Path) -> PackError:
-    """Return the error for a pack that stopped at a file, which names all files that have changed by now."""
+    """Return the error for a pack that stopped at a changed file. It names all files that have changed so far."""
     problems = {first.problem.path: first.problem}
     for file in files:
         if (problem := _find_change(file)) is not None:
@@ -75,34 +75,33 @@ def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: P
     return PackError(
         "\n".join(
             [
-                "files of the source changed, or cannot be read any more, since the pack began:",
+                "files of the source changed or became unreadable during the pack:",
                 *lines[:SHOWN],
                 *more,
-                "Run the same command when nothing writes to the source any more; if it reports an unfinished "
-                f"pack, delete {dst} first. Or leave out the samples of such files by --on-changed skip "
-                "(on_changed='skip')",
+                "Rerun the same command when nothing writes to the source; if it reports an unfinished pack, delete "
+                f"{dst} first. To leave out the samples of such files, pass --on-changed skip (on_changed='skip')",
             ]
         )
     )
 
 
-def _find_change(file: SourceFile) -> Problem | None:
+def _find_change(file: SourceFile) -> FileProblem | None:
     try:
         _compare(file, file.path.stat())
     except FileChangedError as change:
         return change.problem
     except OSError as error:
-        return Problem(path=file.path, what=_describe(error))
+        return FileProblem(path=file.path, what=_describe(error))
     return None
 
 
 def _compare(file: SourceFile, status: os.stat_result) -> None:
     if status.st_size != file.size:
-        raise FileChangedError(file.path, f"changed: it had {file.size} bytes, and has {status.st_size}")
+        raise FileChangedError(file.path, f"changed from {file.size} to {status.st_size} bytes")
     if status.st_mtime_ns != file.mtime_ns:
         seconds = (status.st_mtime_ns - file.mtime_ns) / 1e9
-        raise FileChangedError(file.path, f"changed: its modification time moved by {seconds:+.3f} s")
+        raise FileChangedError(file.path, f"changed: its modification time differs by {seconds:+.3f} s")
 
 
 def _describe(error: OSError) -> str:
-    return "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
+    return "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"

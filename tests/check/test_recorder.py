@@ -64,11 +64,11 @@ def test_the_command_says_what_it_cannot_judge(tmp_path: Path, run_check: RunChe
     (path,) = record_ranks(tmp_path / "some", [[[["a"]]]])
     output = run_check("--merge", path).output
     assert "right: 1 sample:" in output
-    assert "losses were not judged: give --expected" in output
-    assert "not judged" not in run_check("--merge", path, "--expected", 1).output
+    assert "lost samples cannot be detected: pass --expected" in output
+    assert "cannot be detected" not in run_check("--merge", path, "--expected", 1).output
     (path,) = record_ranks(tmp_path / "none", [[]])
     done = run_check("--merge", path)
-    assert (done.exit_code, done.output) == (1, "WRONG: no epoch was recorded\n")
+    assert (done.exit_code, done.output) == (1, "WRONG: no epochs were recorded\n")
 
 
 def test_other_files_and_two_recordings_of_one_rank_are_errors(tmp_path: Path) -> None:

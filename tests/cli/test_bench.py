@@ -15,14 +15,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import shardio
-from shardio.cli.advice import Stored, advise
-from shardio.cli.bench import Meter
+from shardio.cli.advice import DatasetFormat, advise
+from shardio.cli.bench import ThroughputMeter
 from shardio.cli.main import app
 from shardio.loader.stats import LoaderStats
 from tests.processes import run_python
 from tests.sources import write_images
 
-SHARDS = Stored(in_shards=True, has_images=True, jpeg="copy")
+SHARDS = DatasetFormat(in_shards=True, has_images=True, jpeg="copy")
 
 
 def run(*arguments: object) -> Result:
@@ -40,7 +40,7 @@ def bench(*arguments: object) -> str:
 
 
 def stats(seconds: dict[str, float], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
-    """Return the figures of an epoch whose workers were busy with the stages of these names, and did nothing else."""
+    """Return the statistics of an epoch whose workers spent all their time on these stages."""
     times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "idle_s"), 0.0) | seconds
     return LoaderStats(
         num_batches=10,
@@ -53,7 +53,7 @@ def stats(seconds: dict[str, float], *, num_workers: int = 2, elapsed_s: float =
     )
 
 
-def test_bench_says_how_fast_and_where_the_time_went(packed: Path) -> None:
+def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> None:
     lines = bench(packed, "--batch-size", 4, "--image-size", 48, "--num-workers", 1, "--epochs", 2).splitlines()
     assert [line[:39] for line in lines if line.startswith("epoch")] == [
         "epoch 0: 21 samples in 6 batches, " + lines[0][34:39],
@@ -63,41 +63,39 @@ def test_bench_says_how_fast_and_where_the_time_went(packed: Path) -> None:
     assert lines[0].endswith(" samples/s")
     assert "decoding, cropping, resizing" in lines[4]
     assert "1 worker on " in lines[13]
-    assert "is the bottleneck: " in lines[13]
+    assert "is the bottleneck" in lines[13]
 
 
-def test_bench_takes_class_folders_and_single_fields(packed: Path, images: Path) -> None:
+def test_bench_accepts_class_folders_and_single_fields(packed: Path, images: Path) -> None:
     lines = bench(images, "--num-workers", 0, "--epochs", 2, "--json").splitlines()
     assert [json.loads(line)["num_samples"] for line in lines] == [21, 21]
     assert json.loads(bench(packed, "--fields", "cls,key", "--json"))["num_batches"] == 1
     assert "1 batch, " in bench(packed, "--fields", "key", "--num-workers", 0)
 
 
-def test_bench_refuses_what_is_not_there(packed: Path, tmp_path: Path) -> None:
+def test_bench_refuses_missing_fields_and_sources(packed: Path, tmp_path: Path) -> None:
     found = run(packed, "--fields", "txt")
-    words = " ".join(found.output.replace("│", " ").split())  # Out of a frame that breaks lines anywhere.
+    words = " ".join(found.output.replace("│", " ").split())  # Without the frame, which breaks lines anywhere.
     assert (found.exit_code, "has the field 'txt'" in words) == (2, True)
     assert run(tmp_path / "nothing").exit_code == 1
 
 
-def test_fields_are_not_for_class_folders(images: Path) -> None:
+def test_fields_do_not_apply_to_class_folders(images: Path) -> None:
     found = run(images, "--fields", "cls")
     assert (found.exit_code, found.stdout) == (2, "")
-    assert "--fields is for shards" in found.stderr
+    assert "--fields applies only to shards" in found.stderr
 
 
-def test_batches_end_each_epoch(packed: Path) -> None:
+def test_batches_limits_each_epoch(packed: Path) -> None:
     lines = bench(packed, "--batch-size", 4, "--batches", 2, "--epochs", 3, "--json").splitlines()
     assert [json.loads(line)["num_samples"] for line in lines] == [8, 8, 8]
 
 
-def test_a_dataset_that_torchs_workers_load_has_rates_and_no_stages(
-    packed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_torchs_workers_there_are_rates_but_no_stages(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create")
     text = bench(packed, "--batch-size", 4, "--num-workers", 0)
     assert "21 samples in 6 batches" in text
-    assert "torch's workers ran" in text
+    assert "torch's workers made these batches: per-stage timings are not available" in text
     assert json.loads(bench(packed, "--batch-size", 4, "--num-workers", 0, "--json"))["samples_per_s"] > 0
 
 
@@ -115,12 +113,12 @@ def test_a_bad_image_is_an_error_that_names_the_remedy(damaged: Path, tmp_path: 
     done = run_process(damaged, "--batch-size", 4, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: the image of sample class-1/name-003 in ")
-    assert done.stderr.endswith("(continue without it by --on-error skip or replace)\n")
+    assert done.stderr.endswith("(to continue without it, pass --on-error skip or replace)\n")
     assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("policy", "num_samples"), [("skip", 20), ("replace", 21)])
-def test_a_bad_image_can_be_gone_on_without(damaged: Path, tmp_path: Path, policy: str, num_samples: int) -> None:
+def test_a_bad_image_can_be_skipped_or_replaced(damaged: Path, tmp_path: Path, policy: str, num_samples: int) -> None:
     done = run_process(damaged, "--batch-size", 4, "--on-error", policy, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["num_samples"] == num_samples
     assert json.loads((tmp_path / "quarantine.jsonl").read_text())["key"] == "class-1/name-003"
@@ -134,7 +132,7 @@ def test_too_little_memory_is_an_error_of_one_line(packed: Path, num_workers: in
     assert done.stderr.count("\n") == 1
 
 
-def test_ctrl_c_ends_with_the_figures_until_then(packed: Path) -> None:
+def test_ctrl_c_prints_the_results_so_far(packed: Path) -> None:
     command = [sys.executable, "-m", "shardio", "bench", str(packed), "--batch-size", "1", "--epochs", "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -145,14 +143,14 @@ def test_ctrl_c_ends_with_the_figures_until_then(packed: Path) -> None:
             with suppress(subprocess.TimeoutExpired):
                 output, errors = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert errors.endswith("interrupted: the last figures are those until then\n")
+    assert errors.endswith("interrupted: the last epoch is incomplete\n")
     assert any(line.startswith("epoch ") for line in output.splitlines())
 
 
-def test_the_rate_after_the_first_batch_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([104.0, 105.0, 106.0])
     monkeypatch.setattr("shardio.cli.bench.time.perf_counter", lambda: next(clock))
-    meter = Meter(began=100.0)
+    meter = ThroughputMeter(started=100.0)
     assert (meter.samples_per_s, meter.samples_per_s_after_first_batch) == (0.0, None)
     meter.watch([range(8)])
     assert (meter.samples_per_s, meter.samples_per_s_after_first_batch) == (2.0, None)
@@ -164,45 +162,60 @@ def test_the_rate_after_the_first_batch_leaves_it_out(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("times", "stored", "cores", "words"),
     [
-        ({"decode_s": 20.0}, {}, 2, "less to decode (pack --jpeg tile, or --jpeg reencode --max-side 400)"),
-        ({"decode_s": 20.0}, {"jpeg": "tile"}, 2, "smaller images (pack --jpeg reencode --max-side 400)"),
-        ({"decode_s": 20.0}, {"jpeg": "reencode"}, 2, "smaller images (pack with a smaller --max-side)"),
-        ({"decode_s": 20.0}, {"has_images": False}, 2, "there are as many workers as cores"),
-        ({"decode_s": 20.0}, {"has_images": False}, 8, "more workers, up to the 8 cores"),
-        ({"read_s": 20.0}, {}, 2, "more workers, which read more at a time, or a local disk, or larger shards"),
+        (
+            {"decode_s": 20.0},
+            {},
+            2,
+            "try images that decode faster (pack with --jpeg tile, or with --jpeg reencode --max-side 400)",
+        ),
+        ({"decode_s": 20.0}, {"jpeg": "tile"}, 2, "try smaller images (pack with --jpeg reencode --max-side 400)"),
+        ({"decode_s": 20.0}, {"jpeg": "reencode"}, 2, "try smaller images (pack with a smaller --max-side)"),
+        ({"decode_s": 20.0}, {"has_images": False}, 2, "there are already as many workers as cores"),
+        ({"decode_s": 20.0}, {"has_images": False}, 8, "try more workers (up to 8, the number of cores)"),
+        ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),
         ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
-        ({"transform_s": 20.0}, {}, 2, "there are as many workers as cores"),
+        (
+            {"transform_s": 20.0},
+            {},
+            2,
+            "per-image overhead is the bottleneck because the images are small; "
+            "there are already as many workers as cores",
+        ),
         ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
     ],
 )
-def test_advice_goes_by_the_figures(times: dict[str, float], stored: dict[str, Any], cores: int, words: str) -> None:
-    told = advise(stats(times), replace(SHARDS, **stored), cores)
-    assert told.startswith(f"2 workers on {cores} cores: ")
-    assert told.endswith(words)
-    assert ("more workers, up to" in told) == ("up to" in words)
+def test_advice_follows_from_the_statistics(
+    times: dict[str, float], stored: dict[str, Any], cores: int, words: str
+) -> None:
+    advice = advise(stats(times), replace(SHARDS, **stored), cores)
+    assert advice.startswith(f"2 workers on {cores} cores: ")
+    assert advice.endswith(words)
+    assert ("more workers (up to" in advice) == ("up to" in words)
 
 
-def test_an_epoch_in_which_workers_mostly_started_is_not_judged() -> None:
-    told = advise(stats({"read_s": 0.003, "decode_s": 0.001}, elapsed_s=0.18), SHARDS, 2)
-    assert told.startswith("the epoch is too short to judge: of 0.18 s, about 0.18 s passed while workers started")
+def test_an_epoch_that_is_mostly_start_up_is_not_judged() -> None:
+    advice = advise(stats({"read_s": 0.003, "decode_s": 0.001}, elapsed_s=0.18), SHARDS, 2)
+    assert advice.startswith("the epoch is too short to judge: about 0.18 s of 0.18 s passed before the workers")
     alone = advise(stats({"read_s": 0.003}, num_workers=0, elapsed_s=0.18), SHARDS, 1)
     assert alone.startswith("no workers on 1 core: storage is the bottleneck")
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_who_is_one_of_several_ranks_is_told_so(packed: Path, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that a launcher left behind make a process load a part of the dataset."""
+def test_bench_reports_its_rank_if_there_are_several(
+    packed: Path, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables left over from a launcher make a process load only a part of the dataset."""
     monkeypatch.setenv("RANK", str(world_size - 1))
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     done = run(packed, "--batch-size", 4, "--num-workers", 0, "--image-size", 32, "--json")
     found = json.loads(done.stdout)
     assert (found["rank"], found["world_size"], found["num_samples"]) == (world_size - 1, world_size, 21 // world_size)
-    told = "rank 2 of 3: this process loads only its share of the samples. If no launcher started it, unset RANK and"
-    assert (told in done.stderr) == (world_size == 3)
+    expected = "rank 2 of 3: this process loads only its share of the samples. If no launcher started it, unset RANK"
+    assert (expected in done.stderr) == (world_size == 3)
 
 
 @pytest.mark.parametrize("variables", [{"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "2"}], ids=str)
-def test_variables_of_a_launcher_that_name_no_rank_are_wrong_usage(
+def test_invalid_launcher_variables_are_wrong_usage(
     packed: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -18,6 +18,8 @@ from tests.processes import run_python
 from tests.sources import write_images, write_mixed
 from tests.tars import write_tar
 
+BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop is resized to half or less)"
+
 
 def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "shardio", *arguments)
@@ -29,21 +31,26 @@ def info(*arguments: object) -> Result:
     return done
 
 
-def test_info_says_what_a_dataset_holds(packed: Path) -> None:
+def test_info_shows_what_a_dataset_contains(packed: Path) -> None:
     done = run_process("info", packed)
     assert (done.returncode, done.stderr) == (0, "")
     rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
     assert rows["samples"] == "21"
-    assert rows["shards"] == "5, of 1 to 5 samples"
+    assert rows["shards"] == "5, 1 to 5 samples each"
     assert rows["classes"] == "3: class-0, class-1, class-2"
     assert rows["fields"] == "cls, jpg"
     assert rows["digest"] == open_table(packed).manifest.digest
     assert "max_shard_samples 5" in rows["packed"]
-    assert rows["size"].endswith(" a sample")
-    assert rows["decoded"] == "21 by the kernel, unless a crop is at least halved"
+    assert rows["size"].endswith(" per sample")
+    assert rows["decoded"] == f"21 {BY_KERNEL}"
 
 
-def test_json_says_it_in_full(packed: Path) -> None:
+def test_equal_shards_are_not_shown_as_a_range(images: Path, tmp_path: Path) -> None:
+    shardio.pack(images, tmp_path, max_shard_samples=7)
+    assert "shards   3, 7 samples each\n" in info(tmp_path).stdout
+
+
+def test_json_contains_everything(packed: Path) -> None:
     done = run_process("info", packed, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
@@ -60,7 +67,7 @@ def test_json_says_it_in_full(packed: Path) -> None:
             "kernel": 21,
             "libjpeg": 0,
             "pillow": 0,
-            "nobody": 0,
+            "unreadable": 0,
             "reasons": {"libjpeg": {}, "pillow": {}},
             "no_kernel": None,
         },
@@ -69,7 +76,7 @@ def test_json_says_it_in_full(packed: Path) -> None:
     }
 
 
-def test_the_manifest_names_the_same_dataset_as_its_directory(packed: Path) -> None:
+def test_a_manifest_and_its_directory_are_the_same_dataset(packed: Path) -> None:
     assert info(packed / "shardio.json").stdout == info(packed).stdout
 
 
@@ -82,19 +89,19 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def decoded(source: Path) -> str:
-    """Return what info says of who decodes."""
+    """Return the decoders that info shows."""
     return dict(line.split(maxsplit=1) for line in info(source).stdout.splitlines())["decoded"]
 
 
-def test_who_decodes_is_said_with_the_reasons_why_not_the_kernel(mixed: Path) -> None:
-    by_others = "2 by libjpeg-turbo (2 progressive); 3 by Pillow (2 PNG, 1 4 components)"
-    assert decoded(mixed) == f"7 by the kernel, unless a crop is at least halved; {by_others}"
+def test_info_shows_the_decoders_and_why_the_kernel_does_not_decode(mixed: Path) -> None:
+    by_others = "2 by libjpeg-turbo (2 × progressive); 3 by Pillow (2 × PNG, 1 × 4 components)"
+    assert decoded(mixed) == f"7 {BY_KERNEL}; {by_others}"
     found = json.loads(info(mixed, "--json").stdout)["decoded"]
-    assert (found["samples"], found["kernel"], found["libjpeg"], found["pillow"], found["nobody"]) == (12, 7, 2, 3, 0)
+    assert [found[name] for name in ("samples", "kernel", "libjpeg", "pillow", "unreadable")] == [12, 7, 2, 3, 0]
     assert found["reasons"] == {"libjpeg": {"progressive": 2}, "pillow": {"PNG": 2, "4 components": 1}}
 
 
-def test_what_info_foresees_is_what_the_loader_counts(mixed: Path) -> None:
+def test_the_forecast_equals_what_the_loader_counts(mixed: Path) -> None:
     loader = shardio.DataLoader(shardio.ShardDataset(mixed), batch_size=4)
     list(loader)
     found, stats = json.loads(info(mixed, "--json").stdout)["decoded"], loader.stats()
@@ -106,45 +113,43 @@ def test_what_info_foresees_is_what_the_loader_counts(mixed: Path) -> None:
 @pytest.mark.parametrize(
     ("missing", "why"), [("numba", "numba is not installed (pip install numba)"), (None, "it is n")]
 )
-def test_without_a_kernel_libjpeg_has_its_images(
+def test_without_a_kernel_libjpeg_decodes_its_images(
     mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(finding, "_load", lambda: None)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
-    expected = "9 by libjpeg-turbo (7 no kernel, 2 progressive); 3 by Pillow (2 PNG, 1 4 components); no kernel: "
+    by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × progressive)"
+    expected = f"{by_libjpeg}; 3 by Pillow (2 × PNG, 1 × 4 components); no kernel: "
     assert decoded(mixed).startswith(expected + why)
 
 
-@pytest.mark.parametrize("number", [1, 5, 11])
-def test_of_many_samples_some_are_looked_at_and_that_is_said(
-    mixed: Path, number: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_samples", [1, 5, 11])
+def test_from_many_samples_a_few_are_examined_and_info_says_so(
+    mixed: Path, num_samples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecast, "MAX_LOOKED_AT", number)
-    assert decoded(mixed).startswith(f"of {number} evenly spaced sample{'s' * (number > 1)}, ")
+    monkeypatch.setattr(forecast, "MAX_SAMPLES", num_samples)
+    assert decoded(mixed).startswith(f"of {num_samples} evenly spaced sample{'s' * (num_samples > 1)}, ")
     found = json.loads(info(mixed, "--json").stdout)["decoded"]
-    assert (
-        sum(found[decoder_name] for decoder_name in ("kernel", "libjpeg", "pillow", "nobody"))
-        == found["samples"]
-        == number
-    )
+    assert found["samples"] == num_samples
+    assert sum(found[name] for name in ("kernel", "libjpeg", "pillow", "unreadable")) == num_samples
 
 
-def test_what_is_no_image_is_nobodys(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_unreadable(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), ("b.jpg", b""), ("c.png", b"\xff\xd8\xff"), ("d.cls", b"0")])
-    assert decoded(tmp_path) == "3 by nobody: they cannot be read"
+    assert decoded(tmp_path) == "3 unreadable"
     write_tar(tmp_path / "y.tar", [("a.cls", b"0")])
     assert decoded(tmp_path / "y.tar") == "no images"
 
 
-def test_a_manifest_without_its_shards_tells_the_rest(mixed: Path, tmp_path: Path) -> None:
+def test_a_manifest_without_its_shards_provides_the_other_rows(mixed: Path, tmp_path: Path) -> None:
     (tmp_path / "shardio.json").write_bytes((mixed / "shardio.json").read_bytes())
     assert decoded(tmp_path).startswith("unknown: ")
     assert json.loads(info(tmp_path, "--json").stdout)["decoded"] is None
 
 
-def test_many_classes_are_cut_short(tmp_path: Path) -> None:
+def test_many_classes_are_abbreviated(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=10, per_class=1)
     shardio.pack(tmp_path / "in", tmp_path / "out")
     shown = next(line for line in info(tmp_path / "out").stdout.splitlines() if line.startswith("classes"))
@@ -152,15 +157,15 @@ def test_many_classes_are_cut_short(tmp_path: Path) -> None:
     assert len(json.loads(info(tmp_path / "out", "--json").stdout)["classes"]) == 10
 
 
-def test_tars_of_others_are_not_packed_by_shardio(tmp_path: Path) -> None:
+def test_foreign_tars_have_no_pack_settings(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), ("a.cls", b"0")])
     for source in tmp_path, tmp_path / "x.tar":
         rows = dict(line.split(maxsplit=1) for line in info(source).stdout.splitlines())
-        assert (rows["samples"], rows["packed"], rows["classes"]) == ("1", "unknown, there is no manifest", "0")
+        assert (rows["samples"], rows["packed"], rows["classes"]) == ("1", "unknown: there is no manifest", "0")
 
 
 @pytest.mark.parametrize("name", ["nothing", "nothing.tar", "nothing.json", "empty"])
-def test_what_is_no_dataset_fails_in_one_line(tmp_path: Path, name: str) -> None:
+def test_a_source_that_is_not_a_dataset_is_an_error_of_one_line(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     done = run_process("info", tmp_path / name)
     assert (done.returncode, done.stdout) == (1, "")
@@ -169,7 +174,7 @@ def test_what_is_no_dataset_fails_in_one_line(tmp_path: Path, name: str) -> None
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_damaged_manifest_fails_in_one_line(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "shardio.json").write_bytes(b"{")
     done = run_process("info", tmp_path)
     assert done.returncode == 1

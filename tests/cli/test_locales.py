@@ -1,4 +1,4 @@
-"""Names outside of ASCII under a locale without them, and names that are not UTF-8 under one with it."""
+"""Non-ASCII names under an ASCII locale, and names that are not UTF-8 under a UTF-8 locale."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ for command in (
     except SystemExit as end:
         print("ended", end.code, flush=True)
 import shardio
-folder = shardio.ImageFolder("Bilder")  # As in a script, whose letters are letters.
+folder = shardio.ImageFolder("Bilder")  # In a script, names are plain text.
 shards = shardio.ShardMapDataset("übung", fields=("image", "key", "label"), classes=folder)
 packed = shardio.pack("Bilder", "weitere/übung")
 assert len(shardio.ShardDataset("weitere/übung/shard-{000000..000000}.tar")) == 6
@@ -44,9 +44,9 @@ print(ascii([folder.digest, folder.classes, shards.classes, sorted(shards[n][1:]
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("locales")
-    for number, name in enumerate(NAMES):
+    for i, name in enumerate(NAMES):
         (root / "Bilder" / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / "Bilder" / name).write_bytes(encode(number))
+        (root / "Bilder" / name).write_bytes(encode(i))
     return root
 
 
@@ -61,7 +61,7 @@ def test_the_c_locale_changes_nothing(root: Path) -> None:
     _, packed, refused, info, of_shards, of_folder = output.split("$ ")
     assert packed.startswith("pack Bilder übung\npacked 6 samples of 3 classes")
     assert packed.endswith("ended 0\n")
-    assert "ignored, belonging to no image:\n  Bilder/plain/é.txt" in errors
+    assert "ignored (not part of any sample):\n  Bilder/plain/é.txt" in errors
     assert refused.endswith("ended 1\n")
     assert "error: übung already holds a packed dataset" in errors
     assert "classes  3: Müller, plain, 日本" in info
@@ -73,13 +73,13 @@ def test_the_c_locale_changes_nothing(root: Path) -> None:
     shardio.pack(root / "Bilder", root / "expected")
     assert read_files(root / "übung") == read_files(root / "weitere" / "übung") == read_files(root / "expected")
     expected = shardio.ShardMapDataset(root / "expected", fields=("key", "label"))
-    samples = sorted(expected[number] for number in range(6))
+    samples = sorted(expected[index] for index in range(6))
     assert output.splitlines()[-1] == ascii([folder.digest, folder.classes, folder.classes, samples])
     assert folder.classes == ["Müller", "plain", "日本"]
 
 
 def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None:
-    """Under UTF-8, where Python's standard output refuses what it escaped."""
+    """In UTF-8 mode, Python's standard output refuses surrogate escapes by default."""
     (tmp_path / "in" / "c").mkdir(parents=True)
     (tmp_path / "in" / "c" / "a.jpg").write_bytes(encode(1))
     odd = os.fsdecode(b"gr\xfc\xdfe.txt")

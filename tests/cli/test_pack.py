@@ -13,15 +13,15 @@ from shardio.cli.main import app
 from shardio.cli.pack import _read_classes, parse_size
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
-from shardio.packing.plan import Plan, make_plan
-from shardio.packing.scan import Scan
+from shardio.packing.plan import PackPlan, make_plan
+from shardio.packing.scan import SourceScan
 from tests.files import read_files
 from tests.processes import run_python
 from tests.sources import encode, write_images
 
 
 def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
+    """Run the command line in a process, as users do."""
     return run_python("-m", "shardio", *arguments)
 
 
@@ -29,7 +29,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_pack_packs_what_the_function_packs(images: Path, packed: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_same_files_as_the_function(images: Path, packed: Path, tmp_path: Path) -> None:
     done = run_process("pack", images, tmp_path / "out", "--max-shard-samples", 5)
     assert done.returncode == 0, done.stderr
     assert read_files(tmp_path / "out") == read_files(packed)
@@ -48,7 +48,7 @@ def test_pack_packs_what_the_function_packs(images: Path, packed: Path, tmp_path
     ],
     ids=str,
 )
-def test_each_option_does_what_the_functions_argument_does(
+def test_options_equal_the_functions_arguments(
     images: Path, tmp_path: Path, options: list[str], settings: dict[str, int | None]
 ) -> None:
     assert run("pack", images, tmp_path / "a", *options).exit_code == 0
@@ -57,7 +57,7 @@ def test_each_option_does_what_the_functions_argument_does(
 
 
 @pytest.mark.parametrize("text", ["\ufeffa\r\nb\u2028c\r\n", "a\nb\u2028c\n \n\n"])
-def test_a_list_of_classes_is_one_name_a_line(tmp_path: Path, text: str) -> None:
+def test_a_file_of_classes_has_one_name_per_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "names.txt").write_bytes(text.encode())
     assert _read_classes(tmp_path / "names.txt") == ("a", "b\u2028c")
 
@@ -69,8 +69,8 @@ def test_an_empty_line_between_classes_is_refused(tmp_path: Path) -> None:
     assert "line 2 of" in done.output
 
 
-def test_labels_follow_a_list_of_classes(tmp_path: Path) -> None:
-    """A file of names, class folders, or a packed dataset: each gives validation data the labels of training data."""
+def test_classes_define_the_labels(tmp_path: Path) -> None:
+    """A file of names, class folders, or a packed dataset gives validation data the labels of the training data."""
     write_images(tmp_path / "train", classes=3, per_class=1)
     write_images(tmp_path / "val", classes=3, per_class=1)
     shutil.rmtree(tmp_path / "val" / "class-1")
@@ -79,36 +79,36 @@ def test_labels_follow_a_list_of_classes(tmp_path: Path) -> None:
     shardio.pack(tmp_path / "val", tmp_path / "expected", classes=train)
     expected = read_files(tmp_path / "expected")
     sources = ["names.txt", "train", "packed", "packed/shardio.json"]
-    for number, source in enumerate(sources):
-        done = run("pack", tmp_path / "val", tmp_path / f"out{number}", "--classes", tmp_path / source)
+    for i, source in enumerate(sources):
+        done = run("pack", tmp_path / "val", tmp_path / f"out{i}", "--classes", tmp_path / source)
         assert done.exit_code == 0, done.output
-        assert read_files(tmp_path / f"out{number}") == expected
+        assert read_files(tmp_path / f"out{i}") == expected
     dataset = shardio.ShardMapDataset(tmp_path / "out0", fields=("key", "label"))
     assert dataset.classes == ["class-0", "class-1", "class-2"]
-    assert sorted(dataset[number] for number in range(2)) == [("class-0/name-000", 0), ("class-2/name-000", 2)]
+    assert sorted(dataset[index] for index in range(2)) == [("class-0/name-000", 0), ("class-2/name-000", 2)]
     whole, out = tmp_path / "train", tmp_path / "out"
     with pytest.raises(PackError, match="has classes that are not in classes=…: class-1"):
         shardio.pack(whole, out, classes=["class-0", "class-2"])
-    with pytest.raises(PackError, match="is packed without classes"):
+    with pytest.raises(PackError, match="is packed without class folders"):
         shardio.pack(whole, out, classes=train, layout="flat")
     assert not out.exists()
 
 
-def test_samples_of_files_that_changed_are_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_lists_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_images(tmp_path / "in", classes=1, per_class=3)
-    gone = tmp_path / "in" / "class-0" / "name-001.jpg"
+    missing = tmp_path / "in" / "class-0" / "name-001.jpg"
 
-    def make_plan_and_remove(scan: Scan, settings: PackSettings) -> Plan:
-        gone.unlink()
+    def make_plan_and_remove(scan: SourceScan, settings: PackSettings) -> PackPlan:
+        missing.unlink()
         return make_plan(scan, settings)
 
     monkeypatch.setattr(packer, "make_plan", make_plan_and_remove)
     done = run("pack", tmp_path / "in", tmp_path / "out", "--on-changed", "skip", "--json")
     summary = json.loads(done.stdout)
-    assert (summary["samples"], summary["changed"]) == (2, [{"path": str(gone), "what": "is gone"}])
+    assert (summary["samples"], summary["changed"]) == (2, [{"path": str(missing), "what": "is missing"}])
 
 
-def test_json_is_the_whole_summary(tmp_path: Path) -> None:
+def test_json_contains_the_whole_summary(tmp_path: Path) -> None:
     source, out = tmp_path / "in", tmp_path / "out"
     write_images(source, classes=2, per_class=3)
     (source / "class-0" / "odd.jpg").write_bytes(encode(1, suffix="png"))
@@ -130,7 +130,7 @@ def test_json_is_the_whole_summary(tmp_path: Path) -> None:
         "fields": ["cls", "jpg"],
         "digest": manifest.digest,
         "jpegs": {"outcomes": {"copied": 6}, "bytes_before": size, "bytes_after": size, "damaged": []},
-        "mislabelled": [{"path": str(source / "class-0" / "odd.jpg"), "what": "is named .jpg and is a PNG"}],
+        "mislabelled": [{"path": str(source / "class-0" / "odd.jpg"), "what": "has the suffix .jpg but is a PNG"}],
         "left_out": [{"path": str(source / "class-0" / "broken.jpg"), "what": "is not an image"}],
         "ignored": [str(source / "notes.txt")],
         "packed_again": [],
@@ -138,7 +138,7 @@ def test_json_is_the_whole_summary(tmp_path: Path) -> None:
     }
 
 
-def test_files_that_are_not_packed_are_named_on_standard_error(tmp_path: Path) -> None:
+def test_standard_error_names_files_that_are_not_packed(tmp_path: Path) -> None:
     source = tmp_path / "in"
     write_images(source, classes=1, per_class=1)
     for i in range(12):
@@ -150,8 +150,8 @@ def test_files_that_are_not_packed_are_named_on_standard_error(tmp_path: Path) -
     assert "12 files left out" in done.stderr
     assert "broken-09.jpg is not an image" in done.stderr
     assert "broken-10.jpg" not in done.stderr
-    assert "and 2 more (--json names them all)" in done.stderr
-    assert "odd.jpg is named .jpg and is a PNG" in done.stderr
+    assert "and 2 more (--json lists all of them)" in done.stderr
+    assert "odd.jpg has the suffix .jpg but is a PNG" in done.stderr
     assert "notes.txt" in done.stderr
 
 
@@ -163,17 +163,17 @@ def test_quiet_prints_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "shardio.json").is_file()
 
 
-def test_samples_larger_than_a_shard_may_be_are_told(images: Path, tmp_path: Path) -> None:
+def test_samples_larger_than_the_maximum_shard_size_are_reported(images: Path, tmp_path: Path) -> None:
     done = run("pack", images, tmp_path / "out", "--max-shard-size", "1kB")
     assert done.exit_code == 0
-    assert "21 shards of one sample exceed --max-shard-size 1000 B: a sample is never divided" in done.stderr
+    assert "21 shards exceed --max-shard-size 1000 B because samples are never split" in done.stderr
     assert "--max-shard-size" not in run("pack", images, tmp_path / "roomy", "--max-shard-size", "10kB").stderr
 
 
-def test_what_cannot_be_packed_fails_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_source_is_an_error_of_one_line(tmp_path: Path) -> None:
     done = run_process("pack", tmp_path / "nothing", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: there is no directory {tmp_path}/nothing\n"
+    assert done.stderr == f"error: the source {tmp_path}/nothing does not exist\n"
 
 
 def test_packing_twice_fails(images: Path, packed: Path) -> None:
@@ -183,7 +183,7 @@ def test_packing_twice_fails(images: Path, packed: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_strict_fails_where_a_file_is_not_what_its_name_says(tmp_path: Path) -> None:
+def test_strict_fails_if_a_file_does_not_match_its_suffix(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=2)
     (tmp_path / "in" / "class-0" / "name-001.jpg").write_bytes(b"no image")
     done = run_process("pack", tmp_path / "in", tmp_path / "out", "--strict")
@@ -192,7 +192,7 @@ def test_strict_fails_where_a_file_is_not_what_its_name_says(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
-def test_dots_in_stems_fail_unless_they_are_renamed(tmp_path: Path) -> None:
+def test_dots_in_stems_are_refused_unless_renamed(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=1)
     (tmp_path / "in" / "class-0" / "a.b.jpg").write_bytes(encode(5))
     refused = run_process("pack", tmp_path / "in", tmp_path / "out")
@@ -244,12 +244,12 @@ def test_wrong_usage_has_exit_code_2_and_writes_nothing(tmp_path: Path, argument
         ("2TiB", 2**41),
     ],
 )
-def test_sizes_are_read_with_their_units(text: str, num_bytes: int) -> None:
+def test_sizes_may_have_units(text: str, num_bytes: int) -> None:
     assert parse_size(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1XB", "one", "1 2", "-1", "1MiB2", "nan", "inf"])
-def test_bad_sizes_are_wrong_usage_that_says_how_to_write_one(images: Path, tmp_path: Path, text: str) -> None:
+def test_bad_sizes_are_usage_errors_with_examples(images: Path, tmp_path: Path, text: str) -> None:
     done = run("pack", images, tmp_path / "out", "--max-shard-size", text)
     assert done.exit_code == 2
     assert "is not a size" in done.stderr

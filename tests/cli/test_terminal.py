@@ -1,4 +1,4 @@
-"""What reaches a terminal, and what happens where there is none."""
+"""Output to terminals, whose control characters are escaped, and to closed streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.sources import encode, write_images
 from tests.tars import write_tar
 
 CLEAR = "\x1b[2J\x1b]0;title\x07\x9b1m\x7f"
-"""Clears a terminal and sets its title."""
+"""Clears the screen of a terminal and sets its title."""
 
 
 def run(*arguments: object) -> Result:
@@ -32,12 +32,12 @@ def assert_harmless(output: str, shown: str) -> None:
     assert shown in output
 
 
-def test_printable_text_is_left_as_it_is() -> None:
+def test_printable_text_is_unchanged() -> None:
     assert printable("größe 写真 👩‍🔬\t\n", keep="\t\n") == "größe 写真 👩‍🔬\t\n"
     assert printable(f"a{CLEAR}\n\u202eb") == "a\\x1b[2J\\x1b]0;title\\x07\\x9b1m\\x7f\\n\\u202eb"
 
 
-def test_info_shows_control_characters_of_class_names_and_fields_as_escapes(tmp_path: Path) -> None:
+def test_info_escapes_control_characters_in_class_names_and_fields(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [("a.jpg", encode(0)), (f"a.{CLEAR}", b"1")])
     shards = open_table(tmp_path / "x.tar").manifest.shards
     manifest = Manifest(shards=shards, fields=(CLEAR,), classes=(f"cat{CLEAR}", "a\nb"))
@@ -47,13 +47,13 @@ def test_info_shows_control_characters_of_class_names_and_fields_as_escapes(tmp_
     assert done.output.count("fields") == 1
 
 
-def test_pack_shows_control_characters_of_file_names_as_escapes(tmp_path: Path) -> None:
+def test_pack_escapes_control_characters_in_file_names(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=1, width=8, height=8)
     (tmp_path / "in" / "class-0" / f"notes{CLEAR}\n.txt").write_text("no image")
     assert_harmless(run("pack", tmp_path / "in", tmp_path / "out").output, "notes\\x1b[2J")
 
 
-def test_errors_show_control_characters_as_escapes(
+def test_errors_escape_control_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tar(tmp_path / "x.tar", [(f"a{CLEAR}.jpg", b"1"), (f"a{CLEAR}.jpg", b"2")])
@@ -73,15 +73,24 @@ def test_an_empty_argument_is_not_the_working_directory(
         main()
     assert end.value.code == 2
     assert capsys.readouterr().err == (
-        "error: an argument is empty, perhaps because a variable of the shell is not set\n"
+        "error: an argument is empty: check that the shell variables in the command are set\n"
     )
 
 
 def test_a_pack_without_standard_streams_packs_the_same(tmp_path: Path) -> None:
-    """A file that takes the number of a closed stream would hold what is written to that stream as well."""
+    """A file that got the descriptor of a closed stream would also receive the output to that stream."""
     write_images(tmp_path / "in", classes=1, per_class=2, width=8, height=8)
     (tmp_path / "in" / "class-0" / "notes.txt").write_text("named in the summary")
     shardio.pack(tmp_path / "in", tmp_path / "expected")
     command = shlex.join([sys.executable, "-m", "shardio", "pack", str(tmp_path / "in"), str(tmp_path / "out")])
     assert subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], check=False).returncode == 0
     assert read_files(tmp_path / "out") == read_files(tmp_path / "expected")
+
+
+def test_shardios_warnings_are_shown_without_their_location(tmp_path: Path) -> None:
+    write_images(tmp_path / "in", classes=1, per_class=1, width=8, height=8)
+    (tmp_path / "in" / "class-0" / "a.heic").touch()
+    command = [sys.executable, "-m", "shardio", "bench", str(tmp_path / "in"), "--num-workers", "0", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith(f"warning: {tmp_path}/in: left out 1 .heic; ")
+    assert done.stderr.count("\n") == 1

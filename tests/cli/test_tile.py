@@ -30,7 +30,7 @@ def photo(tmp_path: Path) -> Path:
     return path
 
 
-def test_tile_says_what_happens_and_writes_nothing(photo: Path) -> None:
+def test_without_out_tile_only_reports(photo: Path) -> None:
     done = run("tile", photo)
     assert done.exit_code == 0
     assert f"{photo}: 130×70, no restart markers → 130×70, 15 tiles of 3 MCUs" in done.stdout
@@ -39,7 +39,7 @@ def test_tile_says_what_happens_and_writes_nothing(photo: Path) -> None:
     assert [path.name for path in photo.parent.iterdir()] == ["photo.jpg"]
 
 
-def test_tile_writes_the_tiled_files_and_untile_their_opposite(photo: Path, tmp_path: Path) -> None:
+def test_tile_and_untile_write_the_files_to_out(photo: Path, tmp_path: Path) -> None:
     assert run("tile", photo, "--out", tmp_path / "tiled").exit_code == 0
     tiled = tmp_path / "tiled" / "photo.jpg"
     assert tiled.read_bytes() == tile_jpeg(PLAIN)
@@ -51,22 +51,22 @@ def test_tile_writes_the_tiled_files_and_untile_their_opposite(photo: Path, tmp_
     np.testing.assert_array_equal(read_by_pillow(plain), read_by_pillow(PLAIN))
 
 
-def test_restart_markers_of_others_are_named(tmp_path: Path) -> None:
+def test_tile_shows_existing_restart_markers(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(save(make_picture(70, 130), "JPEG", restart_marker_blocks=7))
     assert "restart markers every 7 MCUs → " in run("tile", path).stdout
 
 
-def test_a_file_that_cannot_be_tiled_is_said_to_stay_and_the_others_are_done(photo: Path, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_tiled_is_reported_and_the_others_are_written(photo: Path, tmp_path: Path) -> None:
     progressive = tmp_path / "progressive.jpg"
     progressive.write_bytes(save(make_picture(70, 130), "JPEG", progressive=True))
     done = run("tile", progressive, photo, "--out", tmp_path / "out")
     assert done.exit_code == 1
-    assert f"{progressive}: stays as it is: progressive" in done.stderr
+    assert f"{progressive}: not rewritten: progressive" in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["photo.jpg"]
 
 
-def test_two_files_of_one_name_are_not_written_over_each_other(photo: Path, tmp_path: Path) -> None:
+def test_files_with_the_same_name_are_refused(photo: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "photo.jpg").write_bytes(PLAIN)
     done = run("tile", photo, tmp_path / "other" / "photo.jpg", "--out", tmp_path / "out")
@@ -76,7 +76,7 @@ def test_two_files_of_one_name_are_not_written_over_each_other(photo: Path, tmp_
 
 
 @pytest.mark.parametrize("command", ["tile", "untile"])
-def test_the_original_is_not_written_over(photo: Path, tmp_path: Path, command: str) -> None:
+def test_an_original_is_never_overwritten(photo: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     for out in tmp_path, tmp_path / "link":
         done = run(command, photo, "--out", out)
@@ -93,7 +93,7 @@ def test_without_numba_the_error_says_what_to_install(photo: Path, monkeypatch: 
     assert "pip install numba" in str(done.exception)
 
 
-def test_pack_says_how_many_are_tiled_and_why_others_are_not(tmp_path: Path) -> None:
+def test_pack_reports_how_many_jpegs_are_tiled_and_why_others_are_not(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for i in range(3):
@@ -103,15 +103,15 @@ def test_pack_says_how_many_are_tiled_and_why_others_are_not(tmp_path: Path) -> 
     done = run("pack", source, tmp_path / "out", "--jpeg", "tile")
     assert done.exit_code == 0, done.output
     assert "JPEGs: 3 tiled; " in done.stdout
-    assert "JPEGs stored as they were: 2: 1 " in done.stdout
-    assert "1 progressive" in done.stdout
+    assert "JPEGs stored unchanged: 2 (1 × " in done.stdout
+    assert "1 × progressive" in done.stdout
     assert f"{source / 'b.jpg'} is damaged" in done.stderr
     assert "tiled    3 of 5 samples" in run("info", tmp_path / "out").stdout
     again = run("pack", source, tmp_path / "smaller", "--jpeg", "reencode", "--quality", 50)
-    assert "JPEGs: 4 encoded again and tiled; " in again.stdout
+    assert "JPEGs: 4 re-encoded and tiled; " in again.stdout
 
 
-def test_a_damaged_head_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_damaged_header_is_reported_in_a_sentence(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.jpg").write_bytes(PLAIN)
@@ -120,21 +120,21 @@ def test_a_damaged_head_is_told_in_a_sentence(tmp_path: Path) -> None:
     assert f"{source / 'b.jpg'} has a damaged head (" in done.stderr
 
 
-def test_reencode_takes_a_size_and_a_quality(tmp_path: Path) -> None:
+def test_reencode_accepts_a_size_and_a_quality(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jpg").write_bytes(save(make_picture(300, 200), "JPEG"))
     arguments = ["--jpeg", "reencode", "--max-side", "100", "--quality", "50"]
     done = run("pack", tmp_path / "in", tmp_path / "out", *arguments)
     assert done.exit_code == 0, done.output
-    assert "JPEGs: 1 encoded again and tiled" in done.stdout
+    assert "JPEGs: 1 re-encoded and tiled" in done.stdout
     stored = dict(read_members(tmp_path / "out" / "shard-000000.tar"))["a.jpg"]
     with Image.open(io.BytesIO(stored)) as image:
         assert image.size == (67, 100)
 
 
 @pytest.mark.parametrize("arguments", [["--max-side", "100"], ["--jpeg", "tile", "--quality", "50"]])
-def test_options_of_reencode_alone_are_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
+def test_reencode_options_without_reencode_are_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "in").mkdir()
     done = run("pack", tmp_path / "in", tmp_path / "out", *arguments)
     assert done.exit_code == 2
-    assert "are for jpeg='reencode'" in done.stderr
+    assert "need jpeg='reencode'" in " ".join(done.stderr.replace("│", " ").split())

@@ -155,7 +155,7 @@ def test_a_bad_image_is_an_error_that_names_the_option_to_continue_without_it(
     done = _start("-m", "shardio", "train", "packed", "--image-size", "32", "--device", "cpu", "--num-workers", "1")
     assert done.returncode == 1
     _assert_one_line_message(done.stderr, "class-1/name-003")
-    assert done.stderr.endswith("(continue without it by --on-error skip or replace)\n")
+    assert done.stderr.endswith("(to continue without it, pass --on-error skip or replace)\n")
     with pytest.warns(RuntimeWarning, match="replaced"):
         replaced = _train(tmp_path / "packed", "--epochs", "1", "--num-workers", "0", "--on-error", "replace")
     assert replaced.exit_code == 0, replaced.stderr

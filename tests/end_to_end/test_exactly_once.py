@@ -1,4 +1,4 @@
-"""Real ranks and workers: random combinations, and gloo process groups."""
+"""Exactly once: random combinations of ranks, workers and batch sizes, and real gloo process groups."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", range(12))
 def test_random_combinations_cover_the_epoch(case: int, folder: Path, tmp_path: Path) -> None:
-    draw = random.Random(case)
-    world_size, num_workers, batch_size = draw.randint(1, 4), draw.randint(0, 3), draw.randint(1, 17)
+    rng = random.Random(case)
+    world_size, num_workers, batch_size = rng.randint(1, 4), rng.randint(0, 3), rng.randint(1, 17)
     remainder = ("pad", "mask", "keep", "drop")[case % 4]
-    shuffle, make_loader = draw.random() < 0.7, (DataLoader, TorchLoader)[draw.random() < 0.3]
-    shardio.pack(folder, tmp_path / "out", max_shard_samples=draw.randint(1, 70), shuffle_seed=case)
+    shuffle, make_loader = rng.random() < 0.7, (DataLoader, TorchLoader)[rng.random() < 0.3]
+    shardio.pack(folder, tmp_path / "out", max_shard_samples=rng.randint(1, 70), shuffle_seed=case)
     expected = list(ShardDataset(tmp_path / "out", fields="key"))
-    order: dict[str, Any] = {"lanes": draw.randint(1, 5), "window": draw.randint(1, 30)} if shuffle else {}
+    order: dict[str, Any] = {"lanes": rng.randint(1, 5), "window": rng.randint(1, 30)} if shuffle else {}
     coverage = Coverage()
     for rank in range(world_size):
         dataset = ShardDataset(
@@ -62,11 +62,11 @@ def _valid(batch: Any) -> list[str]:
     return [key for key, is_valid in zip(*batch, strict=True) if is_valid]
 
 
-def deliver(rank: int, world_size: int, packed: str, rendezvous: str, context: str, queue: Any) -> None:
-    """Be one rank: build the dataset before the process group, then load an epoch."""
+def run_rank(rank: int, world_size: int, packed: str, rendezvous: str, context: str, queue: Any) -> None:
+    """Create the dataset before the process group, then load an epoch."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    num_workers = 1 if context == "spawn" else 2  # Spawned ones start slowly: each imports torch.
+    num_workers = 1 if context == "spawn" else 2  # Each spawned worker imports torch, which is slow.
     ours = DataLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
     torchs = TorchLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
     for name, loader in (("ours", ours), ("torchs", torchs)):
@@ -79,7 +79,7 @@ def deliver(rank: int, world_size: int, packed: str, rendezvous: str, context: s
 def test_gloo_ranks_share_the_epoch(context: str, packed: Path, tmp_path: Path) -> None:
     manager = forkserver_context().Manager()
     queue = manager.Queue()
-    run_ranks(deliver, 2, str(packed), str(tmp_path / "rendezvous"), context, queue, num_ranks=2)
+    run_ranks(run_rank, 2, str(packed), str(tmp_path / "rendezvous"), context, queue, num_ranks=2)
     delivered: dict[str, list[str]] = {"ours": [], "torchs": []}
     for _ in range(4):
         name, _rank, batches = queue.get()

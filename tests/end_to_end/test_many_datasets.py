@@ -1,4 +1,4 @@
-"""Many datasets of many shards are read with few file descriptors: one budget for the process."""
+"""Many datasets with many shards share one budget of file descriptors per process."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def read_mapped(source, num_workers):
     return [key for keys, _ in loader for key in keys]
 
 
-def read_at_once(source, num_workers):
+def read_in_turns(source, num_workers):
     datasets = [
         shardio.ShardDataset(source, fields="key", shuffle=True, lanes=7, seed=seed) for seed in range(NUM_DATASETS)
     ]
     loaders = [shardio.DataLoader(dataset, batch_size=8, num_workers=num_workers) for dataset in datasets]
     keys = [key for batches in zip(*loaders) for batch in batches for key in batch]
-    assert num_workers or count_open_files() == before, "datasets that are not being read hold descriptors"
+    assert num_workers or count_open_files() == before, "idle datasets hold descriptors"
     return keys
 
 
 if __name__ == "__main__":
     source, limit, NUM_DATASETS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    # Before anything is read, and inherited by the workers.
+    # The workers inherit the limit.
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
-    shardio.ShardDataset(source, fields="key")  # The process shares one memory with its workers for all datasets.
+    shardio.ShardDataset(source, fields="key")  # Opens the memory that the process shares with all its workers.
     before = count_open_files()
     datasets = [shardio.ShardDataset(source, fields="key") for _ in range(NUM_DATASETS)]
     datasets += [shardio.ShardMapDataset(source, fields="key") for _ in range(NUM_DATASETS)]
@@ -58,8 +58,8 @@ if __name__ == "__main__":
     keys = {
         "mapped": read_mapped(source, 0),
         "mapped, by workers": read_mapped(source, 2),
-        "at once": read_at_once(source, 0),
-        "at once, by workers": read_at_once(source, 1),
+        "in turns": read_in_turns(source, 0),
+        "in turns, by workers": read_in_turns(source, 1),
     }
     json.dump(keys, sys.stdout)
 """
@@ -69,16 +69,14 @@ if __name__ == "__main__":
 def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tars")
     for shard in range(NUM_SHARDS):
-        write_tar(
-            folder / f"{shard:03d}.tar", [(f"{shard:03d}-{number}.txt", b"text") for number in range(NUM_PER_SHARD)]
-        )
+        write_tar(folder / f"{shard:03d}.tar", [(f"{shard:03d}-{i}.txt", b"text") for i in range(NUM_PER_SHARD)])
     return folder
 
 
-def test_datasets_are_read_whose_shards_together_are_more_than_the_descriptors(tars: Path, tmp_path: Path) -> None:
+def test_datasets_with_more_shards_than_descriptors_are_read(tars: Path, tmp_path: Path) -> None:
     (tmp_path / "read.py").write_text(SCRIPT)
     done = run_python(tmp_path / "read.py", tars, 200, NUM_DATASETS, prepare=partial(warnings.simplefilter, "error"))
     assert done.returncode == 0, done.stderr
-    expected = Counter(f"{shard:03d}-{number}" for shard in range(NUM_SHARDS) for number in range(NUM_PER_SHARD))
+    expected = Counter(f"{shard:03d}-{i}" for shard in range(NUM_SHARDS) for i in range(NUM_PER_SHARD))
     for name, keys in json.loads(done.stdout).items():
         assert Counter(keys) == Counter(dict.fromkeys(expected, NUM_DATASETS)), name

@@ -1,4 +1,4 @@
-"""Many shards are read with fewer file descriptors than there are shards."""
+"""Many shards need fewer file descriptors than there are shards."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ import shardio
 
 
 def main(packed, how):
-    # Before anything is read, and inherited by the workers.
+    # The workers inherit the limit.
     resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
     options = {"fields": "key", "shuffle": True, "lanes": 7, "window": 300, "remainder": "keep"}
     if how == "in sequence":
         samples = shardio.ShardDataset(packed, fields=("key", "image"))
         shuffled = shardio.ShardDataset(packed, **options)
-        numbered = shardio.ShardMapDataset(packed, fields="key")
+        by_index = shardio.ShardMapDataset(packed, fields="key")
         keys = {
             "unshuffled": [key for key, image in samples if image.shape == (3, 4, 4)],
             "shuffled": list(shuffled),
-            "again, before another has ended": [pair[0] for pair in zip(shuffled, iter(shuffled))],
-            "by number": [numbered[number] for number in range(len(numbered))],
+            "two iterators in turns": [pair[0] for pair in zip(shuffled, iter(shuffled))],
+            "by index": [by_index[index] for index in range(len(by_index))],
         }
     else:
         loader = shardio.DataLoader(shardio.ShardDataset(packed, **options), batch_size=16, num_workers=2)
@@ -50,13 +50,13 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sample a shard."""
+    """Return a folder with a dataset that has one sample per shard."""
     root = tmp_path_factory.mktemp("many")
     folder = root / "source" / "class"
     folder.mkdir(parents=True)
     image = encode(0, width=4, height=4)
-    for number in range(NUM_SHARDS):
-        (folder / f"{number:03d}.jpg").write_bytes(image)
+    for i in range(NUM_SHARDS):
+        (folder / f"{i:03d}.jpg").write_bytes(image)
     manifest = shardio.pack(root / "source", root / "out", max_shard_samples=1)
     assert len(manifest.shards) == NUM_SHARDS
     (root / "read.py").write_text(SCRIPT)
@@ -64,9 +64,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("how", ["in sequence", "by workers"])
-def test_more_shards_are_read_than_there_are_descriptors(how: str, many: Path) -> None:
+def test_more_shards_than_descriptors_are_read(how: str, many: Path) -> None:
     done = run_python(many / "read.py", many / "out", how, prepare=partial(warnings.simplefilter, "error"))
     assert done.returncode == 0, done.stderr
-    expected = [f"class/{number:03d}" for number in range(NUM_SHARDS)]
+    expected = [f"class/{i:03d}" for i in range(NUM_SHARDS)]
     for name, keys in json.loads(done.stdout).items():
         assert sorted(keys) == expected, name

@@ -1,4 +1,4 @@
-"""Real process groups stop in the middle of an epoch, and others, of other sizes, go on: every sample comes once."""
+"""Resuming in the middle of an epoch with a process group of another size: every sample comes exactly once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Policy = Literal["keep", "mask"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group, and how each of its ranks loads."""
+    """A process group, and the loader options of its ranks."""
 
     world_size: int
     batch_size: int
@@ -51,7 +51,7 @@ def load_shards(packed: str, remainder: Policy, group: Group) -> DataLoader:
     return DataLoader(dataset, **group.options)
 
 
-def load_by_number(packed: str, remainder: Policy, group: Group) -> DataLoader:
+def load_by_index(packed: str, remainder: Policy, group: Group) -> DataLoader:
     dataset = ShardMapDataset(packed, fields="key")
     sampler = EpochSampler(dataset, seed=SEED, remainder=remainder, lanes=3, window=9)
     return DataLoader(dataset, sampler=sampler, **group.options)
@@ -60,8 +60,8 @@ def load_by_number(packed: str, remainder: Policy, group: Group) -> DataLoader:
 KINDS: dict[str, tuple[Callable[[str, Policy, Group], DataLoader], Policy]] = {
     "shards keep": (load_shards, "keep"),
     "shards mask": (load_shards, "mask"),
-    "by number keep": (load_by_number, "keep"),
-    "by number mask": (load_by_number, "mask"),
+    "by index keep": (load_by_index, "keep"),
+    "by index mask": (load_by_index, "mask"),
 }
 
 
@@ -72,12 +72,12 @@ class Task:
     Attributes:
         packed: The dataset.
         group: The group.
-        kinds: The loaders, by their names in KINDS.
-        states: The state from which each loader goes on; none to begin.
-        num_batches: After how many batches each rank stops, or None for the end of the epoch.
-        num_epochs: Further epochs after that.
+        kinds: The names of the loaders in KINDS.
+        states: The state from which each loader resumes; empty to start an epoch.
+        num_batches: The number of batches after which each rank stops; None for the rest of the epoch.
+        num_epochs: The number of further epochs after that.
         with_torch: Whether torch's own DataLoader loads the epoch, too.
-        folder: Where the ranks meet, and write what they got.
+        folder: Where the ranks meet and write their results.
     """
 
     packed: str
@@ -90,8 +90,8 @@ class Task:
     folder: str
 
 
-def be_rank(rank: int, task: Task) -> None:
-    """Build all loaders, then the process group, then load."""
+def run_rank(rank: int, task: Task) -> None:
+    """Create all loaders, then the process group, then load."""
     assert "RANK" not in os.environ
     assert "WORLD_SIZE" not in os.environ
     group = task.group
@@ -101,7 +101,9 @@ def be_rank(rank: int, task: Task) -> None:
     )
     torchs = TorchLoader(for_torch, **group.options)
     for kind, loader in loaders.items():
-        assert len(loader) == -(-NUM_SAMPLES // group.batch_size)  # It is alone yet, and must not keep to that.
+        assert len(loader) == -(
+            -NUM_SAMPLES // group.batch_size
+        )  # The length of one rank alone, which the loader must not keep.
         if task.states:
             loader.load_state_dict(task.states[kind])
 
@@ -122,21 +124,21 @@ def be_rank(rank: int, task: Task) -> None:
 
 
 def plain(batches: Iterable[Any]) -> list[Any]:
-    """Return batches as lists: of keys, or with marks of keys and marks."""
+    """Return batches as lists: of keys, or pairs of keys and marks if batches have marks."""
     return [[list(batch[0]), batch[1].tolist()] if torch.is_tensor(batch[-1]) else list(batch) for batch in batches]
 
 
 def valid_keys(kind: str, batches: list[Any]) -> list[str]:
-    """Return the keys of batches that count."""
+    """Return the keys in batches, without repeats that are marked as invalid."""
     if KINDS[kind][1] == "keep":
         return [key for batch in batches for key in batch]
     return [key for keys, marks in batches for key, is_valid in zip(keys, marks, strict=True) if is_valid]
 
 
 def launch(task: Task) -> list[dict[str, Any]]:
-    """Run a group; return what each rank got."""
+    """Run a group; return the results of each rank."""
     Path(task.folder).mkdir()
-    run_ranks(be_rank, task, num_ranks=task.group.world_size)
+    run_ranks(run_rank, task, num_ranks=task.group.world_size)
     return [json.loads(Path(task.folder, f"{rank}.json").read_text()) for rank in range(task.group.world_size)]
 
 
@@ -150,8 +152,8 @@ def packed_62(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Who stops, after how many batches, and who goes on."""
+class ResumeCase:
+    """The group that stops after some batches, and the group that resumes."""
 
     old: Group
     num_batches: int
@@ -160,84 +162,85 @@ class Plan:
     num_epochs: int = 0
 
 
-PLANS = {
-    "fork, then persistent workers": Plan(
+CASES = {
+    "fork, then persistent workers": ResumeCase(
         old=Group(world_size=2, batch_size=5, num_workers=2, context="fork"),
         num_batches=3,
         new=Group(world_size=3, batch_size=4, num_workers=1, context="fork", persistent_workers=True),
-        kinds=("shards keep", "by number mask"),
+        kinds=("shards keep", "by index mask"),
         num_epochs=2,
     ),
-    "forkserver, then no workers": Plan(
+    "forkserver, then no workers": ResumeCase(
         old=Group(world_size=3, batch_size=2, num_workers=1, context="forkserver"),
         num_batches=7,
         new=Group(world_size=2, batch_size=7, num_workers=0),
-        kinds=("shards mask", "by number keep"),
+        kinds=("shards mask", "by index keep"),
         num_epochs=1,
     ),
-    "no workers, then fork": Plan(
+    "no workers, then fork": ResumeCase(
         old=Group(world_size=1, batch_size=9, num_workers=0),
         num_batches=2,
         new=Group(world_size=2, batch_size=3, num_workers=2, context="fork"),
-        kinds=("shards mask", "by number keep"),
+        kinds=("shards mask", "by index keep"),
     ),
 }
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_another_group_goes_on_and_every_sample_comes_once(
+@pytest.mark.parametrize("name", CASES)
+def test_another_group_resumes_and_every_sample_comes_once(
     name: str, packed_62: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    plan = PLANS[name]
-    begin = Task(
-        packed=str(packed_62),
-        group=plan.old,
-        kinds=plan.kinds,
-        states={},
-        num_batches=plan.num_batches,
-        num_epochs=0,
-        with_torch=True,
-        folder=str(tmp_path / "old"),
+    case = CASES[name]
+    old = launch(
+        Task(
+            packed=str(packed_62),
+            group=case.old,
+            kinds=case.kinds,
+            states={},
+            num_batches=case.num_batches,
+            num_epochs=0,
+            with_torch=True,
+            folder=str(tmp_path / "old"),
+        )
     )
-    old = launch(begin)
     assert all(rank["states"] == old[0]["states"] for rank in old)
-    position = plan.num_batches * plan.old.world_size * plan.old.batch_size
+    position = case.num_batches * case.old.world_size * case.old.batch_size
     assert {state["position"] for state in old[0]["states"].values()} == {position}
 
     new = launch(
         Task(
             packed=str(packed_62),
-            group=plan.new,
-            kinds=plan.kinds,
+            group=case.new,
+            kinds=case.kinds,
             states=old[0]["states"],
             num_batches=None,
-            num_epochs=plan.num_epochs,
+            num_epochs=case.num_epochs,
             with_torch=False,
             folder=str(tmp_path / "new"),
         )
     )
     expected = sorted(ShardDataset(packed_62, fields="key"))
     assert len(expected) == NUM_SAMPLES
-    for kind in plan.kinds:
+    for kind in case.kinds:
         before = [key for rank in old for key in valid_keys(kind, rank["epochs"][kind][0])]
         after = [key for rank in new for key in valid_keys(kind, rank["epochs"][kind][0])]
         assert len(before) == position, kind
         assert sorted(before + after) == expected, kind
-        for epoch in range(1, plan.num_epochs + 1):
+        for epoch in range(1, case.num_epochs + 1):
             whole = [valid_keys(kind, rank["epochs"][kind][epoch]) for rank in new]
             assert sorted(key for keys in whole for key in keys) == expected, kind
-            assert whole == epoch_of_ranks(packed_62, kind, plan.new, epoch), kind
-            # A length is a full epoch's, though a state was loaded when it was asked for.
+            assert whole == epoch_of_ranks(packed_62, kind, case.new, epoch), kind
+            # The length is that of a full epoch, although a state was loaded before.
             assert all(len(rank["epochs"][kind][epoch]) == rank["lengths"][kind] for rank in new), kind
 
     torchs = [rank["torchs"] for rank in old]
-    assert torchs == batches_of_ranks(packed_62, plan.old)
+    assert torchs == batches_of_ranks(packed_62, case.old)
 
 
 def batches_of_ranks(packed: Path, group: Group) -> list[list[Any]]:
-    """Return the batches of each rank by our loader, in this process alone."""
+    """Return the batches of each rank from our loader, in this process alone."""
     return [
         plain(
             DataLoader(
@@ -258,9 +261,9 @@ def batches_of_ranks(packed: Path, group: Group) -> list[list[Any]]:
 
 
 def epoch_of_ranks(packed: Path, kind: str, group: Group, epoch: int) -> list[list[str]]:
-    """Return the keys that each rank gets in an epoch, in this process alone.
+    """Return the keys of each rank in an epoch, in this process alone.
 
-    Both kinds of dataset have the same shards and so the same order.
+    Both kinds of dataset have the same shards, so they have the same order.
     """
     of_ranks = []
     for rank in range(group.world_size):

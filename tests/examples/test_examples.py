@@ -1,4 +1,4 @@
-"""Every example runs, as a process of its own, and shows what it says."""
+"""Every example runs in a process of its own and shows what it promises."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
 
 def _run(script: str | Path, *options: str | Path, succeeds: bool = True) -> str:
-    """Run an example, without a warning; return what it prints."""
+    """Run an example without warnings; return its output."""
     done = run_python(ROOT / "examples" / script, *options, prepare=_prepare)
     assert done.stderr == ""
     assert done.returncode == (0 if succeeds else 1), done.stdout
@@ -29,59 +29,61 @@ def _run(script: str | Path, *options: str | Path, succeeds: bool = True) -> str
 
 def _prepare() -> None:
     warnings.simplefilter("error")
-    # The only one that may come: torch's, of more workers than a small machine has cores.
+    # Only torch's warning about more workers than cores is allowed, because of small machines.
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-    torch.set_num_threads(1)  # Models are so small that more would wait for each other.
+    torch.set_num_threads(1)  # More threads would wait for each other with such small models.
 
 
 @pytest.mark.parametrize("options", [(), ("--own-loop",)], ids=["train", "own-loop"])
 def test_the_checkerboard_is_learnt_equally_well_in_both_precisions(options: tuple[str, ...]) -> None:
-    said = _run("checkerboard.py", "--epochs", "8", "--width", "64", *options)
-    found = {name: float(share) for name, share in re.findall(r"^(fp32|bf16|fp16) +([\d.]+)%", said, re.MULTILINE)}
+    output = _run("checkerboard.py", "--epochs", "8", "--width", "64", *options)
+    found = {name: float(share) for name, share in re.findall(r"^(fp32|bf16|fp16) +([\d.]+)%", output, re.MULTILINE)}
     assert list(found) == ["fp32", "fp16" if torch.cuda.is_available() else "bf16"]
     assert min(found.values()) > 95
-    assert "the results agree" in said
-    assert ("times as fast" in said) == torch.cuda.is_available()
+    assert "the results agree" in output
+    assert ("times as fast" in output) == torch.cuda.is_available()
 
 
-def test_results_that_differ_fail(tmp_path: Path) -> None:
-    """The comparison can say no: with another tolerance, the same run fails."""
+def test_the_checkerboard_fails_if_the_results_differ(tmp_path: Path) -> None:
+    """The comparison can fail: with another tolerance, the same run does."""
     script = tmp_path / "strict.py"
     script.write_text("from examples import checkerboard\ncheckerboard.TOLERANCE = -1\ncheckerboard.main()\n")
-    said = _run(script, "--epochs", "1", "--width", "8", succeeds=False)
-    assert "DO NOT agree" in said
+    assert "DO NOT agree" in _run(script, "--epochs", "1", "--width", "8", succeeds=False)
 
 
-def test_a_folder_becomes_shards_that_are_trained_on_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_folder_is_packed_and_training_resumes_in_a_second_run(tmp_path: Path) -> None:
     images, out = tmp_path / "images", tmp_path / "out"
     write_images(images, classes=3, per_class=8)
-    said = _run("folder_to_shards.py", images, out, "--epochs", "1")
-    assert "packed 24 images into 8 shards" in said
-    assert re.findall(r"^epoch (\d+)", said, re.MULTILINE) == ["0"]
+    output = _run("folder_to_shards.py", images, out, "--epochs", "1")
+    assert "packed 24 images into 8 shards" in output
+    assert re.findall(r"^epoch (\d+)", output, re.MULTILINE) == ["0"]
     tars = {path: path.stat().st_mtime_ns for path in (out / "packed").glob("*.tar")}
 
-    said = _run("folder_to_shards.py", images, out, "--epochs", "2")
-    assert "packed" not in said.splitlines()[0]
+    output = _run("folder_to_shards.py", images, out, "--epochs", "2")
+    assert "packed" not in output.splitlines()[0]
     assert {path: path.stat().st_mtime_ns for path in (out / "packed").glob("*.tar")} == tars
-    assert "in epoch 1" in said
-    assert re.findall(r"^epoch (\d+)", said, re.MULTILINE) == ["1"]
+    assert "in epoch 1" in output
+    assert re.findall(r"^epoch (\d+)", output, re.MULTILINE) == ["1"]
     run = out / "run"
     assert {"last.pt", "best.pt", "log.jsonl", "report.html"} <= {path.name for path in run.iterdir()}
     epochs = [line for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if line["kind"] == "epoch"]
-    assert [line["num_images"] for line in epochs] == [18, 18]  # Two of the eight shards, of three, are held out.
+    assert [line["num_images"] for line in epochs] == [
+        18,
+        18,
+    ]  # Two of the eight shards, with three images each, are held out.
 
 
-def test_without_images_a_folder_is_drawn_and_learnt(tmp_path: Path) -> None:
-    said = _run("folder_to_shards.py", tmp_path, "--epochs", "3")
-    assert "packed 300 images into 10 shards" in said
-    accuracies = [float(share) for share in re.findall(r"val accuracy ([\d.]+)%", said)]
+def test_without_images_the_example_creates_and_learns_some(tmp_path: Path) -> None:
+    output = _run("folder_to_shards.py", tmp_path, "--epochs", "3")
+    assert "packed 300 images into 10 shards" in output
+    accuracies = [float(share) for share in re.findall(r"val accuracy ([\d.]+)%", output)]
     assert len(accuracies) == 3
-    assert max(accuracies) > 60  # Guessing has 33.
+    assert max(accuracies) > 60  # Guessing gives 33.
 
 
 def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:
-    said = _run("iterable_and_map.py")
-    lines = re.findall(r"^(\w+) in (\w+)'s loader +80 samples, each exactly once; loss ([\d.]+)$", said, re.MULTILINE)
+    output = _run("iterable_and_map.py")
+    lines = re.findall(r"^(\w+) in (\w+)'s loader +80 samples, each exactly once; loss ([\d.]+)$", output, re.MULTILINE)
     datasets = ["ShardDataset", "ShardMapDataset", "ImageFolder"]
     assert [line[:2] for line in lines] == [(dataset, name) for name in ("shardio", "torch") for dataset in datasets]
     losses = [loss for *_, loss in lines]
@@ -89,12 +91,12 @@ def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:
     assert losses[0] == losses[1]
 
 
-def test_an_epoch_of_a_tar_is_gone_on_with() -> None:
-    said = _run("webdataset_tar.py")
-    assert "stopped after 7 of 15 batches" in said
-    assert '"position": 56' in said
-    assert re.search(r"its brightness is \d+", said)
-    assert re.search(r"gone on to 15 batches, loss [\d.]+: 120 samples, each exactly once", said)
+def test_an_interrupted_epoch_of_a_tar_resumes() -> None:
+    output = _run("webdataset_tar.py")
+    assert "interrupted after 7 of 15 batches" in output
+    assert '"position": 56' in output
+    assert re.search(r"the brightness of \d+ is \d+", output)
+    assert re.search(r"resumed up to 15 batches, loss [\d.]+: 120 samples, each exactly once", output)
 
 
 def test_the_tar_is_the_same_without_webdataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tars that shardio did not pack: their samples are those that WebDataset reads."""
+"""Tars of other tools: shardio reads the same samples as WebDataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_equal_to_webdataset(path: Path, num_samples: int) -> None:
 
 
 @FORMATS
-def test_samples_are_those_of_webdataset(tmp_path: Path, tar_format: int) -> None:
+def test_samples_equal_those_of_webdataset(tmp_path: Path, tar_format: int) -> None:
     members = [(f"d/{i:04d}.{field}", f"{i} {field}".encode() * i) for i in range(30) for field in ("JPG", "seg.png")]
     write_tar(tmp_path / "a.tar", members, tar_format=tar_format)
     assert_equal_to_webdataset(tmp_path / "a.tar", 30)
@@ -89,7 +89,7 @@ def test_a_member_without_a_key_does_not_split_a_sample(tmp_path: Path, between:
     assert_equal_to_webdataset(tmp_path / "a.tar", 2)
 
 
-def test_members_of_one_key_that_lie_apart_are_two_samples(tmp_path: Path) -> None:
+def test_separate_members_of_one_key_are_two_samples(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3")])
     assert_equal_to_webdataset(tmp_path / "a.tar", 3)
 
@@ -102,7 +102,7 @@ NAMES = st.tuples(
 
 @given(st.lists(st.tuples(NAMES, st.binary(max_size=20)), min_size=1, max_size=12), st.booleans())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_members_give_the_samples_or_the_refusal_of_webdataset(
+def test_any_members_are_read_or_refused_as_by_webdataset(
     tmp_path_factory: pytest.TempPathFactory, members: list[Member], is_gnu: bool
 ) -> None:
     path = tmp_path_factory.mktemp("tars") / "a.tar"
@@ -121,7 +121,7 @@ def test_any_members_give_the_samples_or_the_refusal_of_webdataset(
             open_table(path)
 
 
-def test_what_webdatasets_writer_wrote_is_read(tmp_path: Path) -> None:
+def test_a_tar_by_webdatasets_writer_is_read(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     path = tmp_path / "a.tar"
     with webdataset.TarWriter(str(path)) as writer:
@@ -132,15 +132,15 @@ def test_what_webdatasets_writer_wrote_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tar_format", ["gnu", "pax", "ustar", "v7"])
-def test_what_gnu_tar_wrote_is_read(tmp_path: Path, images: Path, tar_format: str) -> None:
+def test_a_tar_by_gnu_tar_is_read(tmp_path: Path, images: Path, tar_format: str) -> None:
     command = ["tar", f"--format={tar_format}", "--sort=name", "-cf", str(tmp_path / "a.tar"), "-C", str(images), "."]
     subprocess.run(command, check=True)
     assert_equal_to_webdataset(tmp_path / "a.tar", 21)
 
 
 @pytest.mark.parametrize("options", [["--format=gnu"], ["--format=pax"], ["--format=pax", "--sparse-version=0.1"]])
-def test_a_member_with_holes_is_refused(tmp_path: Path, options: list[str]) -> None:
-    """GNU tar's sparse files: their content does not lie in the tar as one range of bytes."""
+def test_a_sparse_member_is_refused(tmp_path: Path, options: list[str]) -> None:
+    """GNU tar does not store the content of a sparse file as one range of bytes."""
     with (tmp_path / "a.jpg").open("wb") as file:
         file.write(b"begin")
         file.seek(1 << 20)
@@ -148,21 +148,21 @@ def test_a_member_with_holes_is_refused(tmp_path: Path, options: list[str]) -> N
     (tmp_path / "b.jpg").write_bytes(b"full" * (1 << 19))
     command = ["tar", *options, "-S", "-cf", "x.tar", "a.jpg", "b.jpg"]
     subprocess.run(command, cwd=tmp_path, check=True)
-    assert (tmp_path / "x.tar").stat().st_size < 3 << 20, "this file system has no holes"
+    assert (tmp_path / "x.tar").stat().st_size < 3 << 20, "this file system has no sparse files"
     with pytest.raises(FormatError, match=r"x\.tar"):
         open_table(tmp_path / "x.tar")
     assert not (tmp_path / "x.tar.idx").exists()
 
 
 @pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "a.Jpg"])
-def test_a_field_that_a_sample_has_twice_is_refused(tmp_path: Path, second: str) -> None:
+def test_a_sample_with_a_duplicate_field_is_refused(tmp_path: Path, second: str) -> None:
     write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), (second, b"2")])
     with pytest.raises(FormatError, match=r"x\.tar holds field 'jpg' of sample a twice, again at byte 1536"):
         open_table(tmp_path / "x.tar")
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
 
 
-def test_a_tar_of_another_kind_is_refused_for_its_many_fields(tmp_path: Path) -> None:
+def test_a_tar_with_too_many_fields_is_refused(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [(f"photo.{i}", b"") for i in range(1025)])
     with pytest.raises(FormatError, match=r"x\.tar has 1025 different fields, but an index holds at most 1024"):
         open_table(tmp_path / "x.tar")

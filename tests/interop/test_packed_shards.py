@@ -1,4 +1,4 @@
-"""Shards that shardio packed: every tar tool reads each sample byte for byte."""
+"""Shards packed by shardio: every tar tool reads each sample byte for byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Class folders with ordinary files and with names that do not fit a plain header."""
+    """Class folders with ordinary names and with names that do not fit into a plain header."""
     root = tmp_path_factory.mktemp("source")
     write_images(root, classes=2, per_class=5)
     for folder in "class-0", "Klasse äöü", "deep/" + "er/" * 40 + "x":
@@ -54,7 +54,7 @@ def shards(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 @pytest.fixture(scope="module")
 def expected(source: Path) -> dict[str, dict[str, bytes]]:
-    """Fields by key, from the files themselves."""
+    """The fields of each key, from the files themselves."""
     classes = sorted(path.name for path in source.iterdir())
     samples: dict[str, dict[str, bytes]] = {}
     for path in source.rglob("*.*"):
@@ -90,7 +90,7 @@ def test_gnu_tar_unpacks_every_member(
     assert unpacked == names
 
 
-def test_shardio_reads_what_webdataset_reads_in_the_same_order(shards: list[Path]) -> None:
+def test_shardio_and_webdataset_read_the_same_samples_in_the_same_order(shards: list[Path]) -> None:
     table = open_table(shards[0].parent)
     reader = SampleReader(table)
     read = reader.read(np.arange(table.manifest.num_samples), table.manifest.fields)
@@ -109,7 +109,7 @@ def test_a_samples_members_are_adjacent_and_sorted(shards: list[Path]) -> None:
         assert all(members == sorted(members) for members in fields)
 
 
-def test_the_label_is_the_class_number_in_ascii_digits(tmp_path: Path) -> None:
+def test_the_label_is_the_class_index_in_ascii_digits(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=11, per_class=1)
     manifest = shardio.pack(tmp_path / "in", tmp_path / "out")
     assert manifest.classes == tuple(sorted(f"class-{i}" for i in range(11)))

@@ -1,4 +1,4 @@
-"""Shards packed with ``--jpeg tile``: other tools see the pixels of the files, and shardio crops them exactly."""
+"""Shards packed with ``--jpeg tile``: other tools decode the original pixels, and shardio's crops are exact."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for class_id in range(2):
         folder = root / f"class-{class_id}"
         folder.mkdir()
-        for number, size in enumerate(SIZES):
+        for i, size in enumerate(SIZES):
             for subsampling in range(3):
                 picture = make_picture(*size, seed=class_id)
                 content = save(picture, "JPEG", subsampling=subsampling, quality=90, comment=b"kept")
-                (folder / f"{number}-{subsampling}.jpg").write_bytes(content)
+                (folder / f"{i}-{subsampling}.jpg").write_bytes(content)
     return root
 
 
@@ -42,7 +42,7 @@ def out(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_webdataset_pillow_opencv_and_simplejpeg_see_the_pixels_of_the_files(source: Path, out: Path) -> None:
+def test_webdataset_pillow_opencv_and_simplejpeg_read_the_original_pixels(source: Path, out: Path) -> None:
     samples = read_with_webdataset(*sorted(out.glob("*.tar")))
     assert len(samples) == 2 * 3 * len(SIZES)
     for key, fields in samples:
@@ -57,7 +57,7 @@ def test_webdataset_pillow_opencv_and_simplejpeg_see_the_pixels_of_the_files(sou
 
 
 @pytest.mark.parametrize("antialias", [False, True])
-def test_batches_of_tiled_shards_equal_those_of_untouched_ones(
+def test_batches_of_tiled_shards_equal_those_of_copied_ones(
     source: Path, out: Path, tmp_path: Path, antialias: bool
 ) -> None:
     shardio.pack(source, tmp_path / "copied", max_shard_samples=10)

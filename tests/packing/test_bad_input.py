@@ -1,4 +1,4 @@
-"""Each bad input of a pack: an error that names the path, and nothing that looks finished."""
+"""Bad sources: each is refused with an error that names the path, and nothing looks finished."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def write(root: Path, *names: str) -> None:
 
 
 def assert_refused(root: Path, *, names: str, **options: Any) -> None:
-    """Assert that ``root/in`` is refused with an error that names a path, and nothing is written."""
+    """Assert that ``root/in`` is refused with an error that names a path, and that nothing is written."""
     with pytest.raises(PackError, match=re.escape(str(root / names))):
         shardio.pack(root / "in", root / "out", **options)
     assert not (root / "out").exists()
@@ -76,30 +76,30 @@ def test_a_source_without_images_is_refused(tmp_path: Path, make: Callable[[Path
     assert_refused(tmp_path, names="in")
 
 
-# What lies in the source, and which path the error must name.
-LAYOUTS = {
+# The files in the source, and the path that the error must name.
+UNPACKABLE = {
     "dot-in-stem": (["c/a.jpg", "c/b.x.jpg"], "in/c/b.x.jpg"),
     "dot-in-stem-flat": (["b.x.jpg"], "in/b.x.jpg"),
-    "only-a-suffix-behind-a-dot": (["c/a.jpg", "c/b..jpg"], "in/c/b..jpg"),
+    "only-a-suffix-after-a-dot": (["c/a.jpg", "c/b..jpg"], "in/c/b..jpg"),
     "two-images": (["c/a.jpg", "c/a.png"], "in/c/a.png"),
     "two-images-jpeg": (["c/a.jpeg", "c/a.jpg"], "in/c/a.jpeg"),
     "letter-case": (["c/a.JPG", "c/a.jpg"], "in/c/a.JPG"),
     "letter-case-of-a-further-field": (["c/a.jpg", "c/a.json", "c/a.JSON"], "in/c/a.JSON"),
-    "image-beside-classes": (["c/a.jpg", "a.jpg"], "in/a.jpg"),
-    "label-beside-classes": (["c/a.jpg", "c/a.cls"], "in/c/a.cls"),
+    "image-among-class-folders": (["c/a.jpg", "a.jpg"], "in/a.jpg"),
+    "label-in-a-class-folder": (["c/a.jpg", "c/a.cls"], "in/c/a.cls"),
     "class-skipped-by-webdataset": (["c/a.jpg", "__x__/a.jpg"], "in/__x__/a.jpg"),
     "class-without-images": (["c/a.jpg", "d/notes.txt"], "in/d"),
 }
 
 
-@pytest.mark.parametrize(("names", "path"), LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_a_layout_that_tars_cannot_hold_is_refused(tmp_path: Path, names: list[str], path: str) -> None:
+@pytest.mark.parametrize(("names", "path"), UNPACKABLE.values(), ids=UNPACKABLE.keys())
+def test_files_that_cannot_become_samples_are_refused(tmp_path: Path, names: list[str], path: str) -> None:
     write(tmp_path / "in", *names)
     assert_refused(tmp_path, names=path)
 
 
 @pytest.mark.parametrize("name", ["b\nc.jpg", "b\x01.jpg", "b\x7f.jpg", os.fsdecode(b"gr\xfc\xdfe.jpg")], ids=ascii)
-def test_a_name_with_signs_that_cannot_be_printed_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_with_unprintable_characters_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path / "in", "c/a.jpg", f"c/{name}")
     with pytest.raises(PackError) as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out")
@@ -113,32 +113,32 @@ def test_an_empty_class_folder_is_refused(tmp_path: Path) -> None:
     assert_refused(tmp_path, names="in/d")
 
 
-def test_dots_are_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_dots_are_refused_with_a_remedy(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.b.jpg")
     with pytest.raises(PackError, match=r"--rename-dots \(rename_dots=True\)"):
         shardio.pack(tmp_path / "in", tmp_path / "out")
 
 
 @pytest.mark.parametrize("other", ["a_b", "a_b.x", "a.b_x"])
-def test_two_files_of_one_key_after_renaming_dots_are_refused(tmp_path: Path, other: str) -> None:
+def test_files_with_the_same_key_after_renaming_dots_are_refused(tmp_path: Path, other: str) -> None:
     first = "a.b" if other == "a_b" else "a.b.x"
     write(tmp_path / "in", f"c/{first}.jpg", f"c/{other}.jpg")
     assert_refused(tmp_path, names=f"in/c/{other}.jpg", rename_dots=True)
 
 
-def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_dangling_link_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg")
     (tmp_path / "in" / "c" / "b.jpg").symlink_to(tmp_path / "nothing")
     assert_refused(tmp_path, names="in/c/b.jpg")
 
 
-def test_a_link_in_a_circle_is_refused(tmp_path: Path) -> None:
+def test_a_link_cycle_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg")
     (tmp_path / "in" / "c" / "loop").symlink_to(tmp_path / "in")
     assert_refused(tmp_path, names="in/c/loop")
 
 
-def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "in", "c/a.jpg", "d/a.jpg")
     scandir = os.scandir
 
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: py
     assert_refused(tmp_path, names="in/d")
 
 
-def test_a_file_whose_header_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_image_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/b.jpg")
     open_path = Path.open
 
@@ -165,7 +165,7 @@ def test_a_file_whose_header_cannot_be_read_is_refused(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("num_workers", [1, 4])
-def test_a_file_that_fails_while_it_is_packed_leaves_only_whole_shards(
+def test_a_read_error_during_the_pack_leaves_only_whole_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     contents = write_images(tmp_path / "in", classes=2, per_class=10)
@@ -192,19 +192,19 @@ def test_a_file_that_fails_while_it_is_packed_leaves_only_whole_shards(
 
 
 @pytest.mark.parametrize("content", [encode(1, suffix="png"), b"no image"], ids=["png", "text"])
-def test_strict_refuses_a_file_that_is_not_what_its_name_says(tmp_path: Path, content: bytes) -> None:
+def test_strict_refuses_a_file_that_does_not_match_its_suffix(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/b.jpg")
     (tmp_path / "in" / "c" / "b.jpg").write_bytes(content)
     assert_refused(tmp_path, names="in/c/b.jpg", strict=True)
 
 
-def test_strict_packs_a_directory_without_faults(tmp_path: Path) -> None:
+def test_strict_packs_a_flawless_directory(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/notes.txt")
     assert shardio.pack(tmp_path / "in", tmp_path / "out", strict=True).num_samples == 1
 
 
 def test_a_file_that_is_too_large_for_a_sample_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    """It is a hole, and what reads it whole needs more memory than the test's machine may have."""
+    """The file is sparse; reading it could need more memory than the test's machine has."""
     write(tmp_path / "in", "c/a.jpg", "c/a.npy")
     with (tmp_path / "in/c/a.npy").open("r+b") as file:
         file.truncate(2**31 + 1)

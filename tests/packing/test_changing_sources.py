@@ -1,4 +1,4 @@
-"""Files that change while they are packed: named in an error, or left out; never packed as what they became."""
+"""Files that change during a pack: an error names them, or they are left out. Their new contents are never packed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.tars import read_with_webdataset
 
 
 def write_text(path: Path) -> None:
-    path.write_text("no picture any more")
+    path.write_text("no longer an image.")
 
 
-def write_other_image_of_its_size_and_age(path: Path) -> None:
-    """Only that it was written is seen: its size stays."""
+def overwrite_with_the_same_size(path: Path) -> None:
+    """Change the content and, by a nanosecond, the modification time."""
     content, status = path.read_bytes(), path.stat()
     path.write_bytes(content[:-9] + bytes(9))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
 def append(path: Path) -> None:
-    """Appended to by another program, which has it open; with the time that it had."""
+    """Append a byte, but keep the modification time."""
     status = path.stat()
     with path.open("ab") as file:
         file.write(b"!")
@@ -49,17 +49,17 @@ def make_directory(path: Path) -> None:
 
 
 CHANGES: dict[Callable[[Path], None], str] = {
-    write_text: "changed: it had {} bytes, and has 19",
-    write_other_image_of_its_size_and_age: "changed: its modification time moved by",
-    append: "changed: it had {} bytes, and has ",
-    truncate: "changed: it had {} bytes, and has 100",
-    remove: "is gone",
-    make_directory: "",  # The one that is read cannot be, the others have another size.
+    write_text: "changed from {} to 19 bytes",
+    overwrite_with_the_same_size: "changed: its modification time differs by",
+    append: "changed from {} to ",
+    truncate: "changed from {} to 100 bytes",
+    remove: "is missing",
+    make_directory: "",  # Reading the first one fails; the others have a different size.
 }
 
 
-class Changing(PackProgress):
-    """Changes files when the first sample has been packed: after the scan, and before they are read."""
+class ChangeFiles(PackProgress):
+    """Changes files once the first sample is packed: after the scan, but before they are read."""
 
     def __init__(self, change: Callable[[Path], None], paths: list[Path]) -> None:
         self._change, self._paths = change, paths
@@ -70,9 +70,9 @@ class Changing(PackProgress):
 
 
 def pack(root: Path, change: Callable[[Path], None], names: list[str], *, on_changed: str = "raise") -> PackResult:
-    """Pack ``root/in`` into shards of two samples, in the order of the keys, while some files change."""
+    """Pack ``root/in`` into shards of two samples, in the order of the keys, and change some files meanwhile."""
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=2, shuffle_seed=None)
-    progress = Changing(change, [root / "in" / "class-0" / name for name in names])
+    progress = ChangeFiles(change, [root / "in" / "class-0" / name for name in names])
     options = {"num_workers": 1, "progress": progress, "on_changed": on_changed}
     return pack_directory(root / "in", root / "out", settings, **options)  # type: ignore[arg-type]
 
@@ -85,7 +85,9 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_files_are_all_named_and_nothing_is_finished(root: Path, change: Callable[[Path], None]) -> None:
+def test_the_error_names_all_changed_files_and_the_pack_stays_unfinished(
+    root: Path, change: Callable[[Path], None]
+) -> None:
     names = ["name-005.jpg", "name-001.jpg", "name-002.json"]
     sizes = {name: (root / "in" / "class-0" / name).stat().st_size for name in names}
     with pytest.raises(shardio.PackError) as caught:
@@ -98,7 +100,7 @@ def test_changed_files_are_all_named_and_nothing_is_finished(root: Path, change:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_files_are_left_out_by_choice_with_their_samples(root: Path, change: Callable[[Path], None]) -> None:
+def test_skip_leaves_out_the_samples_of_changed_files(root: Path, change: Callable[[Path], None]) -> None:
     before = {path.name: path.read_bytes() for path in (root / "in" / "class-0").glob("*.jpg")}
     result = pack(root, change, ["name-001.jpg", "name-002.json"], on_changed="skip")
     found = [
@@ -106,13 +108,13 @@ def test_changed_files_are_left_out_by_choice_with_their_samples(root: Path, cha
         for shard in result.manifest.shards
         for key, fields in read_with_webdataset(root / "out" / shard.name)
     ]
-    left = [f"name-{number:03d}" for number in (0, 3, 4, 5)]
-    assert found == [(f"class-0/{name}", before[f"{name}.jpg"]) for name in left]
+    kept = [f"name-{i:03d}" for i in (0, 3, 4, 5)]
+    assert found == [(f"class-0/{name}", before[f"{name}.jpg"]) for name in kept]
     assert sorted(problem.path.name for problem in result.changed) == ["name-001.jpg", "name-002.json"]
     assert len(shardio.ShardDataset(root / "out")) == 4
 
 
-def test_a_shard_of_which_nothing_is_left_is_not_there(root: Path) -> None:
+def test_a_shard_without_samples_is_not_written(root: Path) -> None:
     names = ["name-002.jpg", "name-003.jpg"]
     result = pack(root, remove, names, on_changed="skip")
     assert [shard.name for shard in result.manifest.shards] == ["shard-000000.tar", "shard-000002.tar"]
@@ -120,41 +122,41 @@ def test_a_shard_of_which_nothing_is_left_is_not_there(root: Path) -> None:
     assert set(read_files(root / "out")) == {*expected, "shardio.json"}
 
 
-def test_a_source_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+def test_a_source_of_which_every_file_changed_is_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=2)
 
-    class Removing(PackProgress):
+    class RemoveFiles(PackProgress):
         def planned(self, num_samples: int, num_bytes: int) -> None:
             for path in (tmp_path / "in" / "class-0").iterdir():
                 path.unlink()
 
     settings = PackSettings(max_shard_size=1 << 30)
     with pytest.raises(shardio.PackError, match=r"all samples of .*in changed"):
-        pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=Removing())
+        pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=RemoveFiles())
 
 
-def test_what_changed_is_listed_by_name_however_samples_are_shuffled(tmp_path: Path) -> None:
+def test_changed_files_are_sorted_by_name_whatever_the_packing_order(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=9)
-    removed = [tmp_path / "in" / "class-0" / f"name-{number:03d}.jpg" for number in range(8)]
+    removed = [tmp_path / "in" / "class-0" / f"name-{i:03d}.jpg" for i in range(8)]
 
-    class Removing(PackProgress):
+    class RemoveFiles(PackProgress):
         def planned(self, num_samples: int, num_bytes: int) -> None:
             for path in removed:
                 path.unlink()
 
     settings = PackSettings(max_shard_size=1 << 30)
-    result = pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=Removing())
+    result = pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=RemoveFiles())
     assert [problem.path for problem in result.changed] == removed
 
 
-def test_samples_that_were_left_out_are_packed_by_a_later_run_if_their_files_are_there_again(root: Path) -> None:
-    """A killed pack's shards are kept only if nothing was left out of them."""
+def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> None:
+    """A resumed pack keeps only shards from which no sample was left out."""
     moved = root / "in" / "class-0" / "name-001.jpg"
 
     def move_away(path: Path) -> None:
         path.rename(root / path.name)
 
-    class Stopping(Changing):
+    class MoveFilesAndInterrupt(ChangeFiles):
         def packed(self, num_samples: int, num_bytes: int) -> None:
             super().packed(num_samples, num_bytes)
             if (root / "out" / "shard-000000.tar").exists():
@@ -168,34 +170,34 @@ def test_samples_that_were_left_out_are_packed_by_a_later_run_if_their_files_are
             settings,
             on_changed="skip",
             num_workers=1,
-            progress=Stopping(move_away, [moved]),
+            progress=MoveFilesAndInterrupt(move_away, [moved]),
         )
     (root / "name-001.jpg").rename(moved)
     manifest = shardio.pack(root / "in", root / "out", max_shard_size=1 << 30, max_shard_samples=2, shuffle_seed=None)
     assert manifest.num_samples == 6
-    shardio.pack(root / "in", root / "undisturbed", max_shard_size=1 << 30, max_shard_samples=2, shuffle_seed=None)
-    assert read_files(root / "out") == read_files(root / "undisturbed")
+    shardio.pack(root / "in", root / "uninterrupted", max_shard_size=1 << 30, max_shard_samples=2, shuffle_seed=None)
+    assert read_files(root / "out") == read_files(root / "uninterrupted")
 
 
 def test_an_error_names_twenty_files_and_counts_the_rest(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=1, per_class=30, width=8, height=8)
     with pytest.raises(shardio.PackError, match=re.escape("and 9 more")) as caught:
-        pack(tmp_path, write_text, [f"name-{number:03d}.jpg" for number in range(1, 30)])
-    assert str(caught.value).count(" bytes, and has 19") == 20
+        pack(tmp_path, write_text, [f"name-{i:03d}.jpg" for i in range(1, 30)])
+    assert str(caught.value).count(" to 19 bytes") == 20
 
 
-def test_a_file_that_changes_while_it_is_read_is_noticed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look before and the look after: another program writes what was read already."""
-    fstat, looks = os.fstat, list[int]()
+def test_a_file_that_changes_while_it_is_read_is_detected(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program overwrites the file between the check before reading and the check after it."""
+    fstat, checks = os.fstat, list[int]()
 
-    def write_before_the_second_look(descriptor: int) -> os.stat_result:
+    def write_before_the_second_check(descriptor: int) -> os.stat_result:
         path = Path(f"/dev/fd/{descriptor}").resolve()
         if path.name == "name-003.jpg":
-            looks.append(descriptor)
-            if len(looks) == 2:
+            checks.append(descriptor)
+            if len(checks) == 2:
                 path.write_bytes(encode(77))
         return fstat(descriptor)
 
-    monkeypatch.setattr(os, "fstat", write_before_the_second_look)
+    monkeypatch.setattr(os, "fstat", write_before_the_second_check)
     with pytest.raises(shardio.PackError, match=r"name-003\.jpg changed"):
         shardio.pack(root / "in", root / "out")

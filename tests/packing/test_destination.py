@@ -1,4 +1,4 @@
-"""Where a pack may go."""
+"""Destinations: which are accepted, which are refused, and what a pack leaves there."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def source(tmp_path: Path) -> Path:
 
 
 def snapshot(folder: Path) -> dict[str, bytes | None]:
-    """Return all that lies below a folder."""
+    """Return the content of everything below a folder, by relative path; None for a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 def assert_refused(source: Path, out: Path) -> None:
-    """Assert that a pack is refused with an error that names the destination, and changes nothing."""
+    """Assert that a pack is refused with an error that names the destination, and that it changes nothing."""
     before = snapshot(source.parent)
     with pytest.raises(PackError, match=re.escape(str(out))):
         shardio.pack(source, out)
     assert snapshot(source.parent) == before
 
 
-@pytest.mark.parametrize("name", ["out", "a/b/c/out", "in-beside", "i"])
-def test_a_new_directory_is_made(source: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["out", "a/b/c/out", "in-other", "i"])
+def test_a_missing_directory_is_created(source: Path, name: str) -> None:
     assert shardio.pack(source, source.parent / name).num_samples == 4
 
 
-def test_an_empty_directory_is_taken(source: Path, tmp_path: Path) -> None:
+def test_an_empty_directory_is_accepted(source: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     assert shardio.pack(source, tmp_path / "out").num_samples == 4
 
@@ -50,12 +50,12 @@ def make_file(out: Path) -> None:
     out.write_bytes(b"precious")
 
 
-def make_used(out: Path) -> None:
+def make_nonempty(out: Path) -> None:
     out.mkdir()
     (out / "thesis.tex").write_bytes(b"precious")
 
 
-def make_used_by_hidden(out: Path) -> None:
+def make_hidden_folder(out: Path) -> None:
     out.mkdir()
     (out / ".git").mkdir()
 
@@ -65,12 +65,12 @@ def make_foreign_tars(out: Path) -> None:
     (out / "shard-000000.tar").write_bytes(b"precious")
 
 
-def make_link_to_nothing(out: Path) -> None:
+def make_dangling_link(out: Path) -> None:
     out.symlink_to(out.parent / "nothing")
 
 
-@pytest.mark.parametrize("make", [make_file, make_used, make_used_by_hidden, make_foreign_tars, make_link_to_nothing])
-def test_a_destination_that_is_not_free_is_refused(source: Path, make: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("make", [make_file, make_nonempty, make_hidden_folder, make_foreign_tars, make_dangling_link])
+def test_a_destination_that_is_not_empty_is_refused(source: Path, make: Callable[[Path], None]) -> None:
     out = source.parent / "out"
     make(out)
     assert_refused(source, out)
@@ -81,7 +81,7 @@ def test_a_destination_below_a_file_is_refused(source: Path, tmp_path: Path) -> 
     assert_refused(source, tmp_path / "file" / "out")
 
 
-def test_a_packed_directory_is_not_packed_into_again(source: Path, tmp_path: Path) -> None:
+def test_a_packed_directory_is_refused(source: Path, tmp_path: Path) -> None:
     shardio.pack(source, tmp_path / "out")
     assert_refused(source, tmp_path / "out")
 
@@ -91,12 +91,12 @@ def test_a_destination_that_overlaps_the_source_is_refused(source: Path, name: s
     assert_refused(source, source.parent / name)
 
 
-def test_a_destination_that_overlaps_the_source_by_a_link_is_refused(source: Path, tmp_path: Path) -> None:
+def test_a_destination_that_overlaps_the_source_through_a_link_is_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
     assert_refused(source, tmp_path / "link" / "out")
 
 
-def test_a_finished_pack_leaves_shards_indexes_and_the_manifest_only(source: Path, tmp_path: Path) -> None:
+def test_a_finished_pack_leaves_only_shards_indexes_and_the_manifest(source: Path, tmp_path: Path) -> None:
     shardio.pack(source, tmp_path / "out", max_shard_samples=2)
     names = ["shard-000000.tar", "shard-000000.tar.idx", "shard-000001.tar", "shard-000001.tar.idx", "shardio.json"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
@@ -109,20 +109,20 @@ def test_a_packed_directory_may_be_moved(source: Path, tmp_path: Path) -> None:
     assert shardio.ShardDataset(tmp_path / "moved").table.manifest.digest == digest
 
 
-def test_an_unfinished_pack_of_other_images_is_refused(
+def test_an_unfinished_pack_of_different_images_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail_at_the_last(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
+    def fail_at_the_last_file(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
         if path.name == "name-001.jpg" and path.parent.name == "class-1":
             raise OSError(5, "Input/output error", str(path))
         return read_and_stat(path)
 
-    monkeypatch.setattr("shardio.packing.sources.read_and_stat", fail_at_the_last)
+    monkeypatch.setattr("shardio.packing.sources.read_and_stat", fail_at_the_last_file)
     with pytest.raises(PackError, match="Input/output error"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1)
     monkeypatch.undo()
     (source / "class-0" / "new.jpg").write_bytes(encode(99))
-    with pytest.raises(PackError, match="unfinished pack of other images or with other settings: delete"):
+    with pytest.raises(PackError, match="unfinished pack of different images or with different settings: delete"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1)
     (source / "class-0" / "new.jpg").unlink()
     assert shardio.pack(source, tmp_path / "out", max_shard_samples=1).num_samples == 4
@@ -137,7 +137,7 @@ def test_an_unfinished_pack_is_not_read_as_a_dataset(tmp_path: Path) -> None:
         shardio.ShardDataset(tmp_path / "out")
 
 
-def test_two_packs_do_not_write_into_one_destination(tmp_path: Path) -> None:
+def test_a_locked_destination_is_refused_and_the_lock_is_removed(tmp_path: Path) -> None:
     write_images(tmp_path / "in")
     (tmp_path / "out").mkdir()
     with (
@@ -153,7 +153,9 @@ def test_two_packs_do_not_write_into_one_destination(tmp_path: Path) -> None:
     ]
 
 
-def test_the_first_failure_is_told_and_the_other_shards_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_failure_is_raised_and_the_other_threads_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path / "in", classes=2, per_class=100)
     reads = list[Path]()
 

@@ -1,4 +1,4 @@
-"""What packing makes of JPEGs: copies, tiles, smaller ones; and what it says of it."""
+"""How packing stores JPEGs: copied, tiled, or re-encoded; and what it reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import shardio
 from shardio.errors import FormatError, PackError
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
-from shardio.packing import TILED, JpegTally, PackResult, PackSettings, Problem, pack_directory
+from shardio.packing import TILED, FileProblem, JpegTally, PackResult, PackSettings, pack_directory
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
@@ -50,7 +50,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def pack_it(source: Path, out: Path, *, num_workers: int = 1, **settings: object) -> PackResult:
+def pack_jpegs(source: Path, out: Path, *, num_workers: int = 1, **settings: object) -> PackResult:
     values = {"max_shard_size": 10**9, "max_shard_samples": 3, **settings}
     return pack_directory(source, out, PackSettings(**values), num_workers=num_workers)  # type: ignore[arg-type]
 
@@ -62,8 +62,8 @@ def read_images(out: Path) -> dict[str, bytes]:
     return members
 
 
-def test_tiling_rewrites_what_it_can_and_stores_the_rest_as_it_is(source: Path, tmp_path: Path) -> None:
-    result = pack_it(source, tmp_path / "out", jpeg="tile")
+def test_tiling_rewrites_eligible_jpegs_and_stores_the_rest_unchanged(source: Path, tmp_path: Path) -> None:
+    result = pack_jpegs(source, tmp_path / "out", jpeg="tile")
     stored = read_images(tmp_path / "out")
     assert stored.keys() == FILES.keys()
     tiled = {"c/plain.jpg", "c/gray.jpeg", "c/tiled.jpg", "d/hidden.png", "d/masked.jpg"}
@@ -87,32 +87,32 @@ def test_tiling_rewrites_what_it_can_and_stores_the_rest_as_it_is(source: Path, 
     assert result.manifest.pack["num_tiled"] == 5
 
 
-def _break(tiled: bytes) -> bytes:
-    """Change a byte inside of an interval so that its data cannot be read to its end."""
-    for place in range(len(tiled) // 2, len(tiled)):
-        broken = tiled[:place] + bytes([tiled[place] ^ 0x55]) + tiled[place + 1 :]
+def _damage(tiled: bytes) -> bytes:
+    """Change a byte inside a restart interval so that its data cannot be decoded to the end."""
+    for offset in range(len(tiled) // 2, len(tiled)):
+        damaged = tiled[:offset] + bytes([tiled[offset] ^ 0x55]) + tiled[offset + 1 :]
         try:
-            tile_jpeg(broken)
+            tile_jpeg(damaged)
         except NotTileable:
-            if has_tiles(broken):
-                return broken
-    raise AssertionError("no changed byte is noticed")
+            if has_tiles(damaged):
+                return damaged
+    raise AssertionError("no changed byte is detected")
 
 
-def test_copying_leaves_every_byte_and_counts_what_is_tiled_already(source: Path, tmp_path: Path) -> None:
-    result = pack_it(source, tmp_path / "out")
+def test_copying_keeps_every_byte_and_counts_tiled_jpegs(source: Path, tmp_path: Path) -> None:
+    result = pack_jpegs(source, tmp_path / "out")
     assert read_images(tmp_path / "out") == FILES
     assert result.jpegs.outcomes == {TILED: 1, "copied": 8}
     assert result.manifest.pack["num_tiled"] == 1
 
 
-def test_reencoding_makes_smaller_upright_tiled_jpegs(tmp_path: Path) -> None:
+def test_reencoding_writes_smaller_upright_tiled_jpegs(tmp_path: Path) -> None:
     picture = make_picture(300, 200)
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jpg").write_bytes(save(picture, "JPEG", quality=95, exif=exif_of(6)))
     (tmp_path / "in" / "b.jpg").write_bytes(save(picture, "JPEG", quality=95))
     (tmp_path / "in" / "c.png").write_bytes(save(picture, "PNG"))
-    result = pack_it(tmp_path / "in", tmp_path / "out", jpeg="reencode", max_side=150, quality=80)
+    result = pack_jpegs(tmp_path / "in", tmp_path / "out", jpeg="reencode", max_side=150, quality=80)
     stored = read_images(tmp_path / "out")
     assert stored["c.png"] == (tmp_path / "in" / "c.png").read_bytes()
     assert read_by_pillow(stored["a.jpg"]).shape == (100, 150, 3)
@@ -127,13 +127,13 @@ def test_reencoding_makes_smaller_upright_tiled_jpegs(tmp_path: Path) -> None:
     assert expected.items() <= result.manifest.pack.items()
 
 
-def test_reencoding_stores_what_is_damaged_or_too_large_as_it_is(tmp_path: Path) -> None:
+def test_reencoding_stores_damaged_and_too_large_images_unchanged(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     small = save(make_picture(20, 20), "JPEG")
     (tmp_path / "in" / "broken.jpg").write_bytes(small[:-100])
     (tmp_path / "in" / "large.jpg").write_bytes(PLAIN)
     (tmp_path / "in" / "small.jpg").write_bytes(small)
-    result = pack_it(tmp_path / "in", tmp_path / "out", jpeg="reencode", max_pixels=500)
+    result = pack_jpegs(tmp_path / "in", tmp_path / "out", jpeg="reencode", max_pixels=500)
     stored = read_images(tmp_path / "out")
     assert [name for name in stored if has_tiles(stored[name])] == ["small.jpg"]
     assert stored["large.jpg"] == PLAIN
@@ -142,37 +142,37 @@ def test_reencoding_stores_what_is_damaged_or_too_large_as_it_is(tmp_path: Path)
 
 
 @pytest.mark.parametrize("jpeg", ["tile", "reencode"])
-def test_what_is_written_does_not_depend_on_the_number_of_workers(source: Path, tmp_path: Path, jpeg: str) -> None:
-    results = [pack_it(source, tmp_path / str(n), jpeg=jpeg, num_workers=n) for n in (1, 3)]
+def test_output_does_not_depend_on_the_number_of_workers(source: Path, tmp_path: Path, jpeg: str) -> None:
+    results = [pack_jpegs(source, tmp_path / str(n), jpeg=jpeg, num_workers=n) for n in (1, 3)]
     assert read_files(tmp_path / "1") == read_files(tmp_path / "3")
     assert results[0].jpegs == results[1].jpegs
 
 
 @pytest.mark.parametrize("jpeg", ["copy", "tile", "reencode"])
-def test_a_pack_that_goes_on_says_the_same_as_one_that_was_not_disturbed(
+def test_a_resumed_pack_reports_the_same_as_an_uninterrupted_one(
     source: Path, tmp_path: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = pack_it(source, tmp_path / "whole", jpeg=jpeg)
+    whole = pack_jpegs(source, tmp_path / "whole", jpeg=jpeg)
     written = list[str]()
 
-    def write_two(path: Location, samples: Iterable[Sample]) -> object:
+    def fail_at_the_third(path: Location, samples: Iterable[Sample]) -> object:
         if len(written) == 2:
             raise OSError("the disk is full")
         written.append(path.name)
         return write_shard(path, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr("shardio.packing.shard_writer.write_shard", write_two)
+        patch.setattr("shardio.packing.shard_writer.write_shard", fail_at_the_third)
         with pytest.raises(PackError, match="the disk is full"):
-            pack_it(source, tmp_path / "out", jpeg=jpeg)
-    resumed = pack_it(source, tmp_path / "out", jpeg=jpeg)
+            pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
+    resumed = pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
     assert resumed.num_kept > 0
     assert resumed.jpegs == whole.jpegs
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-def test_a_tally_is_read_as_it_was_written_and_nothing_else_is() -> None:
-    damaged = [Problem(path=Path("in/a.jpg"), what="is damaged")]
+def test_a_tally_round_trips_and_other_content_is_refused() -> None:
+    damaged = [FileProblem(path=Path("in/a.jpg"), what="is damaged")]
     tally = JpegTally(outcomes=Counter(tiled=3), num_bytes_before=5, num_bytes_after=4, damaged=damaged)
     assert JpegTally.load(tally.dump()) == tally
     for content in (b"", b"{}", b"[1, 2]", tally.dump()[:-3]):
@@ -180,22 +180,22 @@ def test_a_tally_is_read_as_it_was_written_and_nothing_else_is() -> None:
             JpegTally.load(content)
 
 
-def test_what_was_damaged_already_tiled_is_said_again_by_a_pack_that_goes_on(tmp_path: Path) -> None:
-    """Its table fits, and its data is wrong: only reading all of it tells."""
+def test_a_resumed_pack_reports_damaged_tiled_jpegs_again(tmp_path: Path) -> None:
+    """The tile table is right but the data is damaged, which only reading all of it shows."""
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.jpg").write_bytes(_break(tile_jpeg(save(make_picture(200, 300), "JPEG"))))
+    (tmp_path / "in" / "a.jpg").write_bytes(_damage(tile_jpeg(save(make_picture(200, 300), "JPEG"))))
     (tmp_path / "in" / "b.jpg").write_bytes(PLAIN)
-    whole = pack_it(tmp_path / "in", tmp_path / "whole", jpeg="tile", max_shard_samples=1)
+    whole = pack_jpegs(tmp_path / "in", tmp_path / "whole", jpeg="tile", max_shard_samples=1)
     assert [problem.path.name for problem in whole.jpegs.damaged] == ["a.jpg"]
     settings = PackSettings(max_shard_size=10**9, max_shard_samples=1, jpeg="tile")
     with pytest.raises(PackError, match="is damaged"):
         pack_directory(tmp_path / "in", tmp_path / "out", settings, strict=True, num_workers=1)
-    resumed = pack_it(tmp_path / "in", tmp_path / "out", jpeg="tile", max_shard_samples=1)
+    resumed = pack_jpegs(tmp_path / "in", tmp_path / "out", jpeg="tile", max_shard_samples=1)
     assert resumed.jpegs == whole.jpegs
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
-def test_strict_refuses_a_damaged_jpeg_of_a_shard_that_an_earlier_run_finished(
+def test_strict_refuses_a_damaged_jpeg_in_a_shard_of_an_earlier_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*_: object) -> None:
@@ -204,19 +204,19 @@ def test_strict_refuses_a_damaged_jpeg_of_a_shard_that_an_earlier_run_finished(
     with monkeypatch.context() as patch:
         patch.setattr("shardio.packing.destination.finish", stop)
         with pytest.raises(PackError, match="stopped before the end"):
-            pack_it(source, tmp_path / "out", jpeg="tile")
+            pack_jpegs(source, tmp_path / "out", jpeg="tile")
     settings = PackSettings(max_shard_size=10**9, max_shard_samples=3, jpeg="tile")
     monkeypatch.setattr("shardio.packing.scan._check_image", lambda files: (None, True))
     with pytest.raises(PackError, match=r"broken\.jpg is damaged"):
         pack_directory(source, tmp_path / "out", settings, strict=True)
 
 
-def test_an_unfinished_pack_is_not_gone_on_with_in_another_mode(tmp_path: Path) -> None:
+def test_an_unfinished_pack_is_not_resumed_in_another_mode(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "broken.jpg").write_bytes(FILES["d/broken.jpg"])
     with pytest.raises(PackError, match=r"broken\.jpg is damaged"):
         shardio.pack(tmp_path / "in", tmp_path / "out", jpeg="tile", strict=True)
-    with pytest.raises(PackError, match="other images or with other settings"):
+    with pytest.raises(PackError, match="different images or with different settings"):
         shardio.pack(tmp_path / "in", tmp_path / "out")
 
 
@@ -228,7 +228,7 @@ def test_strict_refuses_a_damaged_jpeg(tmp_path: Path) -> None:
     shardio.pack(tmp_path / "in", tmp_path / "copied", strict=True)
 
 
-def test_a_damaged_jpeg_is_named_in_a_warning(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_names_a_damaged_jpeg(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     shardio.pack(source, tmp_path / "out", jpeg="tile")
     assert any("broken.jpg is damaged" in message for message in caplog.messages)
 
@@ -239,7 +239,7 @@ def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
 ) -> None:
     monkeypatch.setitem(sys.modules, "shardio.images.tiling", None)
     with pytest.raises(PackError, match=r"needs numba.*pip install numba"):
-        pack_it(source, tmp_path / "out", jpeg=jpeg)
+        pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
     assert not (tmp_path / "out").exists()
 
 
@@ -249,12 +249,12 @@ def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
         ({"jpeg": "shrink"}, "jpeg must be one of 'copy', 'tile', 'reencode'"),
         ({"jpeg": "reencode", "max_side": 0}, "max_side must be at least 1"),
         ({"jpeg": "reencode", "quality": 101}, "quality must be at least 1 and below 101"),
-        ({"jpeg": "tile", "max_side": 400}, "are for jpeg='reencode'"),
-        ({"quality": 90}, "are for jpeg='reencode'"),
-        ({"jpeg": "tile", "max_pixels": 100}, "are for jpeg='reencode'"),
+        ({"jpeg": "tile", "max_side": 400}, "need jpeg='reencode', got jpeg='tile'"),
+        ({"quality": 90}, "need jpeg='reencode', got jpeg='copy'"),
+        ({"jpeg": "tile", "max_pixels": 100}, "need jpeg='reencode', got jpeg='tile'"),
         ({"jpeg": "reencode", "max_pixels": 0}, "max_pixels must be at least 1"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PackSettings(max_shard_size=1000, **settings)  # type: ignore[arg-type]

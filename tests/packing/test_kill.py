@@ -1,4 +1,4 @@
-"""A pack that is killed, at any moment, leaves nothing that looks finished, and is gone on with by the same call."""
+"""A pack that is killed at any moment leaves nothing that looks finished, and the same call resumes it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tests.files import read_files
 from tests.sources import write_images
 from tests.tars import read_members
 
-# Packs, and kills itself right before or after the n-th file is renamed into place.
-SUICIDE = """
+# Packs, and kills its own process right before or after the n-th file is renamed into place.
+PACK_AND_DIE = """
 import os, pathlib, signal, sys
-source, out, number, moment = sys.argv[1:]
+source, out, n, moment = sys.argv[1:]
 replace, calls = pathlib.Path.replace, []
 def replace_and_die(path, target):
     calls.append(target)
-    if len(calls) == int(number) and moment == "before":
+    if len(calls) == int(n) and moment == "before":
         os.kill(os.getpid(), signal.SIGKILL)
     replace(path, target)
-    if len(calls) == int(number) and moment == "after":
+    if len(calls) == int(n) and moment == "after":
         os.kill(os.getpid(), signal.SIGKILL)
 pathlib.Path.replace = replace_and_die
 import shardio
@@ -35,7 +35,7 @@ shardio.pack(source, out, max_shard_samples=3, num_workers=1)
 """
 
 NUM_RENAMES = 11
-"""Of a pack into three shards: the plan's note, three tars with their indexes and notes, the manifest."""
+"""Renames in a pack into three shards: the plan's digest; three tars, each with its index and record; the manifest."""
 
 
 @pytest.fixture(scope="module")
@@ -46,48 +46,49 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(source: Path) -> dict[str, bytes]:
-    out = source.parent / "undisturbed"
+def uninterrupted(source: Path) -> dict[str, bytes]:
+    out = source.parent / "uninterrupted"
     shardio.pack(source, out, max_shard_samples=3)
     return read_files(out)
 
 
-def assert_only_whole_files(out: Path, undisturbed: dict[str, bytes]) -> None:
-    """Whatever has a final name is what an undisturbed pack wrote, and tarfile reads it to its end."""
+def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
+    """Assert that each file with a final name is as an uninterrupted pack writes it, and that tars end properly."""
     for name, content in read_files(out).items():
         if not name.startswith("."):
-            assert content == undisturbed[name]
+            assert content == uninterrupted[name]
     for path in out.glob("shard-*.tar"):
         assert path.read_bytes().endswith(bytes(1024))
         assert read_members(path)
 
 
-@pytest.mark.parametrize("number", range(1, NUM_RENAMES + 1))
+@pytest.mark.parametrize("n", range(1, NUM_RENAMES + 1))
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_pack_killed_at_any_rename_is_gone_on_with(
-    source: Path, undisturbed: dict[str, bytes], tmp_path: Path, number: int, moment: str
+def test_a_pack_killed_at_any_rename_can_be_resumed(
+    source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, n: int, moment: str
 ) -> None:
     out = tmp_path / "out"
-    killed = subprocess.run([sys.executable, "-c", SUICIDE, source, out, str(number), moment], check=False)
+    killed = subprocess.run([sys.executable, "-c", PACK_AND_DIE, source, out, str(n), moment], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert_only_whole_files(out, undisturbed)
-    is_committed = (number, moment) == (NUM_RENAMES, "after")
+    assert_only_whole_files(out, uninterrupted)
+    is_committed = (n, moment) == (NUM_RENAMES, "after")
     assert (out / "shardio.json").exists() == is_committed
-    if number > 1:
-        with pytest.raises(PackError, match=r"unfinished pack of other images|already holds a packed dataset"):
+    if n > 1:
+        with pytest.raises(PackError, match=r"unfinished pack of different images|already holds a packed dataset"):
             shardio.pack(source, out, max_shard_samples=4)
     shardio.pack(source, out, max_shard_samples=3)
-    assert read_files(out) == undisturbed
+    assert read_files(out) == uninterrupted
 
 
-def test_the_test_above_dies_at_every_rename(source: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", SUICIDE, source, tmp_path, str(NUM_RENAMES + 1), "before"], check=True)
+def test_the_test_above_covers_every_rename(source: Path, tmp_path: Path) -> None:
+    n = str(NUM_RENAMES + 1)
+    done = subprocess.run([sys.executable, "-c", PACK_AND_DIE, source, tmp_path, n, "before"], check=True)
     assert done.returncode == 0
 
 
-def test_a_pack_is_not_begun_again_by_the_call_that_goes_on_with_it(source: Path, tmp_path: Path) -> None:
-    """Shards that were finished stay as they are: the same file, not an equal one."""
-    subprocess.run([sys.executable, "-c", SUICIDE, source, tmp_path, "7", "after"], check=False)
+def test_resuming_does_not_rewrite_finished_shards(source: Path, tmp_path: Path) -> None:
+    """They remain the same files, not equal ones."""
+    subprocess.run([sys.executable, "-c", PACK_AND_DIE, source, tmp_path, "7", "after"], check=False)
     finished = {path.name: path.stat().st_ino for path in tmp_path.glob("shard-*")}
     assert len(finished) == 4
     shardio.pack(source, tmp_path, max_shard_samples=3)
@@ -103,7 +104,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("num_shards", [0, 1, 40, 100])
 def test_a_pack_killed_from_outside_leaves_only_whole_shards(many: Path, tmp_path: Path, num_shards: int) -> None:
-    """Killed as soon as so many of its 200 shards are there."""
+    """The pack is killed as soon as so many of its 200 shards exist."""
     out, whole = tmp_path / "out", tmp_path / "whole"
     command = [
         sys.executable,
@@ -119,26 +120,25 @@ def test_a_pack_killed_from_outside_leaves_only_whole_shards(many: Path, tmp_pat
     ]
     process = subprocess.Popen([*command, "--quiet"])
     while len(list(out.glob("shard-*.tar"))) < num_shards or not out.exists():
-        assert process.poll() is None, "it was through before it could be killed"
+        assert process.poll() is None, "the pack finished before it could be killed"
         time.sleep(0.001)
     process.kill()
     assert process.wait() == -signal.SIGKILL
     shardio.pack(many, whole, max_shard_samples=2)
-    undisturbed = read_files(whole)
-    assert len(undisturbed) == 401
+    uninterrupted = read_files(whole)
+    assert len(uninterrupted) == 401
     assert "shardio.json" not in read_files(out)
     assert len(list(out.glob("shard-*.tar"))) >= num_shards
-    assert_only_whole_files(out, undisturbed)
+    assert_only_whole_files(out, uninterrupted)
     subprocess.run([*command, "--quiet"], check=True)
-    assert read_files(out) == undisturbed
+    assert read_files(out) == uninterrupted
 
 
-def test_a_pack_that_is_interrupted_leaves_only_whole_shards(many: Path, tmp_path: Path) -> None:
-    """As by Ctrl-C."""
+def test_a_pack_interrupted_by_ctrl_c_leaves_only_whole_shards(many: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "shardio", "pack", str(many), str(tmp_path), "--max-shard-samples", "2", "--quiet"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     while len(list(tmp_path.glob("shard-*.tar"))) < 10:
-        assert process.poll() is None, "it was through before it could be interrupted"
+        assert process.poll() is None, "the pack finished before it could be interrupted"
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
     message = process.communicate()[1]

@@ -1,4 +1,4 @@
-"""Which directories can be packed, and what becomes of each file in them."""
+"""Which directories can be packed, and how each file in them is packed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 
 import shardio
 from shardio.packing import PackSettings, pack_directory
-from shardio.packing.scan import Scan
+from shardio.packing.scan import SourceScan
 from tests.sources import encode, write_images
 from tests.tars import read_with_webdataset
 
 
 def write(root: Path, *names: str) -> None:
-    """Write a file under each name: an image under an image's name, else a text."""
+    """Write a file under each name: an image if the suffix is an image's, otherwise a text."""
     for i, name in enumerate(names):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,14 +24,14 @@ def write(root: Path, *names: str) -> None:
         path.write_bytes(encode(i, suffix=suffix) if is_image else name.encode())
 
 
-def pack(root: Path) -> tuple[dict[str, dict[str, bytes]], Scan]:
-    """Pack ``root/in``; return the samples that WebDataset reads, and what was found."""
+def pack(root: Path) -> tuple[dict[str, dict[str, bytes]], SourceScan]:
+    """Pack ``root/in``; return the samples that WebDataset reads, and the scan."""
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=None, shuffle_seed=0)
     result = pack_directory(root / "in", root / "out", settings)
     return dict(read_with_webdataset(root / "out" / "shard-000000.tar")), result.scan
 
 
-def test_a_class_is_the_first_folder_however_deep_its_images_lie(tmp_path: Path) -> None:
+def test_the_top_folder_is_the_class_however_deep_the_images_are(tmp_path: Path) -> None:
     write(tmp_path / "in", "cats/1.jpg", "cats/a/b/c/2.jpg", "dogs/x/1.jpg", "Bees/1.jpg")
     samples, scan = pack(tmp_path)
     assert scan.classes == ("Bees", "cats", "dogs")
@@ -50,14 +50,14 @@ def test_a_flat_directory_has_no_labels(tmp_path: Path) -> None:
     assert {key: sorted(fields) for key, fields in samples.items()} == {"1": ["jpg"], "2": ["png"]}
 
 
-def test_a_flat_directory_may_bring_its_labels(tmp_path: Path) -> None:
+def test_a_flat_directory_may_have_label_files(tmp_path: Path) -> None:
     write(tmp_path / "in", "1.jpg", "1.cls")
     samples, _ = pack(tmp_path)
     assert samples["1"]["cls"] == b"1.cls"
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff"])
-def test_every_images_suffix_is_known_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
+def test_image_suffixes_are_recognised_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
     names = [suffix, suffix.upper(), suffix.title()]
     write(tmp_path / "in", *(f"c/{i}.{name}" for i, name in enumerate(names)))
     samples, scan = pack(tmp_path)
@@ -67,7 +67,7 @@ def test_every_images_suffix_is_known_in_any_letter_case(tmp_path: Path, suffix:
         assert samples[f"c/{i}"][suffix] == (tmp_path / "in" / "c" / f"{i}.{name}").read_bytes()
 
 
-def test_files_of_the_same_stem_are_further_fields(tmp_path: Path) -> None:
+def test_files_with_the_same_stem_are_further_fields(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/a.json", "c/a.TXT", "c/b.jpg")
     samples, _ = pack(tmp_path)
     assert {key: sorted(fields) for key, fields in samples.items()} == {
@@ -77,14 +77,14 @@ def test_files_of_the_same_stem_are_further_fields(tmp_path: Path) -> None:
     assert samples["c/a"]["json"] == b"c/a.json"
 
 
-def test_what_is_hidden_is_skipped(tmp_path: Path) -> None:
+def test_hidden_files_and_folders_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/.b.jpg", ".git/x.jpg", "c/.cache/y.jpg", ".DS_Store", "c/._a.jpg")
     samples, scan = pack(tmp_path)
     assert list(samples) == ["c/a"]
     assert scan.ignored == []
 
 
-def test_what_belongs_to_no_image_is_ignored_and_reported(tmp_path: Path) -> None:
+def test_files_without_an_image_are_ignored_and_reported(tmp_path: Path) -> None:
     odd = ["c/notes.txt", "c/Thumbs.db", "README", "c/a.seg.json", "LICENSE.md", "c/jpg"]
     write(tmp_path / "in", "c/a.jpg", *odd)
     samples, scan = pack(tmp_path)
@@ -92,7 +92,7 @@ def test_what_belongs_to_no_image_is_ignored_and_reported(tmp_path: Path) -> Non
     assert sorted(scan.ignored) == sorted(tmp_path / "in" / name for name in odd)
 
 
-def test_a_file_without_a_suffix_is_no_field(tmp_path: Path) -> None:
+def test_a_file_without_a_suffix_is_not_a_field(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/a")
     samples, scan = pack(tmp_path)
     assert sorted(samples["c/a"]) == ["cls", "jpg"]
@@ -107,18 +107,18 @@ def test_links_to_images_are_packed_as_images(tmp_path: Path) -> None:
     assert samples["c/a"]["jpg"] == (tmp_path / "store" / "1.jpg").read_bytes()
 
 
-def test_an_image_of_another_format_is_packed_and_reported(tmp_path: Path) -> None:
+def test_an_image_whose_format_does_not_match_its_suffix_is_packed_and_reported(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg")
     odd = tmp_path / "in" / "c" / "b.jpg"
     odd.write_bytes(encode(1, suffix="png"))
     samples, scan = pack(tmp_path)
     assert samples["c/b"]["jpg"] == odd.read_bytes()
-    assert [(problem.path, problem.what) for problem in scan.mislabelled] == [(odd, "is named .jpg and is a PNG")]
+    assert [(problem.path, problem.what) for problem in scan.mislabelled] == [(odd, "has the suffix .jpg but is a PNG")]
     assert scan.unreadable == []
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>404</html>", bytes(5000)], ids=["empty", "html", "zeros"])
-def test_a_file_that_is_no_image_is_left_out_and_reported(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_image_is_left_out_and_reported(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/b.json")
     odd = tmp_path / "in" / "c" / "b.jpg"
     odd.write_bytes(content)
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_image_is_left_out_and_reported(tmp_path: Path, conten
     assert scan.mislabelled == []
 
 
-def test_pack_warns_of_each_file_that_is_not_what_its_name_says(
+def test_pack_warns_about_each_file_that_does_not_match_its_suffix(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path / "in", "c/a.jpg")
@@ -137,14 +137,12 @@ def test_pack_warns_of_each_file_that_is_not_what_its_name_says(
     with caplog.at_level(logging.WARNING):
         shardio.pack(tmp_path / "in", tmp_path / "out")
     assert caplog.messages == [
-        f"{tmp_path}/in/c/b.jpg is named .jpg and is a PNG: packed nonetheless",
+        f"{tmp_path}/in/c/b.jpg has the suffix .jpg but is a PNG: packed anyway",
         f"{tmp_path}/in/c/d.jpg is not an image: left out",
     ]
 
 
-def test_pack_counts_the_pictures_of_formats_that_are_not_packed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pack_counts_images_in_unsupported_formats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     suffixes = ["arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "jpf", "jpx", "jxl", "nef", "svg"]
     write(tmp_path / "in", "c/a.jpg", "c/x.HEIC", "c/notes.txt", *(f"c/{suffix}.{suffix}" for suffix in suffixes))
     with caplog.at_level(logging.WARNING):
@@ -153,14 +151,14 @@ def test_pack_counts_the_pictures_of_formats_that_are_not_packed(
     assert [message.partition("; ")[0] for message in caplog.messages] == [f"{tmp_path}/in: left out {counts}"]
 
 
-COMPANIONS = {
+ORPHANS = {
     "in folders": ["images/a.jpg", "masks/a.png", "masks/b.png", "masks/c/d.tif"],
-    "by their names": ["a.jpg", "a.caption.txt", "b.caption.txt", "c/d.caption.txt"],
+    "by name": ["a.jpg", "a.caption.txt", "b.caption.txt", "c/d.caption.txt"],
 }
 
 
-@pytest.mark.parametrize("names", COMPANIONS.values(), ids=COMPANIONS)
-def test_companions_without_their_image_are_refused_by_name(tmp_path: Path, names: list[str]) -> None:
+@pytest.mark.parametrize("names", ORPHANS.values(), ids=ORPHANS)
+def test_the_error_names_companions_whose_image_is_missing(tmp_path: Path, names: list[str]) -> None:
     write(tmp_path / "in", *names)
     with pytest.raises(shardio.PackError, match="2 files belong to images that are missing") as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
@@ -171,7 +169,7 @@ def test_companions_without_their_image_are_refused_by_name(tmp_path: Path, name
     assert shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs").num_samples == 1
 
 
-def test_many_companions_without_their_images_are_counted(tmp_path: Path) -> None:
+def test_the_error_counts_companions_that_it_does_not_name(tmp_path: Path) -> None:
     write(tmp_path / "in", "images/a.jpg", *(f"masks/{name}.png" for name in ("a", *range(100))))
     with pytest.raises(shardio.PackError, match="100 files belong to images that are missing") as caught:
         shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
@@ -187,12 +185,12 @@ def test_many_companions_without_their_images_are_counted(tmp_path: Path) -> Non
         ["a.jpg", "a.mask.png", "notes.txt", "README.v2.md"],
     ],
 )
-def test_what_is_like_no_companion_is_ignored_beside_pairs(tmp_path: Path, names: list[str]) -> None:
+def test_files_that_are_not_companions_are_ignored_among_pairs(tmp_path: Path, names: list[str]) -> None:
     write(tmp_path / "in", *names)
     assert shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs").num_samples == 1
 
 
-def test_dots_in_stems_become_underscores_if_wished(tmp_path: Path) -> None:
+def test_dots_in_stems_become_underscores_on_request(tmp_path: Path) -> None:
     write(tmp_path / "in", "v1.0/a.b.c.jpg", "v1.0/a.b.c.json", "v1.0/d.jpg")
     shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=True)
     samples = dict(read_with_webdataset(tmp_path / "out" / "shard-000000.tar"))
@@ -202,7 +200,7 @@ def test_dots_in_stems_become_underscores_if_wished(tmp_path: Path) -> None:
     }
 
 
-def test_labels_stay_when_a_class_has_only_broken_images(tmp_path: Path) -> None:
+def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=3, per_class=1)
     (tmp_path / "in" / "class-1" / "name-000.jpg").write_bytes(b"broken")
     samples, scan = pack(tmp_path)

@@ -1,4 +1,4 @@
-"""Which sample goes where: nothing is lost, limits hold, and only input and settings decide."""
+"""The plan: no sample is lost, limits hold, and the output depends on nothing but input and settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.sources import write_images
 from tests.tars import read_members, read_with_webdataset
 
 JPEG_START = b"\xff\xd8\xff" + bytes(49)
-"""Enough to be taken for an image; any size may follow."""
+"""Passes for an image; any number of bytes may follow."""
 
 
 def read_keys(out: Path) -> list[list[str]]:
@@ -66,8 +66,8 @@ def test_shards_hold_every_sample_once_and_keep_their_limits(
     shutil.rmtree(root)
 
 
-def test_a_shard_is_filled_before_the_next_begins(tmp_path: Path) -> None:
-    """The first sample of each shard would not have fitted into the shard before."""
+def test_a_shard_is_full_before_the_next_one_starts(tmp_path: Path) -> None:
+    """The first sample of each shard does not fit into the previous shard."""
     write_images(tmp_path / "in", classes=4, per_class=10)
     shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_size=9000)
     paths = sorted((tmp_path / "out").glob("*.tar"))
@@ -77,7 +77,7 @@ def test_a_shard_is_filled_before_the_next_begins(tmp_path: Path) -> None:
         assert path.stat().st_size + needed > 9000
 
 
-def test_a_limit_that_is_met_exactly_is_not_exceeded(tmp_path: Path) -> None:
+def test_a_shard_may_have_exactly_the_maximum_size(tmp_path: Path) -> None:
     for i in range(4):
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / f"{i}.jpg").write_bytes(JPEG_START + bytes(512 - len(JPEG_START)))
@@ -96,10 +96,10 @@ def test_the_number_of_workers_changes_no_byte(images: Path, tmp_path: Path) -> 
     assert read_files(tmp_path / "4") == one
 
 
-def test_where_the_source_lies_and_when_it_was_written_changes_no_byte(images: Path, tmp_path: Path) -> None:
+def test_the_path_and_the_age_of_the_source_change_no_byte(images: Path, tmp_path: Path) -> None:
     shardio.pack(images, tmp_path / "first", max_shard_samples=4)
-    moved = tmp_path / "another" / "place"
-    for path in sorted(images.rglob("*.jpg"), reverse=True):  # Another order on disk.
+    moved = tmp_path / "another" / "folder"
+    for path in sorted(images.rglob("*.jpg"), reverse=True):  # A different order on disk.
         copy = moved / path.relative_to(images)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -118,15 +118,15 @@ def test_another_seed_packs_the_same_samples_in_another_order(images: Path, tmp_
     assert keys[0] != keys[1] != keys[2] != keys[0]
 
 
-def test_without_a_seed_samples_lie_in_the_order_of_their_keys(images: Path, tmp_path: Path) -> None:
+def test_without_a_seed_samples_are_sorted_by_key(images: Path, tmp_path: Path) -> None:
     shardio.pack(images, tmp_path / "out", shuffle_seed=None, max_shard_samples=4)
     keys = all_keys(tmp_path / "out")
     assert keys == sorted(keys)
     assert len(keys) == 21
 
 
-def test_classes_do_not_come_in_blocks(tmp_path: Path) -> None:
-    """With 4 classes of 25, a shuffle has about 75 changes of class, and sorted keys have 3."""
+def test_classes_are_mixed(tmp_path: Path) -> None:
+    """With 4 classes of 25 samples, a shuffle changes class about 75 times, sorted keys 3 times."""
     write_images(tmp_path / "in", classes=4, per_class=25, width=8, height=8)
     shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=25)
     shards = [[key.split("/")[0] for key in keys] for keys in read_keys(tmp_path / "out")]
@@ -135,7 +135,7 @@ def test_classes_do_not_come_in_blocks(tmp_path: Path) -> None:
     assert [len(set(keys)) for keys in shards] == [4, 4, 4, 4]
 
 
-def test_the_manifest_says_how_it_was_packed(images: Path, tmp_path: Path) -> None:
+def test_the_manifest_records_the_settings(images: Path, tmp_path: Path) -> None:
     options = {"max_shard_size": 20_000, "max_shard_samples": 6, "shuffle_seed": 5}
     manifest = shardio.pack(images, tmp_path / "out", **options)  # type: ignore[arg-type]
     assert {name: manifest.pack[name] for name in options} == options
@@ -143,7 +143,7 @@ def test_the_manifest_says_how_it_was_packed(images: Path, tmp_path: Path) -> No
     assert manifest.fields == ("cls", "jpg")
 
 
-def test_what_pack_returns_is_what_it_wrote(packed: Path, images: Path, tmp_path: Path) -> None:
+def test_pack_returns_the_manifest_that_it_writes(packed: Path, images: Path, tmp_path: Path) -> None:
     manifest = shardio.pack(images, tmp_path / "out", max_shard_samples=5)
     assert isinstance(manifest, Manifest)
     assert manifest == open_table(tmp_path / "out").manifest
@@ -152,12 +152,12 @@ def test_what_pack_returns_is_what_it_wrote(packed: Path, images: Path, tmp_path
     ]
 
 
-def test_values_may_be_another_librarys(images: Path, tmp_path: Path) -> None:
+def test_settings_may_be_numpy_integers(images: Path, tmp_path: Path) -> None:
     values = {"max_shard_size": 9000, "max_shard_samples": 4, "shuffle_seed": 3, "max_side": 8, "quality": 70}
     values |= {"max_pixels": 10**6, "num_workers": 1}
     shardio.pack(images, tmp_path / "one", jpeg="reencode", **values)  # type: ignore[arg-type]
-    theirs = {name: np.int64(value) for name, value in values.items()}
-    shardio.pack(images, tmp_path / "two", jpeg="reencode", **theirs)  # type: ignore[arg-type]
+    integers = {name: np.int64(value) for name, value in values.items()}
+    shardio.pack(images, tmp_path / "two", jpeg="reencode", **integers)  # type: ignore[arg-type]
     assert read_files(tmp_path / "one") == read_files(tmp_path / "two")
 
 

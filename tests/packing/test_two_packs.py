@@ -1,4 +1,4 @@
-"""Two processes that pack into one new directory: one of them does, and the other one is refused."""
+"""Two processes that pack into the same new directory: one succeeds, the other one is refused."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import shardio
 from tests.files import read_files
 from tests.sources import encode, write_images
 
-# Packs, and waits for a line at one point: when the source is scanned, or when the lock is held.
-STOPPABLE = """
+# Packs, and waits for a line of input at one point: after the scan, or while it holds the lock.
+PACK_AND_WAIT = """
 import sys
 import shardio
 from shardio.errors import PackError
 from shardio.packing import destination, packer
 source, out, point = sys.argv[1:]
-def stop_after(function):
-    def stopped(*args, **kwargs):
+def wait_after(function):
+    def call_and_wait(*args, **kwargs):
         result = function(*args, **kwargs)
-        print("stopped", flush=True)
+        print("waiting", flush=True)
         sys.stdin.readline()
         return result
-    return stopped
+    return call_and_wait
 if point == "scanned":
-    packer.scan_directory = stop_after(packer.scan_directory)
+    packer.scan_directory = wait_after(packer.scan_directory)
 else:
-    destination.begin = stop_after(destination.begin)
+    destination.begin = wait_after(destination.begin)
 try:
     print(shardio.pack(source, out).num_samples)
 except PackError as error:
@@ -39,7 +39,7 @@ except PackError as error:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> tuple[Path, Path]:
-    """Two directories of different images, 2 and 3 of them."""
+    """Two directories of different images: one has 2, the other has 3."""
     write_images(tmp_path / "two", classes=1, per_class=2)
     write_images(tmp_path / "three", classes=1, per_class=2)
     (tmp_path / "three" / "class-0" / "third.jpg").write_bytes(encode(3))
@@ -47,21 +47,21 @@ def sources(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def pack_until(point: str, source: Path, out: Path) -> subprocess.Popen[str]:
-    """Start a pack, and return when it has come to a point."""
+    """Start a pack, and return when it has reached a point."""
     process = subprocess.Popen(
-        [sys.executable, "-c", STOPPABLE, source, out, point],
+        [sys.executable, "-c", PACK_AND_WAIT, source, out, point],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
-    assert process.stdout.readline() == "stopped\n"
+    assert process.stdout.readline() == "waiting\n"
     return process
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["the smaller one waits", "the larger one waits"])
-def test_a_pack_that_finishes_while_another_one_scans_is_not_replaced(
+def test_a_pack_that_finishes_while_another_one_scans_is_not_overwritten(
     sources: tuple[Path, Path], tmp_path: Path, first: int
 ) -> None:
     out = tmp_path / "out"
@@ -75,7 +75,9 @@ def test_a_pack_that_finishes_while_another_one_scans_is_not_replaced(
     assert len(shardio.ShardDataset(out)) == manifest.num_samples
 
 
-def test_a_pack_that_comes_while_another_one_writes_is_refused(sources: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_pack_that_starts_writing_while_another_one_writes_is_refused(
+    sources: tuple[Path, Path], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     late = pack_until("scanned", sources[1], out)
     writing = pack_until("locked", sources[0], out)

@@ -13,7 +13,7 @@ import typer
 from tests.images.fuzz_laws import LawBrokenError
 from tests.processes import run_python
 
-# Not an import statement: tools/ is no package, and mypy knows its files by another name.
+# Not an import statement: tools/ is not a package, and mypy knows its files by other names.
 fuzz_images = import_module("tools.fuzz_images")
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "fuzz_images.py"

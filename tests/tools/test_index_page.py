@@ -1,4 +1,4 @@
-"""What a package index is told of shardio, and that nobody is sent there for the other project of that name."""
+"""The page and metadata for a package index, and that no text confuses shardio with another project of its name."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ TEXTS = [
     for path in ROOT.glob(pattern)
     if path != Path(__file__)
 ]
-"""All that people read, as it lies in the repository."""
+"""All files in the repository that people read."""
 
 WRONG_INSTALL = re.compile(
     r"\b(?:install|add)\s+(?:-\S+\s+(?:\S+\.txt\s+)?)*['\"]?shardio(?![-\w./])|(?<![/\w])shardio\[[a-z]"
 )
-"""``install``, options, and the bare name; or an extra of it. A path, as /path/to/shardio[tile], is right."""
+"""``install``, options, and the bare name or an extra of it. Paths such as /path/to/shardio[tile] are allowed."""
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def read_project() -> dict[str, Any]:
     if sys.version_info < (3, 11):
-        pytest.skip("tomllib is there from Python 3.11 on")
+        pytest.skip("tomllib needs Python 3.11")
     import tomllib
 
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return project
 
 
-def test_nobody_is_sent_to_the_other_project_of_the_name() -> None:
+def test_no_text_recommends_installing_the_other_project() -> None:
     assert len(TEXTS) > 300
     found = [(path.relative_to(ROOT), match[0]) for path in TEXTS for match in WRONG_INSTALL.finditer(path.read_text())]
     assert found == []
@@ -58,34 +58,34 @@ def test_nobody_is_sent_to_the_other_project_of_the_name() -> None:
         ("pip install numba, which shardio uses", False),
     ],
 )
-def test_the_test_above_knows_what_is_wrong(text: str, is_wrong: bool) -> None:
+def test_the_test_above_recognises_wrong_commands(text: str, is_wrong: bool) -> None:
     assert bool(WRONG_INSTALL.search(text)) == is_wrong
 
 
-def test_the_distribution_has_a_name_of_its_own_and_the_command_stays() -> None:
+def test_the_distribution_has_its_own_name_and_provides_the_command() -> None:
     project = read_project()
     assert project["name"] == "shardio-loader"
     assert project["scripts"] == {"shardio": "shardio.cli.main:main"}
     assert not [url for url in project.get("urls", {}).values() if "example" in url]
 
 
-def test_classifiers_name_what_is_supported() -> None:
+def test_classifiers_name_the_supported_versions_and_systems() -> None:
     project = read_project()
     versions = {line.rpartition(" ")[2] for line in project["classifiers"] if re.search(r"Python :: 3\.\d+$", line)}
     assert versions == {f"3.{minor}" for minor in range(10, 15)}
     assert project["requires-python"] == ">=3.10"
     assert {"Operating System :: POSIX :: Linux", "Operating System :: MacOS"} <= set(project["classifiers"])
-    # By PEP 639 the licence is an expression, beside which there must be no classifier of one.
+    # PEP 639: the licence is an expression, and there must not be a licence classifier as well.
     assert (project["license"], [line for line in project["classifiers"] if "License" in line]) == ("Apache-2.0", [])
 
 
-def test_no_link_of_the_indexs_page_leads_nowhere() -> None:
+def test_the_index_page_has_no_broken_links() -> None:
     readme = (ROOT / "README.md").read_text()
     relative = [target for target in LINK.findall(readme) if not target.startswith(("https:", "#"))]
     assert relative
     plain = make_index_page(readme, None)
     assert all(target.startswith(("https:", "#")) for target in LINK.findall(plain))
-    assert "CHANGELOG.md" in plain  # Its name stays.
+    assert "CHANGELOG.md" in plain  # The link's text stays.
     linked = make_index_page(readme, "https://host/project/")
     targets = LINK.findall(linked)
     assert [target.removeprefix("https://host/project/") for target in targets] == LINK.findall(readme)

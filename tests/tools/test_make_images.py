@@ -12,12 +12,12 @@ from PIL import Image
 
 from tests.processes import run_python
 
-# Not an import statement: tools/ is no package, and mypy knows its files by another name.
+# Not an import statement: tools/ is not a package, and mypy knows its files by other names.
 make_images = import_module("tools.make_images")
 
 
 def _write(folder: Path, **options: Any) -> list[bytes]:
-    """Write the images of one class; return the files' contents in the order of their names."""
+    """Write the images of one class; return the files' contents, sorted by name."""
     defaults = {"class_id": 0, "num_classes": 2, "num_images": 2, "width": 96, "height": 64, "quality": 95, "seed": 0}
     job = make_images.Job(folder=folder, **{**defaults, **options})
     num_bytes = make_images.write_class(job)
@@ -28,7 +28,7 @@ def _write(folder: Path, **options: Any) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The images that the command makes, and what it says."""
+    """Return the images that the command creates, and its output."""
     out = tmp_path_factory.mktemp("made") / "images"
     options = ["--classes", "2", "--per-class", "2", "--width", "96", "--height", "64"]
     done = run_python("-m", "tools.make_images", out, *options, cwd=Path(__file__).parents[2])
@@ -36,10 +36,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_there_is_a_folder_for_each_class(made: tuple[Path, str]) -> None:
-    out, said = made
+    out, output = made
     names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert names == ["class-00/0000.jpg", "class-00/0001.jpg", "class-01/0000.jpg", "class-01/0001.jpg"]
-    assert said.startswith("made 4 images of 2 classes in ")
+    assert output.startswith("created 4 images of 2 classes in ")
 
 
 def test_the_same_seed_gives_the_same_files_in_another_process(made: tuple[Path, str], tmp_path: Path) -> None:
@@ -49,18 +49,18 @@ def test_the_same_seed_gives_the_same_files_in_another_process(made: tuple[Path,
         assert _write(tmp_path / str(class_id), class_id=class_id) == expected
 
 
-def test_another_seed_gives_other_files(tmp_path: Path) -> None:
+def test_another_seed_gives_different_files(tmp_path: Path) -> None:
     assert not set(_write(tmp_path / "a", seed=0)) & set(_write(tmp_path / "b", seed=1))
     make_images.make_textures.cache_clear()
 
 
-def test_no_two_images_are_alike(tmp_path: Path) -> None:
+def test_all_images_differ(tmp_path: Path) -> None:
     contents = [*_write(tmp_path / "a", num_images=6), *_write(tmp_path / "b", class_id=1, num_images=6)]
     assert len(set(contents)) == 12
 
 
 @pytest.mark.parametrize("size", [(96, 64), (16, 16), (101, 37)])
-def test_every_file_is_a_jpeg_of_the_size_asked_for(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_every_file_is_a_jpeg_of_the_requested_size(tmp_path: Path, size: tuple[int, int]) -> None:
     for content in _write(tmp_path / "a", width=size[0], height=size[1]):
         with Image.open(io.BytesIO(content)) as image:
             assert image.format == "JPEG"
@@ -74,8 +74,8 @@ def test_files_are_as_large_as_those_of_photographs(tmp_path: Path) -> None:
         assert 50_000 < len(content) < 110_000
 
 
-def test_the_colour_of_a_class_can_be_seen(tmp_path: Path) -> None:
-    """The blobs pull the mean colour: two far classes differ more than chance lets them."""
+def test_the_colour_of_a_class_is_visible(tmp_path: Path) -> None:
+    """The blobs shift the mean colour: two distant classes differ by more than chance."""
     means = []
     for class_id in range(2):
         contents = _write(tmp_path / str(class_id), class_id=class_id, num_images=60)

@@ -14,7 +14,7 @@ from tests.images.jpeg_files import by_pillow, noise
 from tests.images.tiling_laws import check_file
 from tests.processes import run_python
 
-# Not an import statement: tools/ is no package, and mypy knows its files by another name.
+# Not an import statement: tools/ is not a package, and mypy knows its files by other names.
 tile_campaign = import_module("tools.tile_campaign")
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "tile_campaign.py"
@@ -22,28 +22,28 @@ SCRIPT = Path(__file__).parents[2] / "tools" / "tile_campaign.py"
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two baseline JPEGs and a progressive one, in two folders, beside a file that is no JPEG."""
+    """Two baseline JPEGs and a progressive one in two folders, and a file that is not a JPEG."""
     (tmp_path / "more").mkdir()
     (tmp_path / "a.jpg").write_bytes(by_pillow(noise(40, 60)))
     (tmp_path / "more" / "B.JPEG").write_bytes(by_pillow(noise(50, 30)))
     (tmp_path / "more" / "c.jpeg").write_bytes(by_pillow(noise(50, 30), progressive=True))
-    (tmp_path / "notes.txt").write_text("no picture")
+    (tmp_path / "notes.txt").write_text("not an image")
     return tmp_path
 
 
-def test_a_campaign_says_what_came_of_the_files(photos: Path) -> None:
+def test_a_campaign_reports_the_outcomes(photos: Path) -> None:
     done = run_python(SCRIPT, "--limit", 20, "--photos", photos, "--crops", 5, cwd=SCRIPT.parent)
     (line,) = done.stdout.splitlines()
     assert line.startswith("the laws hold for all 23 files in ")
     assert line.endswith(" s: 22 tiled, 1 progressive")
 
 
-def test_a_file_that_breaks_a_law_is_named_and_written(
+def test_a_file_that_breaks_a_law_is_named_and_saved(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def check(name: str, content: bytes) -> str:
         if name.endswith("B.JPEG"):
-            raise AssertionError(f"{name}: broken is the law that pigs fly")
+            raise AssertionError(f"{name}: a law does not hold")
         return check_file(name, content)
 
     monkeypatch.setattr(tile_campaign, "check_file", check)
@@ -51,11 +51,11 @@ def test_a_file_that_breaks_a_law_is_named_and_written(
     with pytest.raises(typer.Exit) as exit_info:
         tile_campaign.main(photos=photos, corpus=False, broken=broken)
     assert exit_info.value.exit_code == 1
-    assert "B.JPEG: broken is the law that pigs fly" in capsys.readouterr().out
+    assert "B.JPEG: a law does not hold" in capsys.readouterr().out
     assert broken.read_bytes() == (photos / "more" / "B.JPEG").read_bytes()
 
 
-def test_a_crop_of_other_pixels_is_a_broken_law(
+def test_a_crop_with_different_pixels_breaks_a_law(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full_decode(*arguments: Any) -> Any:
@@ -68,7 +68,7 @@ def test_a_crop_of_other_pixels_is_a_broken_law(
     assert "has other pixels" in capsys.readouterr().out
 
 
-def test_a_crash_is_a_broken_law(
+def test_a_crash_breaks_a_law(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def check(name: str, content: bytes) -> str:
@@ -78,12 +78,12 @@ def test_a_crash_is_a_broken_law(
     with pytest.raises(typer.Exit) as exit_info:
         tile_campaign.main(photos=photos, corpus=False, broken=tmp_path / "found.bin")
     assert exit_info.value.exit_code == 1
-    said = capsys.readouterr().out
-    assert "a.jpg" in said
-    assert "IndexError" in said
+    output = capsys.readouterr().out
+    assert "a.jpg" in output
+    assert "IndexError" in output
 
 
-def test_a_campaign_without_files_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_campaign_without_files_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as exit_info:
         tile_campaign.main(photos=tmp_path, corpus=False)
     assert exit_info.value.exit_code == 2
@@ -91,7 +91,7 @@ def test_a_campaign_without_files_says_so(tmp_path: Path, capsys: pytest.Capture
 
 
 def _install_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """Put a program before all others that answers as jpegtran might."""
+    """Put a replacement for jpegtran first on the PATH."""
     program = folder / "jpegtran"
     program.write_text(f"#!{sys.executable}\nimport sys\ncontent = sys.stdin.buffer.read()\n{answer}\n")
     program.chmod(0o755)
@@ -108,7 +108,7 @@ def _install_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str
     ],
     ids=["other scan", "not read", "same scan"],
 )  # fmt: skip
-def test_files_are_compared_with_those_of_jpegtran(
+def test_tiled_files_are_compared_with_jpegtrans(
     answer: str,
     outcome: str,
     photos: Path,
@@ -121,7 +121,7 @@ def test_files_are_compared_with_those_of_jpegtran(
     assert f"jpegtran: {outcome}; " in capsys.readouterr().out
 
 
-def test_other_pixels_of_jpegtran_break_a_law(
+def test_different_pixels_from_jpegtran_break_a_law(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "other").write_bytes(by_pillow(noise(8, 8)))
@@ -130,10 +130,10 @@ def test_other_pixels_of_jpegtran_break_a_law(
     with pytest.raises(typer.Exit) as exit_info:
         tile_campaign.main(photos=photos, corpus=False, jpegtran=True, broken=tmp_path / "found.bin")
     assert exit_info.value.exit_code == 1
-    assert "jpegtran's file has other pixels" in capsys.readouterr().out
+    assert "the pixels of jpegtran's file differ" in capsys.readouterr().out
 
 
-def test_a_comparison_without_the_program_is_refused(
+def test_a_comparison_without_jpegtran_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -1,4 +1,4 @@
-"""What looks like another layout than class folders is refused, with the command that does it right."""
+"""Sources that look like a layout other than class folders are refused, with the right command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardio.cli.main import app
 from tests.sources import encode
 from tests.tars import read_with_webdataset
 
-NUMBERS = [f"{number:04d}" for number in range(4)]
+NUMBERS = [f"{i:04d}" for i in range(4)]
 LETTERS = ["bridge", "church", "tower", "wall"]
 
 
@@ -23,16 +23,16 @@ def folders(*names: str, stems: list[str] = LETTERS, suffix: str = "jpg") -> lis
     return [f"{name}/{stem}.{suffix}" for name in names for stem in stems]
 
 
-# What lies in the source; what the error names. The commands in the error are run.
-LOOKALIKES = {
+# The files in the source, and words of the error. The commands in the error are run.
+AMBIGUOUS = {
     "masks": ([*folders("images"), *folders("masks", suffix="png")], "images/ and masks/"),
     "masks-numbered": (folders("images", "masks", stems=NUMBERS, suffix="png"), "images/ and masks/"),
     "labels": ([*folders("images"), *folders("labels", suffix="txt")], "images/ and labels/"),
-    "beside-more": (
+    "with-other-folders": (
         [*folders("JPEGImages", "extra"), *folders("Annotations", suffix="xml")],
         "JPEGImages/ and Annotations/",
     ),
-    "numbered-beside-more": (
+    "numbered-with-other-folders": (
         [*folders("images", "masks", stems=NUMBERS), *folders("extra", stems=LETTERS)],
         "images/ and masks/",
     ),
@@ -41,27 +41,27 @@ LOOKALIKES = {
     "coco": (folders("train2017", "val2017", "test2017"), "train2017/, test2017/ and val2017/"),
     "kaggle": (folders("training_set/cats", "test_set/cats"), "training_set/ and test_set/"),
     "train-alone": (folders("train/cat", "train/dog"), "train/"),
-    "one-level-too-high": (folders("photos/cat", "photos/dog"), "one folder alone"),
+    "one-level-too-high": (folders("photos/cat", "photos/dog"), "holds only the folder photos/"),
 }
 
 
 def write(root: Path, names: list[str]) -> None:
-    for number, name in enumerate(names):
+    for i, name in enumerate(names):
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encode(number, suffix=path.suffix[1:]) if path.suffix in (".jpg", ".png") else b"text")
+        path.write_bytes(encode(i, suffix=path.suffix[1:]) if path.suffix in (".jpg", ".png") else b"text")
 
 
 def run_command(line: str) -> None:
-    """Run a command of an error as it stands there."""
+    """Run a command from an error message as it is."""
     program, *arguments = shlex.split(line)
     assert program == "shardio"
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
 
 
-@pytest.mark.parametrize(("names", "words"), LOOKALIKES.values(), ids=LOOKALIKES.keys())
-def test_what_looks_like_another_layout_is_refused_and_the_commands_in_the_error_work(
+@pytest.mark.parametrize(("names", "words"), AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
+def test_a_source_that_looks_like_another_layout_is_refused_and_the_commands_in_the_error_work(
     tmp_path: Path, names: list[str], words: str
 ) -> None:
     source, out = tmp_path / "in it", tmp_path / "out"
@@ -77,8 +77,8 @@ def test_what_looks_like_another_layout_is_refused_and_the_commands_in_the_error
         run_command(command)
 
 
-def test_insisting_makes_classes_of_all_folders(tmp_path: Path) -> None:
-    for name, (names, _) in LOOKALIKES.items():
+def test_layout_classes_makes_each_folder_a_class(tmp_path: Path) -> None:
+    for name, (names, _) in AMBIGUOUS.items():
         images = [path for path in names if not path.endswith((".txt", ".xml"))]
         write(tmp_path / name, images)
         manifest = shardio.pack(tmp_path / name, tmp_path / "out" / name, layout="classes")
@@ -87,13 +87,13 @@ def test_insisting_makes_classes_of_all_folders(tmp_path: Path) -> None:
 
 
 ORDINARY = {
-    "numbered-alike": folders("bus", "train", "car", stems=NUMBERS),
-    "the-same-stems": folders("real", "fake"),
+    "same-numbers": folders("bus", "train", "car", stems=NUMBERS),
+    "same-stems": folders("real", "fake"),
     "train-the-vehicle": folders("train", "bus"),
     "a-mask-is-worn": folders("with_mask", "without_mask", stems=NUMBERS),
-    "images-and-other-things": folders("images", "drawings", stems=NUMBERS),
-    "numbered-alike-in-all": [*folders("photo", "box", "cup", stems=NUMBERS), *folders("cap", stems=NUMBERS[:2])],
-    "labels-are-things": folders("bottles", "labels", stems=NUMBERS),
+    "images-and-another-class": folders("images", "drawings", stems=NUMBERS),
+    "same-numbers-in-most": [*folders("photo", "box", "cup", stems=NUMBERS), *folders("cap", stems=NUMBERS[:2])],
+    "labels-are-a-class": folders("bottles", "labels", stems=NUMBERS),
     "tests": folders("test tubes", "val d'isere"),
     "deep": ["cats/a/1.jpg", "cats/b/2.jpg", "dogs/c/1.jpg"],
     "one-class": folders("cats"),
@@ -103,7 +103,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("names", ORDINARY.values(), ids=ORDINARY.keys())
-def test_ordinary_directories_are_packed_as_ever(tmp_path: Path, names: list[str]) -> None:
+def test_ordinary_directories_are_packed(tmp_path: Path, names: list[str]) -> None:
     write(tmp_path / "in", names)
     manifest = shardio.pack(tmp_path / "in", tmp_path / "out")
     assert manifest.num_samples == len(names)
@@ -117,7 +117,7 @@ def read(out: Path) -> dict[str, list[str]]:
 PAIRS: dict[str, tuple[list[str], dict[str, list[str]]]] = {
     "folders": (["images/a.jpg", "images/b.jpg", "masks/a.png", "masks/b.png"], {"a": ["jpg", "masks.png"]}),
     "two companions": (["images/a.jpg", "Masks/a.png", "labels/a.txt"], {"a": ["jpg", "labels.txt", "masks.png"]}),
-    "deeper": (["images/x/a.jpg", "masks/x/a.png", "images/x/a.json"], {"x/a": ["jpg", "json", "masks.png"]}),
+    "nested folders": (["images/x/a.jpg", "masks/x/a.png", "images/x/a.json"], {"x/a": ["jpg", "json", "masks.png"]}),
     "dots": (["a.jpg", "a.mask.png", "b.jpg", "b.mask.png"], {"a": ["jpg", "mask.png"]}),
     "dots in classes": (["c/a.jpg", "c/a.mask.png", "c/a.JSON"], {"c/a": ["cls", "jpg", "json", "mask.png"]}),
 }
@@ -141,33 +141,39 @@ def test_pairs_become_fields_of_one_sample(tmp_path: Path, names: list[str], som
 
 
 @pytest.mark.parametrize("mask", ["bridge.png", "bridge_mask.png"])
-def test_few_masks_or_masks_named_otherwise_are_seen_too(tmp_path: Path, mask: str) -> None:
-    """Pairs cannot be made of them, and the next error says why."""
+def test_incomplete_or_differently_named_masks_are_recognised(tmp_path: Path, mask: str) -> None:
+    """They cannot be packed as pairs, and the next error says why."""
     write(tmp_path / "in", [*folders("img"), f"mask/{mask}"])
-    with pytest.raises(shardio.PackError, match=r"img/ and mask/: .* two files of each sample"):
+    with pytest.raises(shardio.PackError, match=r"img/ and mask/: .* two files for each sample"):
         shardio.pack(tmp_path / "in", tmp_path / "out")
-    with pytest.raises(shardio.PackError, match=r"has no mask, and 1 of 4|holds no pairs"):
+    with pytest.raises(shardio.PackError, match=r"has no 'mask' file, but 1 of 4|holds no pairs"):
         shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
 
 
 INCOMPLETE = {
-    "a mask is missing": (["images/a.jpg", "images/b.jpg", "masks/a.png"], "in/images/b.jpg has no masks, and 1 of 2"),
-    "a mask is missing, dots": (["a.jpg", "a.mask.png", "b.jpg"], "in/b.jpg has no mask, and 1 of 2"),
-    "named otherwise": (["images/a.jpg", "masks/a_mask.png"], "holds no pairs: files of one sample have the same name"),
-    "no pairs at all": (["c/a.jpg", "d/a.jpg"], "or a.jpg with a.mask.png"),
-    "a mask without image": (["a.jpg", "a.mask.png", "b.mask.png"], "in/b.mask.png has a dot in its stem"),
-    "two folders of images": (["images/a.jpg", "photos/a.jpg", "masks/a.png"], "images and photos are both named"),
+    "a mask is missing": (
+        ["images/a.jpg", "images/b.jpg", "masks/a.png"],
+        "in/images/b.jpg has no 'masks' file, but 1 of 2",
+    ),
+    "a mask is missing, dots": (["a.jpg", "a.mask.png", "b.jpg"], "in/b.jpg has no 'mask' file, but 1 of 2"),
+    "different names": (
+        ["images/a.jpg", "masks/a_mask.png"],
+        "holds no pairs: the files of a sample must have the same name",
+    ),
+    "no pairs": (["c/a.jpg", "d/a.jpg"], "or a.jpg with a.mask.png"),
+    "a mask without an image": (["a.jpg", "a.mask.png", "b.mask.png"], "in/b.mask.png has a dot in its stem"),
+    "two folders of images": (["images/a.jpg", "photos/a.jpg", "masks/a.png"], "images and photos are all named"),
 }
 
 
 @pytest.mark.parametrize(("names", "words"), INCOMPLETE.values(), ids=INCOMPLETE.keys())
-def test_pairs_that_are_incomplete_are_refused(tmp_path: Path, names: list[str], words: str) -> None:
+def test_incomplete_pairs_are_refused(tmp_path: Path, names: list[str], words: str) -> None:
     write(tmp_path / "in", names)
     with pytest.raises(shardio.PackError, match=re.escape(words)):
         shardio.pack(tmp_path / "in", tmp_path / "out", layout="pairs")
 
 
-def test_renaming_dots_does_not_make_two_samples_of_a_pair(tmp_path: Path) -> None:
+def test_renaming_dots_does_not_split_pairs(tmp_path: Path) -> None:
     write(tmp_path / "in", [f"{name}{end}" for name in LETTERS for end in (".jpg", ".mask.png")])
     for rename_dots in (False, True):
         with pytest.raises(shardio.PackError, match=r"--layout pairs"):
@@ -179,12 +185,12 @@ def test_renaming_dots_does_not_make_two_samples_of_a_pair(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("more", [["bridge.1.jpg", "bridge.2.jpg", "wall.1.jpg"], ["wall.edited.jpg"], ["v1.0.jpg"]])
-def test_renaming_dots_packs_what_only_has_dots(tmp_path: Path, more: list[str]) -> None:
+def test_renaming_dots_packs_names_with_dots_that_are_not_pairs(tmp_path: Path, more: list[str]) -> None:
     write(tmp_path / "in", [*folders("c"), *(f"c/{name}" for name in more)])
     assert shardio.pack(tmp_path / "in", tmp_path / "out", rename_dots=True).num_samples == 4 + len(more)
 
 
-def test_flat_takes_any_folders_without_classes(tmp_path: Path) -> None:
+def test_layout_flat_packs_any_folders_without_classes(tmp_path: Path) -> None:
     write(tmp_path / "in", ["a.jpg", "x/a.jpg", "x/y/b.jpg", "x/y/b.cls"])
     manifest = shardio.pack(tmp_path / "in", tmp_path / "out", layout="flat")
     assert (manifest.classes, sorted(read(tmp_path / "out"))) == ((), ["a", "x/a", "x/y/b"])
@@ -203,7 +209,7 @@ def test_flat_takes_any_folders_without_classes(tmp_path: Path) -> None:
 def test_urls_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, command: str, as_path: bool
 ) -> None:
-    """As they are written, and after a Path has taken one of their slashes."""
+    """URLs are recognised as strings, and as Paths, which drop one of their slashes."""
     write(tmp_path / "in", folders("cats"))
     monkeypatch.chdir(tmp_path)
     name: Any = Path(url) if as_path else url
@@ -219,6 +225,6 @@ def test_urls_are_refused(
 
 
 @pytest.mark.parametrize(("option", "value"), [("layout", "imagenet"), ("on_changed", "ignore")])
-def test_a_choice_that_there_is_not_is_refused(tmp_path: Path, option: str, value: str) -> None:
+def test_an_unknown_choice_is_refused(tmp_path: Path, option: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{option} must be one of .*, got '{value}'"):
         shardio.pack(tmp_path, tmp_path / "out", **{option: value})  # type: ignore[arg-type]  # that is the test
