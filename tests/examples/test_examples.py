@@ -36,7 +36,7 @@ def _prepare() -> None:
 
 @pytest.mark.parametrize("options", [(), ("--own-loop",)], ids=["train", "own-loop"])
 def test_the_checkerboard_is_learnt_equally_well_in_both_precisions(options: tuple[str, ...]) -> None:
-    output = _run("checkerboard.py", "--epochs", "8", "--width", "64", *options)
+    output = _run("checkerboard.py", "--epochs", "4", "--width", "64", *options)
     found = {name: float(share) for name, share in re.findall(r"^(fp32|bf16|fp16) +([\d.]+)%", output, re.MULTILINE)}
     assert list(found) == ["fp32", "fp16" if torch.cuda.is_available() else "bf16"]
     assert min(found.values()) > 95
