@@ -6,6 +6,7 @@ import signal
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import shardio
@@ -14,8 +15,10 @@ from tests.sources import write_images
 
 
 def pytest_configure() -> None:
-    """Take Ctrl-C even where a shell started pytest in the background, and with it all that tests interrupt."""
+    """Accept Ctrl-C even if a shell started pytest in the background, for tests that send it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("shardio", deadline=None)  # No test depends on the machine's speed.
+    hypothesis.settings.load_profile("shardio")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ GOLDEN = Path(__file__).parent.parent / "tests" / "order" / "golden_orders.json"
 
 SHARDS = {
     "one small shard": [7],
-    "different shards, one empty": [5, 0, 13, 1, 40, 8],
+    "unlike shards, one empty": [5, 0, 13, 1, 40, 8],
     "many equal shards": [100] * 64,
     "10^11 samples": [10**8] * 1000,
 }

@@ -40,7 +40,7 @@ class _Failure(NamedTuple):
 
 
 class PrefetchIterator:
-    """An iterator over batches on the device, some of which are in flight.
+    """An iterator over batches on the device. Several batches are in flight.
 
     An error of the loader is raised after the batches before it. It ends this iterator only if it ends the loader's. A
     batch that failed counts when the next one is requested.

@@ -72,7 +72,7 @@ class CropPlan:
         return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlan:
-        """Return a plan that also resizes this plan's results, none of which may be final."""
+        """Return a plan that also resizes this plan's results. None of them may be final."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)

@@ -92,7 +92,7 @@ class OrderPlanner:
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
         """Return the plans of an epoch's batches, and what they consist of."""
         assert cursor is not None, "the order is shardio's"
-        assert split is not None, "likewise"
+        assert split is not None, "the order is shardio's"
         source = SampleSource(dataset=self.dataset, decoder=self.dataset.dataset.decoder, epoch=cursor.epoch)
         return self._plan(cursor, split), source
 

@@ -1,4 +1,4 @@
-"""The cursor, which is all that is needed to go on, and the rules by which epochs follow each other."""
+"""The cursor, which is all that a run needs to resume, and the rules for the next epoch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shardio.order.split import Split
 from shardio.values import check_integer
 
 MAX_EPOCH = 2**62
-"""Epochs have numbers below this, so that those that follow one fit 64 bits, too."""
+"""Epochs are below this, so the next ones also fit 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """A place in training: ``position`` samples of epoch ``epoch`` have been delivered by all ranks together."""
+    """A point in training: all ranks together have delivered ``position`` samples of epoch ``epoch``."""
 
     epoch: int
     position: int = 0
@@ -21,13 +21,13 @@ class Cursor:
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """How far a rank has come in an epoch.
+    """A rank's progress in an epoch.
 
     Attributes:
-        cursor: Where it began.
+        cursor: Where the epoch began.
         split: The rank's share from there on.
-        num_batches: How many of its batches were delivered.
-        is_finished: Whether it asked for another batch and there was none.
+        num_batches: The batches that were delivered.
+        is_finished: Whether a further batch was requested and there was none.
     """
 
     cursor: Cursor
@@ -37,37 +37,37 @@ class Progress:
 
     @property
     def now(self) -> Cursor:
-        """Where all ranks are, once each has had as many batches, or all that it has."""
-        # With `keep` a rank may be through before the others: then the epoch is over for it when it asked for more.
+        """The cursor once every rank has received this many batches, or all of its batches."""
+        # With `keep` a rank may finish before the others: then its epoch ends when it requests a further batch.
         position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
         return Cursor(epoch=self.cursor.epoch, position=position)
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left of it for this rank."""
+        """Whether nothing of the epoch is left for this rank."""
         return self.is_finished or self.num_batches == self.split.num_batches
 
 
 def check_epoch(epoch: int) -> int:
-    """Return an epoch's number; integers of numpy's are taken, too.
+    """Return an epoch's number as an int; numpy's integers are accepted.
 
     Raises:
-        TypeError: If it is no integer.
+        TypeError: If it is not an integer.
         ValueError: If it is negative, or not below MAX_EPOCH.
     """
     return check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH)
 
 
 class EpochCounter:
-    """Decides which epoch comes next, and where in it to begin; and knows where the last one has come to.
+    """Decides which epoch begins next and where, and knows the progress of the last one.
 
-    The rules: each start is the next epoch, unless ``set_epoch`` names one. A loaded cursor is gone on with;
-    ``set_epoch`` of the loaded epoch keeps its position, another epoch drops it. A loaded cursor at the end
-    of its epoch starts the next one, unless ``set_epoch`` asks for the rest of the loaded one, which is empty.
+    The rules: each start is the next epoch, unless ``set_epoch`` sets one. A start after ``load`` resumes at the loaded
+    cursor; ``set_epoch`` of the loaded epoch keeps its position, another epoch drops it. A loaded cursor at the end
+    of its epoch starts the next one, unless ``set_epoch`` sets the loaded one, whose rest is empty.
 
     Attributes:
-        next: Where the next start begins.
-        progress: The epoch that was started last; None before the first, and once a cursor was loaded.
+        next: Where the next epoch begins.
+        progress: The progress of the last epoch; None before the first one and after ``load``.
     """
 
     def __init__(self) -> None:
@@ -78,17 +78,17 @@ class EpochCounter:
 
     @property
     def now(self) -> Cursor:
-        """Where training is: what a state holds.
+        """The cursor of training, which a state holds.
 
-        An epoch that is under way goes on when ``set_epoch`` names the next one, so until that is started, or the
-        running one is over, the state is the running one's.
+        ``set_epoch`` does not end an epoch in flight. So the cursor is in that epoch until it is over or the next one
+        begins.
         """
         if self.progress is None or (self._is_set and self.progress.is_over):
             return self.next
         return self.progress.now
 
     def set_epoch(self, epoch: int) -> None:
-        """Name the epoch that the next start begins."""
+        """Set the next epoch."""
         epoch = check_epoch(epoch)
         if not (self._is_loaded and epoch == self.next.epoch):
             self.next = Cursor(epoch=epoch)
@@ -96,22 +96,22 @@ class EpochCounter:
         self._is_set = True
 
     def load(self, cursor: Cursor) -> None:
-        """Go on from ``cursor`` at the next start."""
+        """Resume at ``cursor`` at the next start."""
         self.next = cursor
         self._is_loaded, self._is_set = True, False
         self.progress = None
 
     def find_start(self, num_samples: int) -> Cursor:
-        """Return where the next start begins, in an epoch of ``num_samples`` samples."""
+        """Return where the next epoch begins, if an epoch has ``num_samples`` samples."""
         is_over = self.next.position >= num_samples and not self._is_set
         return Cursor(epoch=self.next.epoch + 1) if is_over else self.next
 
     def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
-        """Begin an epoch of ``num_samples`` samples; return where. The caller sets ``progress``.
+        """Begin an epoch and return where. The caller sets ``progress``.
 
         Args:
-            num_samples: Of the whole epoch.
-            repeats: Whether the start after this one is the same epoch again, unless ``set_epoch`` names one.
+            num_samples: The samples of the whole epoch.
+            repeats: Whether the next start is the same epoch again, unless ``set_epoch`` sets one.
         """
         cursor = self.find_start(num_samples)
         self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)

@@ -1,8 +1,8 @@
 """The epoch's order: from positions to samples, by arithmetic.
 
 The shards are permuted and laid end to end (the tape), the tape is cut into lanes, each lane is shuffled
-in consecutive windows, and positions take turns between the lanes. Only the table of shard sizes is held;
-every position is computed alone, so any place of an epoch is reached at once.
+in consecutive windows, and positions alternate between the lanes. Only the table of shard sizes is in memory.
+Each position is computed alone, so an epoch can begin anywhere at no cost.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class EpochOrder:
         tape = self._permuted_shards(len(shard_sizes))
         shard_starts = np.cumsum(shard_sizes) - shard_sizes
         self._tape_stops = np.cumsum(shard_sizes[tape])
-        # Added to a place on the tape, it gives the sample's number in manifest order.
+        # An offset on the tape plus its shift is the sample's index in manifest order.
         self._tape_shifts = shard_starts[tape] - (self._tape_stops - shard_sizes[tape])
 
     def samples_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the samples at some positions of the epoch.
 
         Args:
-            positions: int64 [n], at least 0. Past the last one the order begins again (position p mod N),
-                as the remainder policy ``pad`` wants it.
+            positions: int64 [n], at least 0. After the last position the order repeats (position p mod N), which the
+                remainder policy ``pad`` needs.
 
         Returns:
-            int64 [n], the samples' numbers in manifest order.
+            int64 [n], the samples' indices in manifest order.
         """
         positions = positions % self.num_samples
         if not self.settings.shuffle:
             return positions
-        places = self._places_on_tape(positions)
-        return places + self._tape_shifts[np.searchsorted(self._tape_stops, places, side="right")]
+        offsets = self._offsets_on_tape(positions)
+        return offsets + self._tape_shifts[np.searchsorted(self._tape_stops, offsets, side="right")]
 
     def _permuted_shards(self, num_shards: int) -> NDArray[np.int64]:
         if not self.settings.shuffle:
@@ -56,7 +56,7 @@ class EpochOrder:
         rng_key = make_rng_key(self.settings.seed, self.epoch, "shards")
         return np.argsort(random_words(rng_key, np.arange(num_shards, dtype=np.uint64)), kind="stable")
 
-    def _places_on_tape(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _offsets_on_tape(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         lanes, length = self.settings.lanes, self.settings.window
         offset, lane = np.divmod(positions, lanes)
         # The first N mod L lanes are one sample longer.

@@ -1,8 +1,8 @@
-"""How good a shuffle is, and what it costs the ranks that read it: numbers for any order, shardio's or another's.
+"""Measures of a shuffle's quality and its cost for the ranks that read it, for any order.
 
-A measured epoch is given as what each rank reads: the samples' numbers in manifest order, in the order in which
-the rank receives them. The global order takes from the ranks in turn, sample by sample, so that W * B samples of
-it in a row are the batches of one step.
+An epoch is given as what each rank reads: the samples' indices in manifest order, in the order in which the rank
+receives them. The global order takes one sample from each rank in turn, so that W * B consecutive samples are the
+batches of one step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IDEAL_DISTANCE = 1 / 3
-"""Mean distance of two random places, as a share of the whole length."""
+"""The mean distance of two random positions, as a share of the whole length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def measure_quality(
 
 
 def take_turns(ranks: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Return what all ranks read in one row: the first of each rank, the second of each, …; int64 [N]."""
+    """Return the global order: the first sample of each rank, the second of each, …; int64 [N]."""
     turns = np.concatenate([np.arange(len(samples)) for samples in ranks])
     return np.concatenate(ranks)[np.argsort(turns, kind="stable")]
 
@@ -81,10 +81,10 @@ def shards_of(samples: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDA
 
 
 def mean_displacement(order: NDArray[np.int64]) -> float:
-    """Return the mean of abs(position - sample) / N: how far samples come from their place in manifest order.
+    """Return the mean of abs(position - sample) / N: how far samples move from manifest order.
 
     0 for an order that is not shuffled, and about 1/3 (exactly (1 - 1/N**2) / 3 on average) for a global shuffle.
-    Moving whole shards of many is enough to reach 1/3: whether samples of a shard leave each other is not seen here.
+    Moving whole shards is enough to reach 1/3: this measure does not show whether samples of a shard are separated.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -93,10 +93,10 @@ def mean_displacement(order: NDArray[np.int64]) -> float:
 
 
 def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
-    """Return the mean of abs(p - q) / N, over all pairs of neighbours in a shard, which come at positions p and q.
+    """Return the mean of abs(p - q) / N over all pairs of neighbours in a shard, which have positions p and q.
 
-    1 / N for shards that are read in sequence, and about 1/3 for a global shuffle: how far samples that lie beside
-    each other on disk (and may be of one class or one video) come apart. NaN if every shard holds one sample.
+    1 / N for shards that are read in sequence, and about 1/3 for a global shuffle: how far neighbours on disk, which
+    may be of one class or one video, are separated. NaN if every shard holds one sample.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -132,7 +132,7 @@ def same_shard_chance(shards: NDArray[np.int64], batch_size: int) -> float:
 
 
 def ideal_same_shard_chance(shard_sizes: NDArray[np.int64]) -> float:
-    """Return that chance for two different samples of the whole dataset: sum of n (n - 1) / (N (N - 1))."""
+    """Return the chance of :func:`same_shard_chance` for the whole dataset: sum of n (n - 1) / (N (N - 1))."""
     sizes, total = shard_sizes.astype(np.float64), float(shard_sizes.sum())
     return float((sizes * (sizes - 1)).sum() / (total * (total - 1))) if total > 1 else float("nan")
 
@@ -140,8 +140,8 @@ def ideal_same_shard_chance(shard_sizes: NDArray[np.int64]) -> float:
 def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
     """Return how many shards one rank has open at once: the mean and the maximum over the samples that it reads.
 
-    A shard is open from the first sample of it that the rank reads to the last one, both included. The maximum is
-    thus the number of whole shards that a rank must keep (open files, or a cache) so that it fetches none twice.
+    A shard is open from its first to its last sample that the rank reads, both included. So the maximum is the number
+    of whole shards that a rank must keep (as open files or in a cache) to fetch none twice.
 
     Args:
         shards: int64 [n], the shard of each sample that the rank reads, in its order; n is at least 1.
@@ -159,8 +159,8 @@ def read_factor(
 ) -> float:
     """Return how many times its share of the bytes a rank reads, if it can only fetch whole shards.
 
-    That is the sum of the sizes of the shards that a rank touches in the epoch, over its share: the bytes of its own
-    samples, each of which counts as an average one of its shard. The sums are taken over all ranks.
+    That is the size of all shards that a rank touches in the epoch, divided by the size of its own samples, where each
+    sample has the average size of its shard. Both are summed over all ranks.
 
     Args:
         shards_of_ranks: For each rank the shard of each sample that it reads, int64 [n].

@@ -1,4 +1,4 @@
-"""The order's settings: all that fixes an epoch's order beside the dataset and the epoch's number."""
+"""The order's settings, which fix an epoch's order together with the dataset and the epoch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from shardio.values import check_flag, check_integer, check_optional_integer
 
 SHARDS_PER_WINDOW = 4
-"""Default window, in shards of average size: how many shards' samples are mixed with each other."""
+"""The default window, in shards of average size: how many shards' samples are mixed with each other."""
 
 MIN_WINDOW = 4096
-"""Default window at the least, in samples, for datasets of many small shards."""
+"""The smallest default window, in samples, for datasets of many small shards."""
 
 MAX_LANES = 8
-"""Default lanes at the most: with SHARDS_PER_WINDOW they bound the shards that one rank has open."""
+"""The largest default number of lanes: with SHARDS_PER_WINDOW it bounds the shards that one rank has open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """How an epoch is ordered. Never depends on world size, workers or batch size.
+    """How an epoch is ordered. The order never depends on world size, workers or batch size.
 
     Attributes:
-        shuffle: Whether the epoch is shuffled at all. If not, position p is sample p.
+        shuffle: Whether the epoch is shuffled. If not, position p is sample p.
         seed: The user's seed, 0 <= seed < 2**63.
         lanes: L, the number of stretches of the tape between which positions alternate.
         window: The number of neighbouring samples of a lane that are shuffled together.
@@ -44,21 +44,21 @@ def choose_settings(
     lanes: int | None = None,
     window: int | None = None,
 ) -> OrderSettings:
-    """Check the user's settings and fill in defaults that depend on the shards alone.
+    """Check the user's settings and fill in defaults, which depend on the shards alone.
 
     By default a window holds the samples of four average shards (at least 4096), and there are as many
-    lanes, up to 8 and a power of two, as leave every lane four windows. A small dataset therefore has
-    one lane, and one whose samples fit a window is shuffled as a whole.
+    lanes (a power of two, at most 8) as leave every lane four windows. So a small dataset has
+    one lane, and a dataset that fits a window is shuffled as a whole.
 
     Args:
         shard_sizes: int64 [shards], the number of samples of each shard.
-        shuffle: Whether to shuffle. Without it, lanes and window must be left alone.
+        shuffle: Whether to shuffle. If not, lanes and window must not be set.
         seed: 0 <= seed < 2**63.
         lanes: The number of lanes, or None for the default.
         window: The window's length in samples, or None for the default.
 
     Raises:
-        TypeError: If one that is an integer is given as something else, or ``shuffle`` is no truth value.
+        TypeError: If an integer is given as something else, or ``shuffle`` is not a boolean.
         ValueError: If a setting is out of range.
     """
     shuffle = check_flag("shuffle", shuffle)

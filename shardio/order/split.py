@@ -1,8 +1,8 @@
-"""The split: which positions of an epoch one rank reads, batch by batch.
+"""The split: the positions of an epoch that one rank reads, batch by batch.
 
 With world size W and B samples a rank, step t holds W * B consecutive positions, counted from the cursor
-where the epoch was begun or resumed. Every rank takes its share of each step; what is left after the last
-full step is dealt by the same rule. Worker k of n builds the batches t with t mod n == k.
+where the epoch began or resumed. Every rank takes its share of each step. The samples after the last
+full step are shared by the same rule. Worker k of n makes the batches t with t mod n == k.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Split:
         batch_size: B, the samples of one rank's batch.
         shuffled: Whether the order is shuffled. Then rank r takes the positions p with p mod W == r and so
             stays in its own lanes; otherwise it takes a run of each step and so stays in few shards.
-        remainder: ``pad`` and ``mask`` continue the order to a multiple of W, ``keep`` deals what there is
+        remainder: ``pad`` and ``mask`` continue the order to a multiple of W, ``keep`` shares the samples as they are
             (ranks differ by at most one sample), ``drop`` leaves out what does not fill a step.
     """
 
@@ -43,7 +43,7 @@ class Split:
 
     @property
     def stop(self) -> int:
-        """The end of the positions that are dealt: beyond N with ``pad`` and ``mask``, up to N otherwise."""
+        """The end of the shared positions: N or more with ``pad`` and ``mask``, at most N otherwise."""
         left = self.num_samples - self.start
         match self.remainder:
             case "pad" | "mask":
@@ -55,21 +55,21 @@ class Split:
 
     @property
     def num_batches(self) -> int:
-        """How many batches this rank has."""
+        """The number of this rank's batches."""
         return self._num_full_steps + (self._share(*self._step(self._num_full_steps))[1] > 0)
 
     @property
     def num_own_samples(self) -> int:
-        """How many samples this rank has."""
+        """The number of this rank's samples."""
         return self._num_full_steps * self.batch_size + self._share(*self._step(self._num_full_steps))[1]
 
     def batch(self, step: int) -> NDArray[np.int64]:
-        """Return the positions of this rank's batch number ``step``, int64 [n], 1 <= n <= B."""
+        """Return the positions of this rank's batch in a step, int64 [n], 1 <= n <= B."""
         first, count, stride = self._share(*self._step(step))
         return first + stride * np.arange(count, dtype=np.int64)
 
     def position_after(self, num_batches: int) -> int:
-        """Return the cursor's position once every rank has received ``num_batches`` batches, or all that it has."""
+        """Return the cursor's position once every rank has received ``num_batches`` batches, or all of its batches."""
         position = self.start + num_batches * self._step_size
         return self.num_samples if position >= self.stop else position
 

@@ -1,4 +1,4 @@
-"""The state that a training run saves: a cursor, and what it belongs to, as a small JSON-able dict."""
+"""The state that a training run saves: a cursor and what it belongs to, as a small JSON-able dict."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ STATE_VERSION = 1
 
 
 def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:
-    """Return the state of a run that has come to ``cursor``.
+    """Return the state of a run that has reached ``cursor``.
 
     Args:
-        cursor: What has been delivered.
+        cursor: The cursor.
         settings: The order's settings.
         digest: The dataset's digest.
         num_samples: The dataset's number of samples.
@@ -32,19 +32,19 @@ def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples
 
 
 def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_samples: int) -> Cursor:
-    """Return the cursor of a state, after checking that it belongs to this dataset and order.
+    """Return the cursor of a state, after checking that the state belongs to this dataset and order.
 
     Raises:
-        StateError: If it does not; the message names what differs.
+        StateError: If it does not; the message names the differences.
     """
     if not isinstance(state, dict):
         raise StateError(f"a state is a dict, got {type(state).__name__}")
     if "version" not in state:
-        raise StateError(f"this is not a state of shardio's: it has {', '.join(map(str, state)) or 'nothing'}")
+        raise StateError(f"this is not a state of shardio: it has the keys {', '.join(map(str, state)) or '(none)'}")
     version = _read_integer(state, "version")
     if version is None or not 1 <= version <= STATE_VERSION:
         raise StateError(
-            f"the state has version {state['version']!r}, and this shardio reads versions 1 to {STATE_VERSION}: "
+            f"the state has version {state['version']!r}, but this shardio reads versions 1 to {STATE_VERSION}: "
             "load it with the shardio that wrote it, or a newer one"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
@@ -68,7 +68,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
 
 
 def _read_integer(state: dict[str, Any], name: str) -> int | None:
-    """Return one of a state's numbers; some checkpoints make numpy's integers of all. None if it is not an integer."""
+    """Return an integer of a state; None if it is none. Some checkpoints turn integers into numpy's."""
     try:
         return check_integer(name, state.get(name))  # type: ignore[arg-type]  # it may be anything
     except TypeError:

@@ -1,4 +1,4 @@
-"""Steps in bulk: the order costs as much for one position as for some hundred."""
+"""Many steps at once: the order costs as much for one position as for several hundred."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from shardio.order.epoch_order import EpochOrder
 from shardio.order.split import Split
 
 POSITIONS_AT_ONCE = 4096
-"""For how many positions the order is evaluated at a time, at the least: one costs as much as a thousand."""
+"""The smallest number of positions for which the order is evaluated at once: one costs as much as a thousand."""
 
 
 def iterate_steps(
     order: EpochOrder, split: Split, steps: Sequence[int]
 ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-    """Yield the positions and the samples of several steps at a time.
+    """Yield the positions and the indices of several steps at a time.
 
     Args:
         order: The epoch's order.
         split: One rank's share of it.
-        steps: Numbers of that rank's batches.
+        steps: The steps to yield.
 
     Yields:
-        The positions of each of the next steps, and the samples of all of them end to end, int64 [n].
+        The positions of each of the next steps, and the indices of all their samples end to end, int64 [n].
     """
     steps_at_once = -(-POSITIONS_AT_ONCE // split.batch_size)
     for first in range(0, len(steps), steps_at_once):

@@ -54,7 +54,7 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
         OSError: If pretrained weights cannot be downloaded.
     """
     prefix, _, rest = name.partition(":")
-    if make := MAKERS.get(prefix):
+    if make := _FACTORIES.get(prefix):
         return make(rest, num_classes, image_size, pretrained)
     return _make_own(name, num_classes, image_size, pretrained)
 
@@ -167,7 +167,7 @@ def _make_own(name: str, num_classes: int, image_size: int, pretrained: bool) ->
     return model
 
 
-MAKERS: dict[str, Callable[[str, int, int, bool], nn.Module]] = {
+_FACTORIES: dict[str, Callable[[str, int, int, bool], nn.Module]] = {
     "small": _make_small,
     "torchvision": _make_torchvision,
     "timm": _make_timm,

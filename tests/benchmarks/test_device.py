@@ -201,4 +201,4 @@ def test_the_check_says_what_is_missing_where_there_is_no_gpu() -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "is a build without CUDA: install one" in done.stderr or "sees no GPU" in done.stderr
+    assert "is a build without CUDA: install a build" in done.stderr or "sees no GPU" in done.stderr

@@ -158,9 +158,9 @@ def test_values_out_of_range_are_refused(packed: Path, options: dict[str, Any], 
 
 def test_drop_without_a_batch_size_is_refused(packed: Path) -> None:
     dataset = ShardDataset(packed, remainder="drop")
-    with pytest.raises(ValueError, match="give ShardDataset\\(batch_size="):
+    with pytest.raises(ValueError, match="set ShardDataset\\(batch_size="):
         iter(dataset)
-    with pytest.raises(ValueError, match="give ShardDataset\\(batch_size="):
+    with pytest.raises(ValueError, match="set ShardDataset\\(batch_size="):
         len(dataset)
 
 

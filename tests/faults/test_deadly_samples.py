@@ -45,7 +45,10 @@ def test_a_sample_that_always_kills_its_host_is_named(
     install_poison(modules, key, 100)
     loader = make_loader(data, "shards", num_workers, persistent_workers=True)
     batches = Batches()
-    with told_of_deaths(), pytest.raises(WorkerError, match=r"3 worker hosts.* was killed by SIGABRT") as error_info:
+    with (
+        told_of_deaths(),
+        pytest.raises(WorkerError, match=r"3 worker processes.* was killed by SIGABRT") as error_info,
+    ):
         collect(loader, batches)
     assert batches == expected["shards"][0][:number]
     assert loader.state_dict()["position"] == number * BATCH_SIZE

@@ -170,7 +170,7 @@ class SlotPool:
         self.put_back(freed)
 
     def close(self) -> None:
-        """Let go of all slots. Those that the user holds are freed with the user's tensors."""
+        """Release all slots. Those that the user holds are freed with the user's tensors."""
         self._free = []
         self._taken.clear()
         self._held.clear()
