@@ -120,7 +120,7 @@ def test_a_bad_image_is_an_error_that_names_the_remedy(damaged: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(("policy", "num_samples"), [("skip", 20), ("replace", 21)])
-def test_a_bad_image_can_be_gone_on_without(damaged: Path, tmp_path: Path, policy: str, num_samples: int) -> None:
+def test_a_bad_image_can_be_skipped_or_replaced(damaged: Path, tmp_path: Path, policy: str, num_samples: int) -> None:
     done = run_process(damaged, "--batch-size", 4, "--on-error", policy, "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["num_samples"] == num_samples
     assert json.loads((tmp_path / "quarantine.jsonl").read_text())["key"] == "class-1/name-003"

@@ -185,7 +185,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_another_group_goes_on_and_every_sample_comes_once(
+def test_another_group_resumes_and_every_sample_comes_once(
     name: str, packed_62: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)

@@ -52,7 +52,7 @@ def test_results_that_differ_fail(tmp_path: Path) -> None:
     assert "DO NOT agree" in said
 
 
-def test_a_folder_becomes_shards_that_are_trained_on_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_folder_is_packed_trained_on_and_resumed(tmp_path: Path) -> None:
     images, out = tmp_path / "images", tmp_path / "out"
     write_images(images, classes=3, per_class=8)
     said = _run("folder_to_shards.py", images, out, "--epochs", "1")
@@ -89,7 +89,7 @@ def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:
     assert losses[0] == losses[1]
 
 
-def test_an_epoch_of_a_tar_is_gone_on_with() -> None:
+def test_an_epoch_of_a_tar_is_resumed() -> None:
     said = _run("webdataset_tar.py")
     assert "stopped after 7 of 15 batches" in said
     assert '"position": 56' in said
