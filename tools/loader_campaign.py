@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 
 import shardio
 from shardio.loader.processes import pool as pool_module
-from tests.faults.hosts import (
+from tests.faults.worker_processes import (
     KINDS,
     Batches,
     Data,

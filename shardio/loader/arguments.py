@@ -159,7 +159,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
     Args:
         dataset: The loader's dataset.
         sampler: Its batch sampler or, without one, its sampler.
-        stacklevel: The frame that the warning names, as in ``warnings.warn``.
+        stacklevel: The frame that the warning names, as in ``warnings.warn`` when called here.
     """
     drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(drawing) not in (RandomSampler, SequentialSampler):
@@ -169,11 +169,11 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
             f"{type(drawing).__name__} does not split samples over ranks: each of {num_ranks} ranks gets all "
             f"{len(dataset)} of them. Pass DataLoader sampler=EpochSampler(dataset), or torch's DistributedSampler",
             RuntimeWarning,
-            stacklevel=stacklevel + 1,
+            stacklevel=stacklevel,
         )
 
 
-def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
+def warn_of_no_batches(split: Split, warned_of: set[Split], *, stacklevel: int) -> None:
     """Warn of epochs in which this rank gets no batches, unless they are in ``warned_of``; add them there."""
     if split in warned_of:
         return
@@ -189,7 +189,7 @@ def warn_of_no_batches(split: Split, warned_of: set[Split]) -> None:
             f"rank {split.rank} of {split.world_size} gets none of the {split.num_samples} samples: use fewer ranks, "
             "or remainder='pad'"
         )
-    warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=5)
+    warnings.warn(f"this loader's epochs have no batches: {why}", RuntimeWarning, stacklevel=stacklevel)
 
 
 def sole_split(num_samples: int, batch_size: int | None) -> Split:

@@ -205,12 +205,12 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     def _find_start(self) -> tuple[Cursor | None, Split | None]:
         """Return where the next epoch begins, and this rank's share of it; nothing for a foreign sampler's order."""
         if self._order is None:
-            warn_of_whole_epochs(self.dataset, self._any_sampler, stacklevel=4)
+            self._warn_of_sampler()
             return None, None
         cursor = self._order.counter.find_start(self._order.source.num_all_samples)
         split = self._split(cursor)
         if not split.num_batches and not cursor.position:
-            warn_of_no_batches(split, self._warned_of)
+            warn_of_no_batches(split, self._warned_of, stacklevel=5)
         return cursor, split
 
     def _begin(self, batches: BatchIterator, cursor: Cursor | None, split: Split | None) -> Any:
@@ -234,19 +234,19 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         return iterator
 
     def _iterate_torch(self) -> Any:
-        warn_of_whole_epochs(self.dataset, self._any_sampler, stacklevel=4)
-        if self.drop_last and yields_images(self.dataset) and hasattr(self.sampler, "__len__") and not len(self):
-            warn_of_no_batches(sole_split(len(self.sampler), self.batch_size), self._warned_of)
+        self._warn_of_sampler()
         with endless_collate(self):
             batches = super().__iter__()
         if not yields_images(self.dataset):
             return batches
         return EpochIterator(TorchBatches(batches, continues=True), _allow, None, "")
 
-    @property
-    def _any_sampler(self) -> Any:
-        """The batch sampler or, without one, the sampler."""
-        return self.sampler if self.batch_sampler is None else self.batch_sampler
+    def _warn_of_sampler(self) -> None:
+        """Warn if a foreign sampler gives every rank all samples, or no batches."""
+        sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
+        warn_of_whole_epochs(self.dataset, sampler, stacklevel=6)
+        if self.drop_last and yields_images(self.dataset) and hasattr(self.sampler, "__len__") and not len(self):
+            warn_of_no_batches(sole_split(len(self.sampler), self.batch_size), self._warned_of, stacklevel=6)
 
     @property
     def _drawing_sampler(self) -> Any:

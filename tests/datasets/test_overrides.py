@@ -15,7 +15,7 @@ from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
-from tests.faults.damage import told_of_bad
+from tests.faults.damage import warns_of_bad_samples
 
 
 class Marked(ShardMapDataset):
@@ -102,7 +102,7 @@ def test_a_bad_sample_is_still_found_among_those_made_one_by_one(images: Path, t
     loader = DataLoader(
         dataset, batch_size=7, sampler=EpochSampler(dataset), on_error="skip", quarantine=tmp_path / "quarantine"
     )
-    with told_of_bad(1):
+    with warns_of_bad_samples(1):
         assert sum(len(labels) for _, labels in loader) == 20
 
 

@@ -66,9 +66,10 @@ def run_rank(rank: int, world_size: int, packed: str, rendezvous: str, context: 
     """Create the dataset before the process group, then load an epoch."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    num_workers = 1 if context == "spawn" else 2  # Each spawned worker imports torch, which is slow.
-    ours = DataLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
-    torchs = TorchLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
+    # Spawned workers start slowly, since each imports torch: torch's loader starts one, and ours none.
+    options: dict[str, Any] = {"batch_size": 4, "multiprocessing_context": context}
+    torchs = TorchLoader(dataset, num_workers=1 if context == "spawn" else 2, **options)
+    ours = DataLoader(dataset, num_workers=2, **options) if context != "spawn" else DataLoader(dataset, batch_size=4)
     for name, loader in (("ours", ours), ("torchs", torchs)):
         queue.put((name, rank, [list(batch) for batch in loader]))
     torch.distributed.barrier()

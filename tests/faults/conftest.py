@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from tests.faults.hosts import KINDS, Data, Expected, batches_of, find_hosts, make_loader
+from tests.faults.worker_processes import KINDS, Data, Expected, batches_of, find_hosts, make_loader
 from tests.sources import write_images
 
 

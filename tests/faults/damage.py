@@ -12,7 +12,7 @@ import pytest
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.order import EpochOrder, choose_settings
-from tests.faults.hosts import CROP, DEADLINE_S, Kind
+from tests.faults.worker_processes import CROP, DEADLINE_S, Kind
 from tests.sources import encode
 from tests.tars import write_tar
 
@@ -72,7 +72,7 @@ def order_of(kind: Kind) -> list[list[int]]:
     return [order[first : first + BATCH_SIZE] for first in range(0, NUM_SAMPLES, BATCH_SIZE)]
 
 
-def told_of_bad(num_bad: int | None = None, epoch: int = 0) -> Any:
+def warns_of_bad_samples(num_bad: int | None = None, epoch: int = 0) -> Any:
     """Expect the warning of samples that were replaced or skipped in an epoch; of so many, if that is given."""
     number = r"\d+" if num_bad is None else num_bad
     said = rf"unreadable samples (replaced|skipped) in epoch {epoch}: {number}\. "

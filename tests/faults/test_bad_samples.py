@@ -22,9 +22,9 @@ from tests.faults.damage import (
     key_of,
     order_of,
     remove,
-    told_of_bad,
+    warns_of_bad_samples,
 )
-from tests.faults.hosts import KINDS, Batches, Kind, batches_of, collect, count_images, plain
+from tests.faults.worker_processes import KINDS, Batches, Kind, batches_of, collect, count_images, plain
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 kinds_and_workers = pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_replace_puts_the_same_samples_there_whatever_the_workers(subject: Subje
     for num_workers in (0, 3):
         subject.quarantine.unlink(missing_ok=True)
         loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers == 3)
-        with told_of_bad():
+        with warns_of_bad_samples():
             found.append((batches_of(loader), subject.entries()))
         assert loader.stats().num_replaced == len(subject.entries())
         assert count_images(loader.stats()) == NUM_SAMPLES
@@ -103,7 +103,7 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
     clean = subject.loader(0, clean=True)
     loader = subject.loader(num_workers, on_error="skip")
     batches = []
-    with told_of_bad(len(subject.bad)):
+    with warns_of_bad_samples(len(subject.bad)):
         for batch, other in zip(loader, clean, strict=True):
             assert loader.state_dict()["position"] == clean.state_dict()["position"]
             batches.append((plain(batch), plain(other)))
@@ -132,11 +132,11 @@ def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers:
 @pytest.mark.parametrize(("kind", "num_workers"), [("folder", 1), ("shards", 3)])
 def test_smaller_batches_that_are_kept_stay_as_they_are(subject: Subject, num_workers: int) -> None:
     loader = subject.loader(num_workers, on_error="skip", persistent_workers=True)
-    with told_of_bad(len(subject.bad)):
+    with warns_of_bad_samples(len(subject.bad)):
         kept = list(loader)
     before = [plain(batch) for batch in kept]
     for epoch in (1, 2):
-        with told_of_bad(len(subject.bad), epoch):
+        with warns_of_bad_samples(len(subject.bad), epoch):
             collect(loader, Batches())
     assert [plain(batch) for batch in kept] == before
 
@@ -144,13 +144,13 @@ def test_smaller_batches_that_are_kept_stay_as_they_are(subject: Subject, num_wo
 @pytest.mark.parametrize(("policy", "num_workers"), [("replace", 1), ("skip", 0), ("skip", 3)])
 def test_an_epoch_that_is_resumed_goes_on_the_same(tmp_path: Path, policy: str, num_workers: int) -> None:
     subject = Subject(tmp_path, "shards")
-    with told_of_bad():
+    with warns_of_bad_samples():
         expected = batches_of(subject.loader(0, on_error=policy))
     loader = subject.loader(num_workers, on_error=policy)
     begun = [plain(batch) for batch in islice(loader, 4)]
     resumed = subject.loader(num_workers, on_error=policy)
     resumed.load_state_dict(loader.state_dict())
-    with told_of_bad():
+    with warns_of_bad_samples():
         assert [*begun, *batches_of(resumed)] == expected
 
 
@@ -158,7 +158,7 @@ def test_an_epoch_that_is_resumed_goes_on_the_same(tmp_path: Path, policy: str, 
 def test_many_bad_neighbours_are_skipped(tmp_path: Path, kind: Kind, num_workers: int) -> None:
     """More of them than may be tried for one place, and all but one of what a worker makes at a time."""
     subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES - 1), fill_with_noise))
-    with told_of_bad(NUM_SAMPLES - 1):
+    with warns_of_bad_samples(NUM_SAMPLES - 1):
         (batch,) = subject.loader(num_workers, on_error="skip", batch_size=NUM_SAMPLES)
     assert plain(batch)[1] == [0 if kind == "folder" else 1]
     assert [entry["sample"] for entry in subject.entries()] == sorted(subject.bad)
@@ -239,7 +239,7 @@ def test_files_deleted_during_the_epoch(tmp_path: Path, num_workers: int) -> Non
             (tmp_path / "damaged" / "class" / f"{number:03d}.jpg").unlink()
 
     batches = Batches()
-    with told_of_bad(len(gone)):
+    with warns_of_bad_samples(len(gone)):
         collect(subject.loader(num_workers, on_error="skip"), batches, after_first=delete)
     *expected, last = batches_of(subject.loader(0, clean=True))
     assert batches == [*expected, [part[:1] for part in last]]
@@ -261,7 +261,7 @@ def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> 
 
     expected = batches_of(subject.loader(0, clean=True))
     kept = Batches()
-    with told_of_bad():
+    with warns_of_bad_samples():
         collect(subject.loader(num_workers, on_error="skip"), kept, after_first=cut)
     for batch, other in zip(kept, expected, strict=True):
         rows = [other[2].index(key) for key in batch[2]]
@@ -283,7 +283,7 @@ def test_a_bad_sample_never_replaces_itself(tmp_path: Path, kind: Kind) -> None:
     for epoch in range(4):
         loader = subject.loader(0, on_error="replace")
         loader.set_epoch(epoch)
-        with told_of_bad(epoch=epoch):
+        with warns_of_bad_samples(epoch=epoch):
             batches_of(loader)
     entries = subject.entries()
     assert len(entries) > 4 * NUM_SAMPLES // 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.hosts import (
+from tests.faults.worker_processes import (
     DEADLINE_S,
     Data,
     find_marked,

@@ -18,8 +18,8 @@ from shardio.images.formats import find_format
 from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomHorizontalFlip
 from tests.faults.damage import Subject
-from tests.faults.hosts import CROP, batches_of, find_hosts, plain, send_signal
-from tests.faults.test_epochs_outlive_errors import catching
+from tests.faults.test_caught_errors import catching
+from tests.faults.worker_processes import CROP, batches_of, find_hosts, plain, send_signal
 from tests.sources import encode
 from tests.tars import write_tar
 

@@ -19,7 +19,7 @@ from shardio import DataLoader
 from shardio.loader.processes import pool as pool_module
 from shardio.loader.processes.wire import make_pair
 from shardio.reading import SampleReader
-from tests.faults.hosts import (
+from tests.faults.worker_processes import (
     DEADLINE_S,
     Data,
     batches_of,
@@ -33,8 +33,8 @@ from tests.files import count_open_files
 from tests.processes import forkserver_context
 
 
-def take_stock() -> dict[str, Any]:
-    """Return what this process has that a loader could leave behind."""
+def list_resources() -> dict[str, Any]:
+    """Return what this process holds and a loader could leave behind."""
     gc.collect()
     return {"hosts": find_hosts(), "files": count_open_files(), "slots": count_mapped_slots()}
 
@@ -43,10 +43,10 @@ def take_stock() -> dict[str, Any]:
 def _nothing_is_left(data: Data) -> Iterator[None]:
     batches_of(make_loader(data))  # What torch starts once is no loader's.
     forkserver_context()  # Nor is what multiprocessing does.
-    before = take_stock()
+    before = list_resources()
     num_threads = count_threads()  # Some may be about to end.
     yield
-    assert take_stock() == before
+    assert list_resources() == before
     assert count_threads() <= num_threads
     assert before["hosts"] == []
 

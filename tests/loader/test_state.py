@@ -60,7 +60,7 @@ def test_resumed_equals_uninterrupted(
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize(("old", "new"), [((1, 4), (3, 2)), ((2, 3), (1, 5)), ((3, 2), (2, 4))])
-def test_going_on_with_other_ranks_delivers_the_rest_once(
+def test_resuming_on_other_ranks_delivers_the_rest_once(
     make: Any, packed: Path, old: tuple[int, int], new: tuple[int, int]
 ) -> None:
     (old_world, old_batch), (new_world, new_batch) = old, new

@@ -1,4 +1,4 @@
-"""Torch's Subsets of our datasets: the fast path, with the batches that torch's workers make of them."""
+"""Torch's Subsets of our datasets take the fast path, with the batches that torch's workers make of them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
-from tests.faults.damage import BAD, NUM_SAMPLES, Subject, key_of, told_of_bad
-from tests.faults.hosts import batches_of
+from tests.faults.damage import BAD, NUM_SAMPLES, Subject, key_of, warns_of_bad_samples
+from tests.faults.worker_processes import batches_of
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 
@@ -39,7 +39,7 @@ workers = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def do_nothing(worker_id: int) -> None:
-    """Have torch's workers run, which is all that this changes when it is given as ``worker_init_fn``."""
+    """Make torch's workers run: nothing else changes where this is the ``worker_init_fn``."""
 
 
 TORCHS: dict[str, Any] = {"worker_init_fn": do_nothing}
@@ -151,7 +151,7 @@ def test_what_a_sampler_repeats_gets_another_crop(packed: Path, num_workers: int
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, {}), ({}, TORCHS), (TORCHS, {})])
-def test_an_epoch_goes_on_by_either_way(packed: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
+def test_either_executor_resumes_an_epoch(packed: Path, before: dict[str, Any], after: dict[str, Any]) -> None:
     subset = SUBSETS["split"](make_map(packed))
 
     def make(**options: Any) -> DataLoader:
@@ -231,9 +231,9 @@ def damaged_subset(subject: Subject) -> Subset[Any]:
     return Subset(Subset(dataset, range(NUM_SAMPLES)), KEPT)
 
 
-def each_way(subset: Subset[Any], quarantine: Path, **options: Any) -> Iterator[tuple[Any, list[str]]]:
-    """Yield the batches, and what was written down, for each number of workers of each way."""
-    for decoder_name in ({}, TORCHS):
+def batches_by_executor(subset: Subset[Any], quarantine: Path, **options: Any) -> Iterator[tuple[Any, list[str]]]:
+    """Yield the batches and the quarantine's lines, for each executor and number of workers."""
+    for executor in ({}, TORCHS):
         for num_workers in (0, 1):
             loader = DataLoader(
                 subset,
@@ -241,10 +241,10 @@ def each_way(subset: Subset[Any], quarantine: Path, **options: Any) -> Iterator[
                 sampler=EpochSampler(subset, remainder="mask", seed=2),
                 num_workers=num_workers,
                 quarantine=quarantine,
-                **decoder_name,
+                **executor,
                 **options,
             )
-            with told_of_bad():
+            with warns_of_bad_samples():
                 batches = batches_of(loader)
             yield batches, sorted(quarantine.read_text().splitlines())
             quarantine.unlink()
@@ -252,10 +252,10 @@ def each_way(subset: Subset[Any], quarantine: Path, **options: Any) -> Iterator[
 
 @pytest.mark.parametrize("kind", ["map", "folder"])
 @pytest.mark.parametrize("policy", ["replace", "skip"])
-def test_bad_samples_become_the_same_by_both_ways(tmp_path: Path, kind: Any, policy: str) -> None:
+def test_both_executors_treat_bad_samples_alike(tmp_path: Path, kind: Any, policy: str) -> None:
     """And look the same: what is put in a place is cropped as the place says."""
     subject = Subject(tmp_path, kind, {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else None)
-    first, *others = each_way(damaged_subset(subject), subject.quarantine, on_error=policy)
+    first, *others = batches_by_executor(damaged_subset(subject), subject.quarantine, on_error=policy)
     assert len(others) == 3
     assert all(other == first for other in others)
     batches, lines = first
@@ -294,7 +294,7 @@ def test_what_replaces_a_sample_is_drawn_by_its_number_in_the_subset(tmp_path: P
         loader = DataLoader(
             subset, sampler=EpochSampler(subset), on_error="replace", quarantine=subject.quarantine, **options
         )
-        with told_of_bad():
+        with warns_of_bad_samples():
             keys_of(loader)
         drawn.append([(entry["sample"], entry["replacement"]) for entry in subject.entries()])
         subject.quarantine.unlink()

@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
 from shardio.transforms import Compose, RandomResizedCrop
-from tests.faults.damage import told_of_bad
+from tests.faults.damage import warns_of_bad_samples
 
 CROP = Compose([RandomResizedCrop(48)])
 
@@ -78,9 +78,9 @@ def test_policies_are_those_of_the_fast_path(
     damaged: Path, packed: Path, tmp_path: Path, kind: str, on_error: str, num_workers: int
 ) -> None:
     options = {"on_error": on_error, "num_workers": num_workers}
-    with told_of_bad(2 if on_error == "skip" else None):
+    with warns_of_bad_samples(2 if on_error == "skip" else None):
         users = keys_of(make(damaged, kind, USERS, quarantine=tmp_path / "users", **options))
-    with told_of_bad(2 if on_error == "skip" else None):
+    with warns_of_bad_samples(2 if on_error == "skip" else None):
         assert users == keys_of(make(damaged, kind, CROP, quarantine=tmp_path / "ours", **options))
     lines = [sorted((tmp_path / name).read_text().splitlines()) for name in ("users", "ours")]
     assert lines[0] == lines[1]
@@ -109,7 +109,7 @@ def test_by_default_the_sample_is_named(damaged: Path) -> None:
 def test_the_same_replacement_gets_the_same_crop(damaged: Path, tmp_path: Path, kind: str) -> None:
     options = {"on_error": "replace", "quarantine": tmp_path / "quarantine"}
     users, ours = (make(damaged, kind, transform, **options) for transform in (USERS, CROP))
-    with told_of_bad():
+    with warns_of_bad_samples():
         assert all(torch.equal(one[0], other[0]) for one, other in zip(users, ours, strict=True))
 
 
@@ -127,7 +127,7 @@ def test_each_epochs_bad_samples_are_counted(damaged: Path, tmp_path: Path, kind
         quarantine=quarantine,
     )
     for epoch in range(3):
-        with told_of_bad(2, epoch):
+        with warns_of_bad_samples(2, epoch):
             keys_of(loader)
     epochs = [json.loads(line)["epoch"] for line in quarantine.read_text().splitlines()]
     assert sorted(epochs) == [0, 0, 1, 1, 2, 2]
@@ -171,6 +171,6 @@ def test_an_image_folder_goes_on_without_a_file(images: Path, tmp_path: Path) ->
     loader = DataLoader(
         folder, batch_size=7, sampler=EpochSampler(folder), on_error="skip", quarantine=tmp_path / "quarantine"
     )
-    with told_of_bad(1):
+    with warns_of_bad_samples(1):
         assert sum(len(labels) for _, labels in loader) == 20
     assert json.loads((tmp_path / "quarantine").read_text())["key"] == folder.samples[3][0]

@@ -244,7 +244,7 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
     counter = EpochCounter()
     counter.load(now)
     counter.set_epoch(case.epoch)
-    _hold("the loaded epoch is gone on with", counter.start(case.num_samples), now)
+    _hold("the loaded epoch is resumed", counter.start(case.num_samples), now)
     counter.load(now)
     after = Cursor(epoch=case.epoch + 1) if is_over else now
     _hold("a loaded epoch that is over is followed by the next", counter.start(case.num_samples), after)

@@ -33,7 +33,7 @@ def test_an_epoch_can_be_repeated() -> None:
         assert counter.start(N) == Cursor(epoch=4)
 
 
-def test_a_loaded_cursor_is_gone_on_with_once() -> None:
+def test_a_loaded_cursor_is_resumed_once() -> None:
     counter = EpochCounter()
     counter.load(Cursor(epoch=5, position=40))
     assert counter.find_start(N) == counter.start(N) == Cursor(epoch=5, position=40)

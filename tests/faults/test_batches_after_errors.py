@@ -1,4 +1,4 @@
-"""After a batch that cannot be made, an iterator over a sampler of torch's goes on with the next one."""
+"""After a batch that fails, an iterator over one of torch's samplers delivers the next one."""
 
 from __future__ import annotations
 

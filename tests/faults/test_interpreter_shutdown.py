@@ -1,4 +1,4 @@
-"""A batch that is asked for while Python ends comes, or is an error at once; nothing waits and nothing crashes."""
+"""A batch that is asked for while Python ends comes or is an error at once; nothing waits and nothing crashes."""
 
 from __future__ import annotations
 

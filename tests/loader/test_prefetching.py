@@ -1,4 +1,4 @@
-"""How many batches are made ahead: what the user says, or as many as all workers need."""
+"""The loader makes as many batches ahead as the user says, or as many as all workers need."""
 
 from __future__ import annotations
 

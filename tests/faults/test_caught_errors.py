@@ -1,4 +1,4 @@
-"""A loop that catches a batch's error and asks for the next one gets the rest of the epoch, whoever makes batches."""
+"""A loop that catches a batch's error and asks for the next batch gets the rest of the epoch, from any executor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset
 from tests.device.late_stream import prefetch_late
 from tests.faults.damage import BAD, BATCH_SIZE, NUM_SAMPLES, Subject, fill_with_noise, order_of
-from tests.faults.hosts import DEADLINE_S, Batches, batches_of, plain
+from tests.faults.worker_processes import DEADLINE_S, Batches, batches_of, plain
 
-WAYS: dict[str, dict[str, Any]] = {
+EXECUTORS: dict[str, dict[str, Any]] = {
     "this process": {"num_workers": 0},
     "workers": {"num_workers": 2},
     "workers that stay": {"num_workers": 2, "persistent_workers": True},
@@ -48,40 +48,38 @@ def good_batches(subject: Subject) -> Batches:
     ]
 
 
-def test_the_rest_of_the_epoch_comes_on_all_ways(tmp_path: Path) -> None:
+def test_every_executor_delivers_the_rest_of_the_epoch(tmp_path: Path) -> None:
     subject = Subject(tmp_path, "shards")
     expected = good_batches(subject)
     num_failing = NUM_SAMPLES // BATCH_SIZE - len(expected)
     assert 1 < num_failing <= len(BAD)
-    for decoder_name, options in WAYS.items():
+    for executor, options in EXECUTORS.items():
         loader = subject.loader(**options)
-        for epoch in range(2 if "stay" in decoder_name else 1):
+        for epoch in range(2 if "stay" in executor else 1):
             loader.set_epoch(0)
             errors: list[Exception] = []
-            assert [plain(batch) for batch in catching(iter(loader), errors)] == expected, (decoder_name, epoch)
-            assert [type(error) for error in errors] == [SampleError] * num_failing, decoder_name
-            assert all(error.key and error.where for error in errors if isinstance(error, SampleError)), decoder_name
-            assert loader.state_dict()["position"] == NUM_SAMPLES, decoder_name
+            assert [plain(batch) for batch in catching(iter(loader), errors)] == expected, (executor, epoch)
+            assert [type(error) for error in errors] == [SampleError] * num_failing, executor
+            assert all(error.key and error.where for error in errors if isinstance(error, SampleError)), executor
+            assert loader.state_dict()["position"] == NUM_SAMPLES, executor
 
 
 def test_a_batch_that_failed_counts_when_the_next_is_asked_for(tmp_path: Path) -> None:
     subject = Subject(tmp_path, "map", {13: fill_with_noise})
     whole = good_batches(subject)
     stop = next(place for place, numbers in enumerate(order_of("map")) if 13 in numbers)
-    for decoder_name, options in WAYS.items():
+    for executor, options in EXECUTORS.items():
         loader = subject.loader(**options)
         batches = iter(loader)
         before = [plain(batch) for batch in islice(batches, stop)]
         with pytest.raises(SampleError):
             next(batches)
-        assert loader.state_dict()["position"] == stop * BATCH_SIZE, (
-            f"{decoder_name}: resumed with the batch that failed"
-        )
+        assert loader.state_dict()["position"] == stop * BATCH_SIZE, f"{executor}: resumed with the batch that failed"
         after = plain(next(batches))
-        assert loader.state_dict()["position"] == (stop + 2) * BATCH_SIZE, decoder_name
+        assert loader.state_dict()["position"] == (stop + 2) * BATCH_SIZE, executor
         resumed = subject.loader(0)
         resumed.load_state_dict(loader.state_dict())
-        assert [*before, after, *batches_of(resumed)] == whole, decoder_name
+        assert [*before, after, *batches_of(resumed)] == whole, executor
         del batches
 
 
@@ -120,7 +118,7 @@ class PickyCollate:
 
 @pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("where", ["transform", "collate_fn"])
-def test_so_it_is_with_the_users_own_errors(packed: Path, num_workers: int, where: str) -> None:
+def test_errors_of_users_own_functions_lose_one_batch_each(packed: Path, num_workers: int, where: str) -> None:
     plain_dataset = ShardDataset(packed, fields=("image", "key"), shuffle=True)
     samples = list(plain_dataset)
     chosen = [samples[number] for number in (2, 3, 17)]
@@ -136,7 +134,7 @@ def test_so_it_is_with_the_users_own_errors(packed: Path, num_workers: int, wher
     assert [(type(error), getattr(error, "number", None)) for error in errors] == [(PickyError, 7)] * 2
 
 
-def test_a_dataset_of_the_users_own_too() -> None:
+def test_errors_of_a_users_own_dataset_lose_one_batch_each() -> None:
     class Numbers(torch.utils.data.Dataset[int]):
         def __len__(self) -> int:
             return 20
@@ -158,7 +156,7 @@ def test_a_dataset_of_the_users_own_too() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_so_it_is_in_torchs_own_loader(tmp_path: Path, num_workers: int) -> None:
+def test_torchs_own_loader_delivers_the_rest_too(tmp_path: Path, num_workers: int) -> None:
     subject = Subject(tmp_path, "shards")
     dataset = ShardDataset(subject.tars, fields="key", shuffle=True, batch_size=BATCH_SIZE)
     twin = ShardDataset(subject.tars, fields="key", shuffle=True, batch_size=BATCH_SIZE)
@@ -184,8 +182,8 @@ class Small:
         return torch.from_numpy(image[:8, :8].copy())
 
 
-@pytest.mark.parametrize("decoder_name", ["this process", "torch here"])
-def test_a_prefetcher_goes_on_as_well(tmp_path: Path, decoder_name: str) -> None:
+@pytest.mark.parametrize("executor", ["this process", "torch here"])
+def test_a_prefetcher_delivers_the_rest_too(tmp_path: Path, executor: str) -> None:
     subject = Subject(tmp_path, "shards")
     expected = good_batches(subject)
     wraps: list[Callable[[Any], Any]] = [
@@ -194,7 +192,7 @@ def test_a_prefetcher_goes_on_as_well(tmp_path: Path, decoder_name: str) -> None
         lambda loader: prefetch_late(loader, depth=3)[0],
     ]
     for wrap in wraps:
-        loader = subject.loader(**WAYS[decoder_name])
+        loader = subject.loader(**EXECUTORS[executor])
         errors: list[Exception] = []
         batches = iter(wrap(loader))
         assert [plain(batch) for batch in catching(batches, errors)] == expected

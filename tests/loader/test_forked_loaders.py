@@ -1,6 +1,6 @@
-"""Loaders and forked children: a child has hosts of its own, and its parent keeps its own.
+"""A forked child starts worker processes of its own, and its parent keeps its own.
 
-What is forked here is a fresh process, not the one that runs the tests.
+The process that forks here is a fresh one, not the one that runs the tests.
 """
 
 from __future__ import annotations

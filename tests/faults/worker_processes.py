@@ -1,4 +1,4 @@
-"""Loaders to disturb, and the processes in which they work."""
+"""Loaders to disturb, and the worker processes that make their batches."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def send_signal(process_id: int, number: signal.Signals) -> None:
         os.kill(process_id, number)
 
 
-def told_of_deaths() -> Any:
+def warns_of_deaths() -> Any:
     """Expect the warning of hosts that died and were replaced."""
     return pytest.warns(
         RuntimeWarning, match="worker process .*; it was restarted; its unfinished batches are being redone"
@@ -155,8 +155,8 @@ def told_of_deaths() -> Any:
 
 
 @contextmanager
-def meanwhile(disturb: Callable[[], None]) -> Iterator[None]:
-    """Run something in a thread beside the block; wait for it at the block's end."""
+def run_during(disturb: Callable[[], None]) -> Iterator[None]:
+    """Call a function in a thread during the block; wait for it at the block's end."""
     thread = threading.Thread(target=disturb)
     thread.start()
     try:

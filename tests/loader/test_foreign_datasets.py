@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Sampler, S
 from shardio import DataLoader, EpochSampler, ImageFolder
 from shardio.check.allowance import resumes
 from shardio.transforms import RandomResizedCrop
-from tests.faults.damage import told_of_bad
+from tests.faults.damage import warns_of_bad_samples
 
 
 class Stream(IterableDataset[int]):
@@ -79,7 +79,7 @@ def test_only_the_bad_sample_is_left_out(images: Path, tmp_path: Path, wrap: Any
     dataset, quarantine = wrap(folder), tmp_path / "quarantine"
     sampler = EpochSampler(dataset, shuffle=False)
     loader = DataLoader(dataset, batch_size=21, sampler=sampler, on_error=on_error, quarantine=quarantine)
-    with told_of_bad(1):
+    with warns_of_bad_samples(1):
         assert sum(len(labels) for _, labels in loader) == num_left
     (entry,) = map(json.loads, quarantine.read_text().splitlines())
     assert (entry["sample"], entry["key"]) == (13, path)

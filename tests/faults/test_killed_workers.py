@@ -17,7 +17,7 @@ import pytest
 
 from shardio import WorkerError
 from shardio.loader.processes import pool as pool_module
-from tests.faults.hosts import (
+from tests.faults.worker_processes import (
     KINDS,
     PROGRAM,
     Batches,
@@ -28,11 +28,11 @@ from tests.faults.hosts import (
     find_hosts,
     install_slowness,
     make_loader,
-    meanwhile,
     plain,
+    run_during,
     send_signal,
-    told_of_deaths,
     wait_until,
+    warns_of_deaths,
 )
 
 pytestmark = pytest.mark.usefixtures("no_host_is_left")
@@ -68,7 +68,7 @@ def test_hosts_killed_at_any_moment(
     loader = make_loader(data, kind, num_workers, persistent_workers=persistent)
     for epoch in expected[kind]:
         iterator = iter(loader)  # Its hosts are there now.
-        with told_of_deaths(), meanwhile(kill_two):
+        with warns_of_deaths(), run_during(kill_two):
             assert batches_of(iterator) == epoch
     assert len(killed) >= 2
 
@@ -77,7 +77,7 @@ def test_hosts_killed_at_any_moment(
 def test_all_hosts_killed_at_once(data: Data, expected: Expected, modules: Path, num_workers: int, number: int) -> None:
     install_slowness(modules, 0.01)
     batches = Batches()
-    with told_of_deaths() if number < 5 else nullcontext():  # The last batch is there already.
+    with warns_of_deaths() if number < 5 else nullcontext():  # The last batch is there already.
         for batch in make_loader(data, "shards", num_workers):
             if len(batches) == number:
                 kill_hosts()
@@ -89,7 +89,7 @@ def test_hosts_killed_again_and_again(data: Data, expected: Expected) -> None:
     """All of them at once, but not three times while they make the same batch, which one begins after another."""
     loader, batches = make_loader(data, "map", 2, persistent_workers=True), Batches()
     num_deaths = list[int]()
-    with told_of_deaths() as warned:
+    with warns_of_deaths() as warned:
         for _ in range(2):
             for batch in loader:
                 if len(batches) % 3 == 0:
@@ -107,7 +107,7 @@ def test_hosts_killed_between_epochs(data: Data, expected: Expected, kind: Kind,
     assert batches_of(loader) == expected[kind][0]
     for process_id in find_hosts()[:num_killed]:
         send_signal(process_id, signal.SIGKILL)
-    with told_of_deaths():
+    with warns_of_deaths():
         assert batches_of(loader) == expected[kind][1]
     assert loader.stats().num_worker_restarts == num_killed
 
@@ -117,10 +117,10 @@ def test_hosts_killed_after_a_break(data: Data, expected: Expected) -> None:
     loader = make_loader(data, "map", 2, persistent_workers=True)
     for number in range(2):
         loader.set_epoch(0)
-        with told_of_deaths() if number else nullcontext():
+        with warns_of_deaths() if number else nullcontext():
             assert [plain(batch) for batch in islice(loader, 2)] == expected["map"][0][:2]
         kill_hosts()
-    with told_of_deaths():
+    with warns_of_deaths():
         assert batches_of(loader) == expected["map"][1]
 
 
@@ -134,7 +134,7 @@ def test_hosts_that_are_replaced_start_where_the_first_ones_did(
     monkeypatch.chdir(tmp_path)
     kill_hosts()
     for kind, begun, iterator in zip(KINDS, batches, iterators, strict=True):
-        with told_of_deaths():
+        with warns_of_deaths():
             assert [*begun, *map(plain, iterator)] == expected[kind][0]
 
 
@@ -158,7 +158,7 @@ def test_hosts_killed_before_they_are_told_anything(
     data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = kill_first(monkeypatch, 2)
-    with told_of_deaths():
+    with warns_of_deaths():
         assert batches_of(make_loader(data, "shards", 2)) == expected["shards"][0]
     assert len(started) == 2 + 2
 
@@ -168,7 +168,7 @@ def test_hosts_that_all_die_at_once_every_time_are_an_error(
     data: Data, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     started = kill_first(monkeypatch, 50)
-    with told_of_deaths(), pytest.raises(WorkerError, match="was killed by SIGKILL"):
+    with warns_of_deaths(), pytest.raises(WorkerError, match="was killed by SIGKILL"):
         next(iter(make_loader(data, "shards", num_workers)))
     assert len(started) <= 4 * num_workers
 
@@ -182,7 +182,7 @@ def test_hosts_killed_while_they_start(data: Data, expected: Expected) -> None:
             seen.append(min(set(find_hosts()) - set(seen)))
             send_signal(seen[-1], signal.SIGKILL)
 
-    with told_of_deaths(), meanwhile(kill_new):
+    with warns_of_deaths(), run_during(kill_new):
         assert batches_of(make_loader(data, "shards", 2)) == expected["shards"][0]
 
 
@@ -190,7 +190,7 @@ def test_hosts_that_are_stopped_are_given_up(data: Data, expected: Expected, mon
     monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.3)
     loader, batches = make_loader(data, "shards", 2, persistent_workers=True), Batches()
-    with told_of_deaths():
+    with warns_of_deaths():
         for _ in range(2):
             for batch in loader:
                 if len(batches) in (1, 8):
@@ -211,7 +211,7 @@ def test_hosts_that_are_stopped_for_a_moment_go_on(data: Data, expected: Expecte
         for process_id in hosts:
             send_signal(process_id, signal.SIGCONT)
 
-    with meanwhile(go_on):
+    with run_during(go_on):
         batches.append(plain(next(iterator)))
     assert find_hosts() == hosts
     assert [*batches, *map(plain, iterator)] == expected["shards"][0]
@@ -230,7 +230,7 @@ def test_hosts_that_cannot_start_are_an_error(
     data: Data, modules: Path, break_hosts: Callable[[Path], None], num_workers: int
 ) -> None:
     break_hosts(modules)
-    with told_of_deaths(), pytest.raises(WorkerError, match=r"ended with exit code [13]"):
+    with warns_of_deaths(), pytest.raises(WorkerError, match=r"ended with exit code [13]"):
         next(iter(make_loader(data, "shards", num_workers)))
 
 
@@ -246,7 +246,7 @@ def test_other_processes_and_loaders_are_left_alone(data: Data, expected: Expect
         batches = [plain(next(iterator))]
         for process_id in set(find_hosts()) - set(others_hosts):
             send_signal(process_id, signal.SIGKILL)
-        with told_of_deaths():
+        with warns_of_deaths():
             assert [*batches, *map(plain, iterator)] == expected["shards"][0]
         assert find_hosts() == others_hosts
         assert process.poll() is None

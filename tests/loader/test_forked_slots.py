@@ -1,6 +1,6 @@
-"""Slots and other processes: what a forked child has of a batch stays as it is, whatever its parent goes on to do.
+"""A forked child's batch stays as it is, whatever its parent does next.
 
-What is forked here is a fresh process, not the one that runs the tests.
+The process that forks here is a fresh one, not the one that runs the tests.
 """
 
 from __future__ import annotations

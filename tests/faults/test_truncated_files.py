@@ -1,4 +1,4 @@
-"""Files of a dataset that are cut while they are read: an error that names the file, and no process is killed."""
+"""A dataset's file that is truncated while it is read is an error that names it, and kills no process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts work at, and when, as seen from within them."""
+"""Which chunks worker processes make, and when, as seen from inside them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardio.loader.processes import pool as pool_module
-from tests.faults.hosts import (
+from tests.faults.worker_processes import (
     KINDS,
     Data,
     Kind,
@@ -20,11 +20,11 @@ from tests.faults.hosts import (
     install_gate,
     install_meeting,
     make_loader,
-    meanwhile,
     plain,
+    run_during,
     send_signal,
-    told_of_deaths,
     wait_until,
+    warns_of_deaths,
 )
 from tests.slots import find_slots, slot_of, slots_of
 
@@ -95,7 +95,7 @@ def test_nobody_gets_a_slot_that_is_still_being_filled(data: Data, modules: Path
 def test_a_thread_that_dies_takes_its_host_along(data: Data, modules: Path) -> None:
     """A host with one thread less would answer, and never be done."""
     install_failure(modules)
-    with told_of_deaths():
+    with warns_of_deaths():
         assert batches_of(make_loader(data, "shards", 1)) == batches_of(make_loader(data))
     assert (modules / "failed").exists()
 
@@ -114,7 +114,7 @@ def test_after_a_death_no_slot_is_used_that_the_new_host_does_not_know(data: Dat
         gate.open()
 
     iterator: Iterator[list[object]] = iter(loader)
-    with told_of_deaths(), meanwhile(kill_host):
+    with warns_of_deaths(), run_during(kill_host):
         kept = list(islice(iterator, 4))
     kept.clear()
     for batches in (iterator, loader, loader):

@@ -1,4 +1,4 @@
-"""Systems that lack what programs take for granted: a writable /dev/shm, the working directory."""
+"""Systems may lack what programs take for granted: a writable /dev/shm, the working directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loader says of who decoded the images: each of those that were delivered is counted once, by its way."""
+"""The loader counts each delivered image once, by the decoder that decoded it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def decoder_names(loader: DataLoader) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("kind", ["shards", "map", "folder"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_image_is_counted_by_its_way(mixed: Path, kind: Kind, num_workers: int) -> None:
+def test_each_image_is_counted_by_its_decoder(mixed: Path, kind: Kind, num_workers: int) -> None:
     loader = make_loader(mixed, kind, batch_size=5, num_workers=num_workers, persistent_workers=num_workers > 0)
     assert decoder_names(loader) == (0, 0, 0)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Samples that kill the hosts that decode them: they are found, and no others are blamed."""
+"""Samples that kill the processes that decode them are found, and no other samples are blamed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from shardio import WorkerError
 from shardio.loader.processes import pool as pool_module
-from tests.faults.hosts import (
+from tests.faults.worker_processes import (
     BATCH_SIZE,
     Batches,
     Data,
@@ -17,7 +17,7 @@ from tests.faults.hosts import (
     collect,
     install_poison,
     make_loader,
-    told_of_deaths,
+    warns_of_deaths,
 )
 
 pytestmark = pytest.mark.usefixtures("no_host_is_left")
@@ -32,7 +32,7 @@ def sample_of(batches: Batches, number: int) -> str:
 def test_two_deaths_over_the_same_batch_are_survived(data: Data, expected: Expected, modules: Path) -> None:
     install_poison(modules, sample_of(expected["shards"][0], 3), 2)
     loader = make_loader(data, "shards", 3)
-    with told_of_deaths():
+    with warns_of_deaths():
         assert batches_of(loader) == expected["shards"][0]
     assert len(list(modules.glob("death-*"))) == loader.stats().num_worker_restarts == 2
 
@@ -46,7 +46,7 @@ def test_a_sample_that_always_kills_its_host_is_named(
     loader = make_loader(data, "shards", num_workers, persistent_workers=True)
     batches = Batches()
     with (
-        told_of_deaths(),
+        warns_of_deaths(),
         pytest.raises(WorkerError, match=r"3 worker processes.* was killed by SIGABRT") as error_info,
     ):
         collect(loader, batches)
@@ -69,7 +69,7 @@ def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
     install_poison(modules, key, 100, others_s=0.1)
     batches = Batches()
     said = r"3 worker processes died over the same samples"
-    with told_of_deaths(), pytest.raises(WorkerError, match=said) as error_info:
+    with warns_of_deaths(), pytest.raises(WorkerError, match=said) as error_info:
         collect(make_loader(data, "shards", 6), batches)
     assert batches == expected["shards"][0][:number]
     named = str(error_info.value).rpartition(": ")[2].split(", ")
@@ -84,5 +84,5 @@ def test_what_was_made_beside_a_death_is_made_all_the_same(
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
     install_poison(modules, sample_of(expected["shards"][0], 1), 3, others_s=0.2)
     loader = make_loader(data, "shards", 6, persistent_workers=True)
-    with told_of_deaths():
+    with warns_of_deaths():
         assert [batches_of(loader), batches_of(loader)] == expected["shards"]
