@@ -56,10 +56,10 @@ class _Batches:
 
     def __init__(self, executor: CallingProcess, plans: Iterator[BatchPlan], handler: OutcomeHandler) -> None:
         self._executor, self._handler = executor, handler
-        self._plans: Iterator[BatchPlan] | None = plans
         self._reader = handler.source.dataset.dataset.reader
         self._builder = ChunkBuilder(self._reader, handler.source.decoder)
         self._num_chunks = 0
+        self._plans: Iterator[BatchPlan] | None = plans
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure in its place.
@@ -89,6 +89,10 @@ class _Batches:
         """Stop, and close files."""
         self._plans = None
         self._reader.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_plans", None) is not None:  # It was dropped before its end.
+            self.close()
 
     def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:
         """Return a batch that is finished or has failed, and its columns of fixed size."""
