@@ -91,7 +91,7 @@ class _Batches:
         self._reader.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_plans", None) is not None:  # The user left the epoch.
+        if getattr(self, "_plans", None) is not None:  # It was dropped before its end.
             self.close()
 
     def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:
