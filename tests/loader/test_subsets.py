@@ -210,7 +210,7 @@ def test_the_reason_says_what_the_subset_is_of(packed: Path) -> None:
     tensors = Subset(Subset(TensorDataset(torch.zeros(5)), [1, 2]), [0])
     doubled = Subset(Doubled(packed, fields=("image", "label", "key")), [1, 2])
     streamed = Subset(ShardDataset(packed), [1, 2])
-    with pytest.raises(TypeError, match="because the dataset is a Subset of a Subset of a TensorDataset, and not"):
+    with pytest.raises(TypeError, match="because the dataset is a Subset of a Subset of a TensorDataset, not"):
         DataLoader(tensors).stats()
     with pytest.raises(TypeError, match="because the dataset is a Subset of a Doubled, not exactly"):
         DataLoader(doubled).stats()

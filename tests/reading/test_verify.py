@@ -97,7 +97,7 @@ def test_loaders_raise_or_skip_as_for_any_bad_sample(
     unverified = [key for keys, _, _ in make_loader(kind, copy, num_workers, verify="off") for key in keys]
     assert len(set(unverified)) == 21
     loader = make_loader(kind, copy, num_workers, on_error="skip", quarantine=copy / "quarantine")
-    with pytest.warns(RuntimeWarning, match="skipped: 1"):
+    with pytest.warns(RuntimeWarning, match="skipped in epoch 0: 1"):
         kept = [key for keys, _, _ in loader for key in keys]
     assert kept == [key for key in unverified if key != damaged[0]]
 

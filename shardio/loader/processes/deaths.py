@@ -1,4 +1,4 @@
-"""Worker processes that died, and what the user is told about it."""
+"""Worker processes that died, and the errors and warnings about them."""
 
 from __future__ import annotations
 
