@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from shardio.loader.batch_plans import SampleSource
 from shardio.loader.executors.in_flight import Batch, Part
@@ -38,21 +38,22 @@ class ChunkQueue:
         self._pending.extend((batch, part) for part in parts)
         self._submit()
 
-    def receive(self, timeout_s: float | None) -> list[tuple[Batch, Part, Outcome]]:
-        """Wait for outcomes; return an empty list after ``timeout_s``, or sooner.
+    def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, Part, Outcome]]:
+        """Wait for outcomes; yield nothing after ``timeout_s``, or sooner.
+
+        Apply each outcome before the next one is requested: after a death, the parts that are not finished are redone,
+        so an outcome that arrived before the death and is applied after it would finish a part in the wrong slot.
 
         Raises:
             WorkerError: If worker processes cannot start.
         """
         self._submit()
-        outcomes = []
         for received in self._workers.receive(timeout_s):
             if isinstance(received, Death):
                 self._redo(received)
             elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None: it was dropped.
                 self._num_failed_starts = 0
-                outcomes.append((*entry, received))
-        return outcomes
+                yield (*entry, received)
 
     def drop(self, batch: Batch) -> None:
         """Remove all parts of a batch that failed."""

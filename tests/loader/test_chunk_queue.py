@@ -1,0 +1,91 @@
+"""Chunks of worker processes that die."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio.loader.batch_plans import BatchPlan
+from shardio.loader.executors.chunk_queue import ChunkQueue
+from shardio.loader.executors.in_flight import Batch, OutcomeHandler, Part
+from shardio.loader.processes.deaths import Death
+from shardio.loader.processes.messages import Chunk, Made, StageTimes
+from shardio.loader.stats import Tally
+
+
+class ScriptedWorkers:
+    """Worker processes that answer as a test says."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.answers: list[list[Made | Death]] = []
+        self._chunk_ids = count()
+
+    def next_chunk_id(self) -> int:
+        return next(self._chunk_ids)
+
+    def submit(self, chunks: list[Chunk]) -> None:
+        self.chunks += chunks
+
+    def receive(self, timeout_s: float | None) -> list[Made | Death]:
+        return self.answers.pop(0)
+
+
+class CountingSlots:
+    """A slot pool without memory."""
+
+    def __init__(self) -> None:
+        self._slot_ids = count()
+
+    def take(self) -> Any:
+        return SimpleNamespace(slot_id=next(self._slot_ids))
+
+    def drop(self, slots: list[Any]) -> None:
+        pass
+
+    def retire(self) -> None:
+        pass
+
+
+def make_part(row: int) -> Part:
+    words = np.zeros(2, np.uint64)
+    indices = np.arange(row, row + 2)
+    return Part(plan=BatchPlan(indices=indices, rng_keys=words, replacement_rng_keys=words), row=row)
+
+
+def made(chunk: Chunk) -> Made:
+    return Made(chunk_id=chunk.chunk_id, columns=[None], times=StageTimes(), num_images_by_decoder=Counter())
+
+
+def apply_all(queue: ChunkQueue, handler: OutcomeHandler) -> None:
+    for outcome in queue.receive(None):
+        handler.apply(*outcome)
+
+
+def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
+    """The batch gets another slot, so what lies in the old one does not count."""
+    workers, slots, tally = ScriptedWorkers(), CountingSlots(), Tally(num_workers=2)
+    source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0)
+    queue = ChunkQueue(workers, slots, source, tally)  # type: ignore[arg-type]  # only what it calls
+    handler = OutcomeHandler(source=source, bad_samples=None, tally=tally)
+    batch = Batch(slot=slots.take(), parts=[make_part(0), make_part(2)])
+    queue.add(batch, batch.parts)
+    first, second = workers.chunks
+
+    workers.answers = [[made(first), Death(cause="killed", in_flight=(second.chunk_id,), was_ready=True)]]
+    with pytest.warns(RuntimeWarning, match="killed; it was restarted"):
+        apply_all(queue, handler)
+    assert batch.slot is not None
+    assert batch.slot.slot_id != first.slot_id
+    assert [part.columns for part in batch.parts] == [None, None]
+
+    while not batch.is_made:
+        workers.answers = [[made(chunk) for chunk in workers.chunks[2:]]]
+        apply_all(queue, handler)
+    assert {chunk.row for chunk in workers.chunks[2:]} == {0, 2}
+    assert {chunk.slot_id for chunk in workers.chunks[2:]} == {batch.slot.slot_id}
