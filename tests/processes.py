@@ -32,8 +32,8 @@ def forkserver_context() -> ForkServerContext:
     return context
 
 
-def run_in_fresh_process(function: Callable[..., object], *arguments: Any) -> None:
-    """Call a function of a test module in a process of its own; fail if it raises."""
+def assert_passes_in_fresh_process(function: Callable[..., object], *arguments: Any) -> None:
+    """Assert that a function of a test module raises nothing in a fresh process."""
     assert _run(partial(_call, os.environ.copy(), function, arguments)) == 0
 
 

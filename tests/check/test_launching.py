@@ -14,7 +14,7 @@ import pytest
 from shardio.check.launching import RankCommand, run_ranks
 from shardio.errors import ShardioError
 
-# A rank that writes the process id of its child, and sleeps until the launcher ends it.
+# A rank that writes the process id of its child. Both sleep until the launcher ends them.
 WAITS = """
 import signal, subprocess, sys, time
 if "stubborn" in sys.argv:

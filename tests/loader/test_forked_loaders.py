@@ -15,7 +15,7 @@ import pytest
 
 from shardio import DataLoader, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
-from tests.processes import run_in_fresh_process
+from tests.processes import assert_passes_in_fresh_process
 from tests.slots import (
     assert_same,
     digest,
@@ -56,7 +56,7 @@ def iterate_in_child(packed: str) -> None:
 
 
 def test_a_child_iterates_with_hosts_of_its_own(pictures: Path) -> None:
-    run_in_fresh_process(iterate_in_child, pictures)
+    assert_passes_in_fresh_process(iterate_in_child, pictures)
 
 
 def use_iterator_in_child(packed: str) -> None:
@@ -83,7 +83,7 @@ def use_iterator_in_child(packed: str) -> None:
 
 
 def test_an_iterator_stays_with_the_process_that_began_it(pictures: Path) -> None:
-    run_in_fresh_process(use_iterator_in_child, pictures)
+    assert_passes_in_fresh_process(use_iterator_in_child, pictures)
 
 
 def end_children(packed: str) -> None:
@@ -102,4 +102,4 @@ def end_children(packed: str) -> None:
 
 
 def test_hosts_stay_when_a_child_ends(pictures: Path) -> None:
-    run_in_fresh_process(end_children, pictures)
+    assert_passes_in_fresh_process(end_children, pictures)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch.multiprocessing
 
-from tests.processes import run_in_fresh_process
+from tests.processes import assert_passes_in_fresh_process
 from tests.slots import (
     NUM_SLOTS,
     assert_same,
@@ -51,7 +51,7 @@ def hold_in_child_and_parent(packed: str) -> None:
 
 
 def test_batches_stay_in_child_and_parent_while_the_parent_goes_on(pictures: Path) -> None:
-    run_in_fresh_process(hold_in_child_and_parent, pictures)
+    assert_passes_in_fresh_process(hold_in_child_and_parent, pictures)
 
 
 def fork_with_a_batch_in_each_epoch(packed: str) -> None:
@@ -69,7 +69,7 @@ def fork_with_a_batch_in_each_epoch(packed: str) -> None:
 
 
 def test_slots_that_a_child_held_are_given_back(pictures: Path) -> None:
-    run_in_fresh_process(fork_with_a_batch_in_each_epoch, pictures)
+    assert_passes_in_fresh_process(fork_with_a_batch_in_each_epoch, pictures)
 
 
 def fork_while_others_take(packed: str) -> None:
@@ -107,7 +107,7 @@ def fork_while_others_take(packed: str) -> None:
 
 
 def test_a_thread_may_fork_while_another_one_iterates(pictures: Path) -> None:
-    run_in_fresh_process(fork_while_others_take, pictures)
+    assert_passes_in_fresh_process(fork_while_others_take, pictures)
 
 
 def fork_while_a_batch_is_handed_out(packed: str) -> None:
@@ -126,7 +126,7 @@ def fork_while_a_batch_is_handed_out(packed: str) -> None:
 
 
 def test_a_batch_that_another_thread_gets_during_a_fork_stays_as_it_was(pictures: Path) -> None:
-    run_in_fresh_process(fork_while_a_batch_is_handed_out, pictures)
+    assert_passes_in_fresh_process(fork_while_a_batch_is_handed_out, pictures)
 
 
 def count_sockets() -> int:
@@ -143,7 +143,7 @@ def count_sockets_in_child(packed: str) -> None:
 
 
 def test_a_child_holds_no_end_of_its_parents_hosts(pictures: Path) -> None:
-    run_in_fresh_process(count_sockets_in_child, pictures)
+    assert_passes_in_fresh_process(count_sockets_in_child, pictures)
 
 
 def free_in_child(packed: str) -> None:
@@ -170,7 +170,7 @@ def free_in_child(packed: str) -> None:
 
 
 def test_what_a_child_frees_is_no_concern_of_its_parent(pictures: Path) -> None:
-    run_in_fresh_process(free_in_child, pictures)
+    assert_passes_in_fresh_process(free_in_child, pictures)
 
 
 def answer(batches: Any, may_look: Any, digests: Any) -> None:
@@ -213,4 +213,4 @@ def pass_by_queue(packed: str, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_batches_that_another_process_got_stay_as_they_were(pictures: Path, method: str) -> None:
-    run_in_fresh_process(pass_by_queue, pictures, method)
+    assert_passes_in_fresh_process(pass_by_queue, pictures, method)

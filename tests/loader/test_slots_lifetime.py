@@ -11,7 +11,7 @@ import pytest
 from shardio import DataLoader, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
 from tests.files import count_open_files
-from tests.processes import run_in_fresh_process
+from tests.processes import assert_passes_in_fresh_process
 from tests.slots import (
     NUM_SLOTS,
     assert_same,
@@ -131,4 +131,4 @@ def keep_an_epoch_under_a_limit(packed: str) -> None:
 
 
 def test_kept_batches_hold_no_descriptors(pictures: Path) -> None:
-    run_in_fresh_process(keep_an_epoch_under_a_limit, pictures)
+    assert_passes_in_fresh_process(keep_an_epoch_under_a_limit, pictures)
