@@ -103,7 +103,7 @@ def measure_webdataset(case: Case, buffer: int) -> OrderQuality:
 
 
 def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
-    """Yield a rank's batches as torch's DataLoader takes them from its workers, in turn, until all are through."""
+    """Yield a rank's batches as torch's DataLoader takes them from its workers, in turn, until all are exhausted."""
     workers = [_webdataset_worker(case, rank, worker, buffer) for worker in range(case.num_workers)]
     while workers:
         batches = [list(islice(worker, case.batch_size)) for worker in workers]
@@ -112,7 +112,7 @@ def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
 
 
 def _webdataset_worker(case: Case, rank: int, worker: int, buffer: int) -> Iterator[int]:
-    """Yield the samples of one worker, by webdataset's own shuffle, after its splits by node and by worker."""
+    """Yield the samples of one worker in webdataset's own order, after its splits by node and by worker."""
     shards = range(case.num_shards)[rank :: case.world_size][worker :: case.num_workers]
     shuffle = webdataset.filters._shuffle
     rng = random.Random(rank * case.num_workers + worker)

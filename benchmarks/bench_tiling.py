@@ -37,7 +37,7 @@ from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import reencode_jpeg, tile_jpeg, transcode, untile_jpeg
 
 ROW = 0
-"""Stands for an interval as long as the MCU row."""
+"""An interval as long as the MCU row."""
 
 GROUPS = {(24, 32, 40): (1, 2, 4, 8, ROW), (21,): (1, 3, 7, ROW), (31,): (1, ROW)}
 """The intervals to try, by the number of MCUs in a row."""

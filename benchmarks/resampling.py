@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Transforms, Choose]] = {
     "random crops to 112, decoded at half the size or less": (_crops(112), lambda task: task.scale > 1),
     "random crops to 96, decoded at half the size or less": (_crops(96), lambda task: task.scale > 1),
 }
-"""By name, the transforms, and which of the crops to measure."""
+"""The transforms and which of the crops to measure, by name."""
 
 
 def make_crops(contents: Sequence[bytes], transforms: Transforms, choose: Choose) -> dict[str, list[Pixels]]:

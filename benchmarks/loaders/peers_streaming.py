@@ -23,7 +23,7 @@ def make_mosaic(job: Job) -> Epochs:
     base: Any = streaming.StreamingDataset
 
     class Images(base):  # type: ignore[misc]  # without types
-        """Decode each sample."""
+        """Samples that are decoded one by one."""
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             sample = super().__getitem__(index)
@@ -49,7 +49,7 @@ def make_litdata(job: Job) -> Epochs:
     litdata: Any = importlib.import_module("litdata")
 
     class Images(litdata.StreamingDataset):  # type: ignore[misc]  # without types
-        """Decode each sample."""
+        """Samples that are decoded one by one."""
 
         def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
             sample = super().__getitem__(index)
