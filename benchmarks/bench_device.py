@@ -173,9 +173,7 @@ def main() -> None:
     else:
         torch.set_num_threads(1)  # On a busy machine, threads that wait for each other are very slow.
     print(f"{describe_device(settings.device)}, torch {torch.__version__}, batches of {settings.batch_size}")
-    print(
-        f"medians of {settings.rounds} rounds (minimum to maximum) of {settings.steps} steps; ratios are per round\n"
-    )
+    print(f"medians of {settings.rounds} rounds (minimum to maximum) of {settings.steps} steps; ratios are per round\n")
     # The first profile of a process begins late, because it loads the profiler's library.
     record(lambda: torch.ones(1000, device=settings.device).sum(), settings.device)
     with tempfile.TemporaryDirectory(prefix="shardio-device-") as work:
