@@ -15,6 +15,7 @@ from shardio.check.merging import merge
 from shardio.check.recording import observe
 from shardio.check.recording_file import Recording, dump_recording, load_recording, read_recording, write_recording
 from shardio.errors import FormatError
+from shardio.whole_writes import remove_unfinished
 from shardio.world import find_world
 
 
@@ -60,6 +61,8 @@ class CoverageRecorder:
             self._continue(resume)
         elif self.path.exists():
             self.path.replace(f"{self.path}.old")
+        if self.path.parent.is_dir():
+            remove_unfinished(self.path.parent, (self.path.name,))
         self.close()
 
     @property

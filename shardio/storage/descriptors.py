@@ -34,7 +34,7 @@ class Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY)
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # A pipe without a writer would block.
 
     def __del__(self) -> None:
         if hasattr(self, "number"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ class LocalFile:
     replaced is read as it was, and a file that is overwritten in place goes unnoticed.
 
     Raises:
-        OSError: If the file cannot be opened, or is a directory.
+        OSError: If the file cannot be opened, or is not a regular file.
     """
 
     def __init__(self, location: Location) -> None:
@@ -32,10 +32,11 @@ class LocalFile:
         self._files = open_files()
         self._serial = next(self._files.serials)
         self._is_open = True
-        status = os.fstat(self._files.open(self._serial, key).number)
+        descriptor = self._files.open(self._serial, key)  # Held, because another thread may close it for the budget.
+        status = os.fstat(descriptor.number)
         try:
-            refuse_directory(key, status)
-        except IsADirectoryError:
+            refuse_other_kinds(key, status)
+        except OSError:
             self.close()
             raise
         found = stat_of(status)
@@ -96,10 +97,12 @@ class LocalFile:
             self.close()
 
 
-def refuse_directory(key: str, status: os.stat_result) -> None:
-    """Raise IsADirectoryError if a path is that of a directory."""
+def refuse_other_kinds(key: str, status: os.stat_result) -> None:
+    """Raise IsADirectoryError for a directory, and FileNotFoundError for a pipe, a device or a socket."""
     if S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)
+    if not S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "Not a regular file", key)
 
 
 def stat_of(status: os.stat_result) -> FileStat:

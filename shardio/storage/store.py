@@ -47,7 +47,8 @@ class Writer(Protocol):
 class StoredFile(Protocol):
     """An object that is open for reading at any position. Threads share it, and so do processes after a fork.
 
-    All reads return the content that the object had when it was opened.
+    No read returns the content of an object that has replaced it. If a store allows an object to be overwritten in
+    place, a read may see that.
     """
 
     @property

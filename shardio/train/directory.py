@@ -18,7 +18,8 @@ from shardio.train.checkpoint import BEST, LAST, load_checkpoint
 from shardio.train.config import TrainConfig
 from shardio.train.logs import LOG, read_log
 from shardio.train.ranks import gather, on_rank_0
-from shardio.whole_writes import PARTIAL_SUFFIX
+from shardio.train.report import PAGE, PICTURE
+from shardio.whole_writes import remove_unfinished
 
 LOCK = ".run.lock"
 
@@ -38,9 +39,9 @@ def claimed(directory: Path | None) -> Iterator[None]:
         OSError: If the directory cannot be created or written to.
     """
     lock = _Lock()  # Only rank 0 takes it.
-    if directory is not None:
-        on_rank_0(lambda: lock.take(directory))
     try:
+        if directory is not None:
+            on_rank_0(lambda: lock.take(directory))
         yield
     finally:
         lock.release()
@@ -119,8 +120,7 @@ def _prepare(directory: Path, config: TrainConfig) -> bool:
             f"{directory} contains {found} of an earlier run, but no {LAST} to resume from: restore {LAST}, use "
             "another directory, or start a new run over it with resume=False (--fresh)"
         )
-    for path in directory.glob(f".*{PARTIAL_SUFFIX}"):
-        path.unlink()  # A killed run was writing it.
+    remove_unfinished(directory, (LAST, BEST, LOG, PAGE, PICTURE))
     for name in () if config.resume else (LAST, BEST):
         (directory / name).unlink(missing_ok=True)
     return has_last and config.resume

@@ -94,7 +94,8 @@ class Resize(Geometry):
     """
 
     def __init__(self, size: int | Sequence[int], *, antialias: bool = False) -> None:
-        self.size = size if isinstance(size, int) and size > 0 else _pair(size)
+        height, width = _pair(size)
+        self.size: int | tuple[int, int] = height if isinstance(size, int | np.integer) else (height, width)
         self.antialias = antialias
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Sizes:

@@ -109,6 +109,31 @@ def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest
     assert [type(outcome) for outcome in outcomes] == [NotADirectoryError, list]
 
 
+def test_the_lock_is_released_if_another_rank_fails_to_hear_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(outcome: Any) -> list[Any]:
+        raise ConnectionError("the other rank is gone")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.train.ranks.gather", lose)
+        with pytest.raises(ConnectionError), claimed(tmp_path):
+            pass
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with claimed(tmp_path):
+        pass
+
+
+def test_unfinished_files_of_other_programs_stay(packed: Path, tmp_path: Path) -> None:
+    others = [".shardio-pack.partial", ".rank-00001.cov.0123abcd.partial", ".notes.partial"]
+    for name in (*others, ".last.pt.0123abcd.partial"):
+        (tmp_path / name).touch()
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    assert {path.name for path in tmp_path.glob("*.partial")} == set(others)
+
+
 def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even though the holder's name cannot be written."""
 

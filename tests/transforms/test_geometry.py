@@ -98,6 +98,11 @@ def test_the_input_image_is_not_changed(transform: Transform) -> None:
     np.testing.assert_array_equal(image, before)
 
 
+def test_a_size_may_consist_of_numpy_integers() -> None:
+    assert Resize(np.int64(20)).size == 20  # type: ignore[arg-type]  # It works at run time.
+    assert Resize([np.int64(8), 9]).size == (8, 9)  # type: ignore[list-item]  # It works at run time.
+
+
 @pytest.mark.parametrize("p", [-0.01, 1.01, float("nan")])
 def test_p_must_be_a_probability(p: float) -> None:
     with pytest.raises(ValueError, match="probability"):
