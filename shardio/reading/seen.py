@@ -28,7 +28,7 @@ class Seen:
         self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
 
     def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
-        """Return the record of which samples of a shard were seen with these fields.
+        """Return the record of the samples of a shard that were seen with these fields.
 
         Args:
             shard: The shard's place in the manifest.
