@@ -31,7 +31,7 @@ class LocalStore:
         return LocalFile(Location(store=self, key=key))
 
     def read_whole(self, key: str) -> bytes:
-        with open(key, "rb", buffering=0) as file:  # noqa: PTH123  # A Path costs as much as the reading.
+        with open(key, "rb", buffering=0) as file:  # noqa: PTH123  # A Path costs as much as the read.
             return file.readall()
 
     def is_folder(self, key: str) -> bool:
@@ -67,16 +67,16 @@ class LocalStore:
 
 
 def walk_files(directory: Path, _holders: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """Yield all files below a directory, sorted within each directory. Hidden files and directories are left out.
+    """Yield all files below a directory except hidden ones, sorted within each directory.
 
-    Symbolic links are followed.
+    Hidden directories are skipped. Symbolic links are followed, and broken links are yielded.
 
     Raises:
-        OSError: If a directory cannot be read, or a link leads back to a directory that holds it.
+        OSError: If a directory cannot be read, or a symbolic link points to a directory that contains it.
     """
     here = directory.resolve()
     if here in _holders:
-        raise OSError(f"{directory} is a symbolic link to a directory that holds it: remove the link")
+        raise OSError(f"{directory} is a symbolic link to a directory that contains it: remove the link")
     with os.scandir(directory) as entries:
         found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
     for entry in found:
@@ -96,6 +96,6 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def read_and_stat(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
-    """Return a local file's content, and the status of the open file before and after it was read."""
+    """Read a local file. Return its status before the read, its content, and its status after the read."""
     with path.open("rb", buffering=0) as file:
         return os.fstat(file.fileno()), file.readall(), os.fstat(file.fileno())

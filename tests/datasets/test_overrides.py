@@ -143,7 +143,7 @@ def test_transforms_cannot_override_what_nothing_calls() -> None:
     with pytest.raises(TypeError, match=f"Mixed {message}"):
         type("Mixed", (torch.nn.Module, RandomHorizontalFlip), {})
 
-    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Put its code into the list"):
+    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Move its code to a function in the list"):
 
         class Composed(Compose):
             def __call__(self, image: Any) -> Any:

@@ -73,7 +73,7 @@ print(find_kernel(), len(path.read_bytes()) < 300)
         )
         assert done.stdout == output
         (line,) = done.stderr.splitlines()
-        assert line.startswith("shardio does not use its JPEG decoder on this machine, because its pixels differ from")
+        assert line.startswith("shardio does not use its JPEG kernel on this machine, because its pixels differ from")
         assert "444, quality 60, [0, 0, 150, 203] to [96, 101]: 29088 of 29088 values differ by up to 1" in line
 
 

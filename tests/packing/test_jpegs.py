@@ -38,7 +38,7 @@ FILES = {
     "d/masked.jpg": save(make_picture(71, 91), "JPEG"),
     "d/masked.json": b'{"mask": 1}',
 }
-BROKEN = "damaged: the data ends early or holds an unknown code"
+BROKEN = "damaged: the data ends early or contains an unknown code"
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def test_a_directory_without_tars_is_not_a_dataset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("url", ["https://example.com/x.tar", Path("https://example.com/x.tar"), "s3://b/x-{0..1}.tar"])
 def test_a_url_is_refused(url: str | Path) -> None:
-    with pytest.raises(FileNotFoundError, match="URLs are not read yet"):
+    with pytest.raises(FileNotFoundError, match="URLs are not supported yet"):
         open_table(url)
 
 
@@ -325,5 +325,5 @@ def test_an_empty_name_is_not_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tars)
     write_tar(tars / "x.tar", [("a.txt", b"")])
-    with pytest.raises(ValueError, match=r"the path is empty: name a file or a directory, or '\.'"):
+    with pytest.raises(ValueError, match=r"the path is empty: pass a file or a directory, or '\.'"):
         open_table(source)

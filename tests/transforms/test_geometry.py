@@ -113,6 +113,6 @@ def test_p_must_be_a_probability(p: float) -> None:
 @pytest.mark.parametrize("size", [0, -3, (0, 4), (4, -1), (4, 4, 4), (), "16", 1.5])
 def test_a_size_must_be_one_or_two_numbers_of_pixels(transform: type[CenterCrop | Resize], size: Any) -> None:
     with pytest.raises(
-        ValueError, match=re.escape("size must be one number of pixels") + f".*, got {re.escape(repr(size))}$"
+        ValueError, match=re.escape("size must be a positive integer") + f".*, got {re.escape(repr(size))}$"
     ):
         transform(size)
