@@ -115,7 +115,7 @@ def test_every_setting_has_an_option_with_its_text() -> None:
         ("--plot lr.jpg", "'lr.jpg' must end in .png"),
         ("--model huge", "there is no model 'huge'"),
         ("--pretrained", "no pretrained weights for 'small'"),
-        ("--checkpoint-every 3", "Invalid value for --checkpoint-every: needs a directory to write checkpoints into"),
+        ("--checkpoint-every 3", "Invalid value for --checkpoint-every: needs a directory to write checkpoints to"),
         ("--out s3://bucket/run", "Invalid value for --out: must be local"),
     ],
 )
@@ -220,7 +220,8 @@ def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
     steps = [line["step"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines())]
     assert steps == [1, 2, 3, 3, 4, 5, 6, 6]
     done = _train(packed, "--epochs", "2", *command, "--lr", "0.5", "--image-size", "48", "--val-share", "0.3")
-    _assert_fails(done, StateError, "lr was 0.002, is 0.5; image_size was 32, is 48; val_share was 0.2, is 0.3")
+    changes = "lr was 0.002 and is now 0.5; image_size was 32 and is now 48; val_share was 0.2 and is now 0.3"
+    _assert_fails(done, StateError, changes)
 
 
 def test_class_folders_can_be_trained_on_and_shards_validated_on(images: Path, packed: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed:
             before = {path: path.read_bytes() for path in tmp_path.iterdir()}
             holder = f"process {first.pid} on {socket.gethostname()}"
             for options in ({}, {"resume": False}, {"epochs": 1}):
-                message = f"{re.escape(str(tmp_path))} is in use: {holder} is training there"
+                message = f"{re.escape(str(tmp_path))} is in use by {holder}, which is training there"
                 with pytest.raises(BusyError, match=message):
                     train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, **options))
             assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -144,7 +144,7 @@ def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
         full.setattr(os, "pwrite", refuse)
         with (
             claimed(tmp_path),
-            pytest.raises(BusyError, match="another process is training there"),
+            pytest.raises(BusyError, match="is in use by another process, which is training there"),
             claimed(tmp_path),
         ):
             pass

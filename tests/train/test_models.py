@@ -210,7 +210,7 @@ def test_a_torchvision_that_does_not_load_with_this_torch_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     monkeypatch.setattr(torch.library, "define", lambda *_: None)  # It would affect the whole process.
-    with pytest.raises(ValueError, match=rf"with torch {torch.__version__.replace('+', '.')} .*::roi.*belong together"):
+    with pytest.raises(ValueError, match=rf"with torch {torch.__version__.replace('+', '.')} .*::roi.*that match"):
         make_model(f"{library}:resnet18", num_classes=3, image_size=32)
 
 
