@@ -20,10 +20,10 @@ from shardio.packing.sources import FileProblem
 from shardio.sample import Sample
 
 TILED = "tiled"
-"""The outcome that is counted for a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
+"""The outcome of a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
-"""Maps a JPEG's bytes to the bytes to store and the outcome: TILED, or a reason with details in parentheses."""
+"""A function from a JPEG to the bytes to store and the outcome: TILED, or a reason with details in parentheses."""
 
 DEFAULT_QUALITY = 90
 
