@@ -59,7 +59,7 @@ class CarriedWorld:
 
 
 def find_world(rank: int | None = None, world_size: int | None = None, *, carried: CarriedWorld | None = None) -> World:
-    """Return the world: as given, carried, from torch.distributed or from torchrun's variables; otherwise rank 0 of 1.
+    """Return the world: given, carried, from torch.distributed or from torchrun's variables; by default, rank 0 of 1.
 
     Raises:
         ValueError: If only one of rank and world size is given or set in the environment, or the rank is out of range.

@@ -72,7 +72,7 @@ def open_data(
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(
-            f"{source} has {len(training)} samples, and {val_share:.0%} of them cannot be set aside: change --val-share"
+            f"{source} has {len(training)} samples, too few to set aside {val_share:.0%} of them: change --val-share"
         )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     return TrainData(

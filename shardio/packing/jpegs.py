@@ -114,7 +114,7 @@ def load_tiling() -> ModuleType:
 
 
 def choose_rewrite(settings: PackSettings) -> Rewrite:
-    """Return the function that rewrites JPEGs as the settings say.
+    """Return the function that rewrites JPEGs according to the settings.
 
     Raises:
         PackError: If a required package is not installed.

@@ -19,7 +19,7 @@ JpegMode = Literal["copy", "tile", "reencode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackSettings:
-    """How to pack.
+    """The settings of a pack.
 
     Attributes:
         max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. If
