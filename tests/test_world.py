@@ -92,7 +92,7 @@ def test_a_rank_out_of_range_is_an_error(rank: int, world_size: int, monkeypatch
 
 @pytest.mark.parametrize(
     ("rank", "world_size", "found"),
-    [("3", None, "RANK is '3' and WORLD_SIZE is not set"), (None, "1", "WORLD_SIZE is '1' and RANK is not set")],
+    [("3", None, "RANK is '3', but WORLD_SIZE is not set"), (None, "1", "WORLD_SIZE is '1', but RANK is not set")],
 )
 def test_half_an_environment_is_an_error_that_names_both(
     rank: str | None, world_size: str | None, found: str, monkeypatch: pytest.MonkeyPatch, packed: Path
