@@ -5,16 +5,16 @@
     ShardioError
     ├── PackError           a pack cannot read its source or use its destination: change the directory or the options
     ├── FormatError         a manifest, index or tar is invalid: pack or download it again
-    │   └── StaleIndexError     the tar changed after its index was made: delete the index
+    │   └── StaleIndexError     an index does not match its tar: pack or download both again
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
     ├── WorkerError         worker processes die repeatedly: check memory, or the samples that the error names
-    ├── StateError          a saved state belongs to another dataset or order: use the state of this run
-    ├── BusyError           another run writes to the directory: wait for it, or choose another directory
+    ├── StateError          a saved state belongs to another dataset or order: use a state of this run
+    ├── BusyError           another run is writing to the directory: wait for it, or choose another directory
     ├── NonFiniteLossError  the loss is NaN or infinite: resume from a checkpoint with a lower learning rate
     ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests): fix the loader
-    └── IdentityError       samples cannot be identified: say where their keys are (also a TypeError)
+    └── IdentityError       samples cannot be identified: specify where their keys are (also a TypeError)
 
-Arguments out of range raise ValueError, objects of the wrong kind TypeError, as in the standard library.
+As in the standard library, arguments out of range raise ValueError, and arguments of the wrong type raise TypeError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 
 class ShardioError(Exception):
-    """The base class of shardio's errors about data."""
+    """The base class of shardio's errors."""
 
 
 class PackError(ShardioError):
@@ -37,7 +37,7 @@ class FormatError(ShardioError):
 
 
 class StaleIndexError(FormatError):
-    """An index does not belong to its tar."""
+    """An index does not match its tar."""
 
 
 class SampleError(ShardioError):
@@ -61,7 +61,7 @@ class SampleError(ShardioError):
 
 
 class WorkerError(ShardioError):
-    """Worker processes died repeatedly at the same samples, or cannot start."""
+    """Worker processes died repeatedly on the same samples, or cannot start."""
 
 
 class StateError(ShardioError):
@@ -69,7 +69,7 @@ class StateError(ShardioError):
 
 
 class BusyError(ShardioError):
-    """Another training run writes to the directory."""
+    """Another training run is writing to the directory."""
 
 
 class NonFiniteLossError(ShardioError):

@@ -1,4 +1,4 @@
-"""Forks of this process: objects that must act when it forks, each for as long as it lives."""
+"""Call functions with an object when this process forks, for as long as the object exists."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Owner = TypeVar("Owner")
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """An object, and what to call with it."""
+    """An object, and the functions to call with it at a fork."""
 
     owner: weakref.ref[Any]
     before: Callable[[Any], object] | None
@@ -34,10 +34,10 @@ def call_at_fork(
     after_in_parent: Callable[[Owner], object] | None = None,
     after_in_child: Callable[[Owner], object] | None = None,
 ) -> None:
-    """Call functions with ``owner`` whenever this process forks. ``owner`` is not kept alive.
+    """Register functions to call with ``owner`` whenever this process forks. ``owner`` is not kept alive.
 
-    Calls before the fork run in reverse order of registration, calls after it in order, as with
-    ``os.register_at_fork``, which never forgets a function.
+    As with ``os.register_at_fork``, calls before a fork run in reverse order of registration, and calls after it in
+    order. Unlike there, a function is unregistered when its ``owner`` is destroyed.
 
     Args:
         owner: An object that can be weakly referenced.
@@ -66,7 +66,7 @@ def _register() -> None:
 
 
 def _call(moment: str) -> None:
-    watches = list(_watches.values())  # A copy made in one step: other threads may register meanwhile.
+    watches = list(_watches.values())  # An atomic copy: other threads may register functions meanwhile.
     for watch in reversed(watches) if moment == "before" else watches:
         owner, function = watch.owner(), getattr(watch, moment)
         if owner is not None and function is not None:

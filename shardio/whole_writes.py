@@ -26,7 +26,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
 
     Args:
         path: The file to write.
-        mode: Its permissions, whatever the umask; by default those of any new file.
+        mode: Its permissions, regardless of the umask; by default, those of any new file.
 
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The error names ``path``.
@@ -40,7 +40,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             temporary.replace(path)
             _sync_directory(path.parent)
-    except BaseException:  # Ctrl-C as well must not leave half a file.
+    except BaseException:  # Ctrl-C must not leave a partial file either.
         temporary.unlink(missing_ok=True)
         raise
 
@@ -66,7 +66,7 @@ def remove_unfinished(directory: Path, targets: Container[str] | None = None) ->
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add a file's name to any OSError that names no file, as errors of writing do."""
+    """Add a file's name to an OSError that does not name a file, such as one from a write."""
     try:
         yield
     except OSError as error:

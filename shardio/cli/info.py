@@ -78,7 +78,7 @@ def _format_range(smallest: int, largest: int) -> str:
 
 
 def _try_forecast(table: ShardTable) -> DecoderForecast | Exception:
-    """Return a forecast, or the error if the shards cannot be read: the manifest alone provides all other rows."""
+    """Return a forecast, or the error if the shards cannot be read. All other rows need only the manifest."""
     try:
         return forecast_decoders(table)
     except (ShardioError, OSError) as error:

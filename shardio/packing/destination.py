@@ -1,4 +1,4 @@
-"""The destination directory: what it may contain, and how an unfinished pack is recognised."""
+"""The destination directory: what it may contain, and how to recognise an unfinished pack."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LOCK_NAME = ".shardio-pack.lock"
 
 
 def check_destination(src: Path, dst: Path) -> None:
-    """Refuse a destination that overlaps the source or already holds something other than an unfinished pack.
+    """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
 
     Raises:
         PackError: If ``dst`` cannot be packed into.
     """
     if dst.exists() and not dst.is_dir():
-        raise PackError(f"the destination {dst} is not a directory")
+        raise PackError(f"the destination {dst} is not a directory: choose another path")
     here, there = src.resolve(), dst.resolve()
     if here == there or here in there.parents or there in here.parents:
         raise PackError(f"the destination {dst} and the source {src} overlap: choose a separate directory")

@@ -94,7 +94,7 @@ def _read_finished(path: Path) -> FinishedShard:
 
 
 def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
-    """Raise PackError if a tar holds samples that are not in the plan, or is unreadable though no run recorded it."""
+    """Raise PackError if a tar holds samples that are not in the plan, or is unreadable and was not recorded."""
     if not os.path.lexists(path):
         return
     try:

@@ -19,17 +19,17 @@ JpegMode = Literal["copy", "tile", "reencode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackSettings:
-    """How to pack.
+    """The settings of a pack.
 
     Attributes:
-        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. Where
-            JPEGs are rewritten, the sizes of the original files count.
-        max_shard_samples: The maximum number of samples in a shard, or None.
+        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. If
+            JPEGs are rewritten, the limit applies to the sizes of the original files.
+        max_shard_samples: The maximum number of samples in a shard; None for no limit.
         shuffle_seed: The seed of the packing order; None packs in the order of the keys.
         jpeg: ``copy`` stores JPEGs unchanged, ``tile`` rewrites them losslessly so that crops decode faster,
             ``reencode`` shrinks and tiles them.
         max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
-        quality: With ``reencode``, 1 to 100, or None for 90.
+        quality: With ``reencode``, the JPEG quality, 1 to 100; None for 90.
         max_pixels: With ``reencode``, images with more pixels are stored unchanged; None for Pillow's limit.
     """
 

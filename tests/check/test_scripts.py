@@ -101,7 +101,7 @@ def test_augmented_images_are_counted_and_need_keys(script: Path, run_check: Run
 
 @pytest.mark.parametrize(
     ("target", "words"),
-    [("loaders.py:missing", "has no function 'missing'"), ("nowhere.py:make", "there is no script")],
+    [("loaders.py:missing", "has no function 'missing'"), ("nowhere.py:make", "nowhere.py does not exist")],
 )
 def test_a_function_that_is_not_there_is_an_error(script: Path, run_check: RunCheck, target: str, words: str) -> None:
     done = run_check(script.parent / target)

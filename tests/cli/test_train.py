@@ -111,7 +111,10 @@ def test_every_setting_has_an_option_with_its_text() -> None:
         ("--weight-decay -1", "Invalid value for --weight-decay: must be at least 0, got -1.0"),
         ("--device toaster", "Invalid value for --device: must be one that torch knows"),
         ("--val-share 1", "Invalid value for --val-share: must be at least 0 and below 1"),
-        ("--val elsewhere --val-share 0.1", "Invalid value for --val-share: use either --val or a share of SOURCE"),
+        (
+            "--val elsewhere --val-share 0.1",
+            "Invalid value for --val-share: pass either --val or --val-share, not both",
+        ),
         ("--plot lr.jpg", "'lr.jpg' must end in .png"),
         ("--model huge", "there is no model 'huge'"),
         ("--pretrained", "no pretrained weights for 'small'"),

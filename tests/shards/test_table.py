@@ -125,8 +125,8 @@ def test_directories_in_a_list_are_refused(tmp_path: Path, pattern: list[str]) -
     with pytest.raises(FileNotFoundError) as caught:
         open_table([name.format(tmp_path) for name in pattern])
     assert str(caught.value) == (
-        f"a list names tars and patterns of tars, but {tmp_path}/one and {tmp_path}/two are directories: pass one "
-        "directory by itself, or list the tars in them"
+        f"a list may name only tars and patterns of tars, but {tmp_path}/one and {tmp_path}/two are directories: pass "
+        "one directory by itself, or list the tars in them"
     )
 
 
@@ -202,7 +202,7 @@ def test_gaps_in_the_numbers_of_tars_are_named_once(tars: Path) -> None:
         open_table(tars)
     (message,) = [str(warning.message) for warning in warned]
     lost = [2, 4, 5, 7, 9, 11, 13, 15]
-    assert f"{len(lost)} are missing: {', '.join(f'x-{i:06d}.tar' for i in lost)}. Check" in message
+    assert f"{len(lost)} are missing ({', '.join(f'x-{i:06d}.tar' for i in lost)}). Check" in message
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_files_that_macos_added_are_not_tars(tmp_path: Path) -> None:
         file.write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"holds neither shardio\.json nor any \*\.tar"):
         open_table(tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"no tar is named, only files of macOS: {re.escape(str(files[0]))}"):
+    with pytest.raises(FileNotFoundError, match=f"{re.escape(str(files[0]))} is a file that macOS added, not a tar"):
         open_table(files)
     write_tar(tmp_path / "a.tar", [("0.txt", b"")])
     with pytest.warns(RuntimeWarning) as warned:
@@ -278,7 +278,9 @@ def go_round(tar: Path) -> Path:
 @pytest.mark.parametrize("name_again", [take_itself, go_round, make_link, make_hard_link])
 def test_a_tar_that_is_named_twice_is_refused(tars: Path, name_again: Callable[[Path], Path]) -> None:
     tar = tars / "x-000001.tar"
-    with pytest.raises(FormatError, match=r"x-000001\.tar.* and each of its samples would come twice: name it once"):
+    with pytest.raises(
+        FormatError, match=r"x-000001\.tar.* so each of its samples would be delivered twice: name it once"
+    ):
         open_table([tar, tars / "x-000002.tar", name_again(tar)])
 
 
@@ -307,7 +309,7 @@ def test_a_manifest_that_lists_a_shard_twice_is_refused(packed: Path, tmp_path: 
 def test_compressed_tars_are_not_silently_left_out(tars: Path, name: str, is_among_tars: bool) -> None:
     folder = tars if is_among_tars else tars.parent
     (folder / name).write_bytes(b"compressed")
-    with pytest.raises(FormatError, match=rf"holds {re.escape(name)}, a compressed tar.*: decompress it"):
+    with pytest.raises(FormatError, match=rf"holds {re.escape(name)}, a compressed tar.*: decompress them"):
         open_table(folder)
     assert len(open_table(sorted(tars.glob("*.tar"))).tars) == 4
 

@@ -168,7 +168,7 @@ def test_models_that_timm_lacks_are_refused(name: str, pretrained: bool, message
         ("torchvsion:resnet18", "no module 'torchvsion'.*a model is small, torchvision:NAME"),
         ("a.b/c:make", "does not name a function"),
         ("small:resnet18", "only one small model"),
-        ("nowhere.py:make", "there is no script nowhere.py"),
+        ("nowhere.py:make", "the script nowhere.py does not exist"),
         ("own_models.py:nothing", "has no function 'nothing'"),
         ("own_models:nothing", "has no function 'nothing'"),
     ],
