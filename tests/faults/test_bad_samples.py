@@ -193,9 +193,9 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quarantine", "error", "words"),
     [
-        ("nowhere/quarantine.jsonl", ValueError, "there is no directory .*nowhere"),
+        ("nowhere/quarantine.jsonl", ValueError, "the directory .*nowhere does not exist"),
         ("", ValueError, "it is a directory"),
-        (None, TypeError, "must be the path of a file, got None"),
+        (None, TypeError, "must be a file path, got None"),
     ],
 )
 def test_a_quarantine_that_cannot_be_written_is_refused_at_once(
