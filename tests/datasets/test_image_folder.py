@@ -86,14 +86,14 @@ def test_an_index_outside_is_an_index_error(images: Path, index: int) -> None:
 
 
 def test_a_missing_or_flat_directory_and_an_empty_class_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no directory .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"the directory .*nowhere does not exist"):
         ImageFolder(tmp_path / "nowhere")
     (tmp_path / "x.jpg").write_bytes(encode(0))
     with pytest.raises(FileNotFoundError, match="has no class folders"):
         ImageFolder(tmp_path)
     write_images(tmp_path, classes=1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"class folder .*empty holds no image"):
+    with pytest.raises(FileNotFoundError, match=r"class folder .*empty holds no images: add images"):
         ImageFolder(tmp_path)
 
 
