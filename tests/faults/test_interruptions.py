@@ -181,11 +181,11 @@ def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
     with monkeypatch.context() as patch:
         batches._batches._timeout_s = 0.01
         patch.setattr(WorkerPool, "receive", lambda self, timeout_s: [])
-        with pytest.raises(RuntimeError, match="no batch came within timeout"):
+        with pytest.raises(RuntimeError, match="no batch arrived within timeout"):
             next(batches)
     end = rest_of(batches, received)
     assert end is not None
-    assert "no batch came within timeout" in end
+    assert "no batch arrived within timeout" in end
     loader.load_state_dict(loader.state_dict())
     assert received + batches_of(loader) == expected
 

@@ -56,7 +56,7 @@ def test_another_batch_is_begun_before_the_user_gets_one(data: Data, modules: Pa
 
 def test_a_batch_that_does_not_come_in_time_is_an_error(data: Data, modules: Path) -> None:
     install_gate(modules, held=range(100))
-    with pytest.raises(RuntimeError, match=r"no batch came within timeout=0\.2 s: increase it"):
+    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=0\.2 s: increase it"):
         next(iter(make_loader(data, "shards", 2, timeout=0.2)))
     assert find_hosts() == []
 

@@ -70,7 +70,7 @@ def use_iterator_in_child(packed: str) -> None:
         kept = list(islice(iterator, 3))
 
         def use(iterator: Any = iterator) -> str:
-            with pytest.raises(RuntimeError, match="belongs to the process that this one was forked from"):
+            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process"):
                 next(iterator)
             return "refused"
 

@@ -72,7 +72,7 @@ def test_a_host_that_reads_nothing_is_given_up(pictures: Path, monkeypatch: pyte
             pool.forget((slot_id,))
         (death,) = pool.receive(None)
         assert isinstance(death, Death)
-        assert death.cause.startswith("it read nothing for ")
+        assert death.cause.startswith("no message was read for ")
         assert find_hosts().isdisjoint({host})
     finally:
         pool.close()

@@ -117,7 +117,7 @@ def test_a_dataset_that_overrides_how_it_iterates_meets_no_placeholders(packed: 
         keys = [key for _, keys in loader for key in keys]
     assert len(keys) == 21
     assert all(key == key.upper() for key in keys)
-    with pytest.raises(ValueError, match="the __iter__ of Shouted would see the gaps: use on_error='replace'"):
+    with pytest.raises(ValueError, match="the __iter__ of Shouted would see placeholders: use on_error='replace'"):
         DataLoader(dataset, batch_size=4, on_error="skip")
 
 
@@ -129,7 +129,7 @@ def test_without_an_order_of_shardios_the_state_is_empty_and_says_so(packed: Pat
             assert loader.state_dict() == {}
         with pytest.warns(RuntimeWarning, match="this loader has no state"):
             loader.load_state_dict({})
-        with pytest.raises(TypeError, match="this state needs shardio's order"):
+        with pytest.raises(TypeError, match="this state requires shardio's order"):
             loader.load_state_dict(ordered.state_dict())
     assert ordered.has_state
 

@@ -104,7 +104,7 @@ def test_a_batch_without_indices_is_the_samplers_mistake(packed: Path, num_worke
     batches = iter(make(packed, batch_sampler=lists, num_workers=num_workers))
     for expected in lists[:place]:
         assert len(next(batches)) == len(expected)
-    with pytest.raises(IndexError, match="the batch sampler returned an empty batch"):
+    with pytest.raises(IndexError, match="the batch sampler yielded an empty batch"):
         next(batches)
 
 

@@ -147,9 +147,9 @@ def test_a_batch_without_any_sample_names_what_it_had(damaged: Path, tmp_path: P
 
 
 def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) -> None:
-    with pytest.raises(ValueError, match="on_error='skip' needs a dataset of shardio's"):
+    with pytest.raises(ValueError, match="on_error='skip' requires one of shardio's datasets"):
         DataLoader(range(5), on_error="skip")
-    with pytest.raises(ValueError, match="batch_size=None means no batches"):
+    with pytest.raises(ValueError, match="batch_size=None disables batching"):
         DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
     mapped = ShardMapDataset(packed)
     for options, why in (

@@ -44,5 +44,5 @@ def test_who_makes_no_tensors_gets_wide_ones_too(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("0.json", content)])
     dataset = ShardDataset(tmp_path / "a.tar", fields="json")
     assert list(DataLoader(dataset, collate_fn=list)) == [[{"hash": 2**64 - 1}]]
-    with pytest.raises(ValueError, match=rf"sample 0 of a batch has the integer {2**64 - 1}, of more than 64 bits"):
+    with pytest.raises(ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which has more than 64"):
         list(DataLoader(dataset, worker_init_fn=print))
