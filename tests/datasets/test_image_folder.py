@@ -45,7 +45,7 @@ def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
         assert torch.equal(image, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
 
 
-def test_pil_images_go_to_transforms_that_want_them(images: Path) -> None:
+def test_pil_images_go_to_transforms_that_take_them(images: Path) -> None:
     image, _ = ImageFolder(images, transform=lambda image: image.size, decode="pil")[0]
     assert image == (48, 32)
 
@@ -80,7 +80,7 @@ def test_without_an_epoch_crops_come_from_torchs_generator(images: Path) -> None
 
 
 @pytest.mark.parametrize("index", [21, -22])
-def test_an_index_outside_is_an_index_error(images: Path, index: int) -> None:
+def test_an_index_out_of_range_is_an_index_error(images: Path, index: int) -> None:
     with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 21"):
         ImageFolder(images)[index]
 
