@@ -55,7 +55,7 @@ class EpochCell:
         return self._agree(info.seed - info.id, info.num_workers)
 
     def _agree(self, loader: int, num_workers: int) -> Cursor:
-        """Return the same value to all workers of a loader: the one that the first to call this reads.
+        """Return the same start to all workers of a loader: the latest value at the first of their calls.
 
         Args:
             loader: The seed of the loader's workers. Another loader may have the same seed, so an agreement ends

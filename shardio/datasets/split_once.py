@@ -68,7 +68,7 @@ def find_callers() -> Iterator[Any]:
 
 def _num_parts(caller: Any) -> int:
     """Return the number of processes over which an object splits what it iterates over."""
-    if type(caller).__name__ == "DataLoaderDispatcher":  # Of Accelerate: rank 0 reads for all ranks.
+    if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all ranks.
         return int(caller.state.num_processes)
     if isinstance(caller, DistributedSampler):
         return caller.num_replicas

@@ -25,7 +25,7 @@ CHUNK, CHUNK_OF_WHOLE = 64, 16
 """How many samples are decoded together: fewer if whole images are in memory before they are cropped."""
 
 _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
-"""The stored fields of those values that are not named after their field."""
+"""The stored fields of values that are not named after their field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class FieldDecoder:
         except DecodeError as error:
             raise undecodable(samples, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
-            raise RuntimeError(f"the transform {self.transform!r} raised StopIteration") from error
+            raise RuntimeError(f"the transform {self.transform!r} raised StopIteration: raise another error") from error
         return PlannedImages(samples=samples, images=images, plan=plan)
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:

@@ -206,7 +206,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         return self._executor
 
     def _find_start(self) -> tuple[Cursor | None, Split | None]:
-        """Return where the next epoch begins and this rank's share of it; or None twice without shardio's order."""
+        """Return the next epoch's start and this rank's share; both are None if the order is not shardio's."""
         if self._order is None:
             self._warn_of_sampler()
             return None, None

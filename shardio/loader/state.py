@@ -99,7 +99,7 @@ class Stateful:
             ValueError: If it is negative, or not below 2**62.
         """
         epoch = check_epoch(epoch)
-        # A map-style dataset of shardio's has no order of its own, and may serve several loaders.
+        # shardio's map-style datasets have no order, and may serve several loaders.
         if self._order is None:
             set_epoch_of_parts(self, epoch, skip=(MapDataset,))
         else:

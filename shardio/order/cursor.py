@@ -59,7 +59,7 @@ def check_epoch(epoch: int) -> int:
 
 
 class EpochCounter:
-    """The rules for which epoch begins next and where, and the progress of the latest one.
+    """The choice of the next epoch and of its start, and the progress of the latest epoch.
 
     Each start begins the next epoch, unless ``set_epoch`` has set one. A start after ``load`` resumes at the loaded
     cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If the
@@ -108,7 +108,7 @@ class EpochCounter:
         return Cursor(epoch=self.next.epoch + 1) if is_over else self.next
 
     def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
-        """Begin an epoch and return its first cursor. The caller sets ``progress``.
+        """Begin an epoch and return where it starts. The caller sets ``progress``.
 
         Args:
             num_samples: The number of samples in a whole epoch.

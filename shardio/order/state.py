@@ -41,7 +41,7 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         raise StateError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
     if "version" not in state:
         found = ", ".join(map(str, state)) or "(none)"
-        raise StateError(f"this is not a shardio state: the key 'version' is missing, found {found}")
+        raise StateError(f"this is not a shardio state: it has no key 'version', its keys are: {found}")
     version = _read_integer(state, "version")
     if version is None or not 1 <= version <= STATE_VERSION:
         raise StateError(

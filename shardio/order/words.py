@@ -1,9 +1,9 @@
 """Random words: a counter-based generator that is a pure function of its rng key.
 
 The words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Words do
-not depend on each other, so whole vectors are computed at once. numpy's own generators are not used
-because their streams may change between releases, and an order must not.
+OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other,
+so whole vectors are computed at once. numpy's own generators are not used because their streams may
+change between releases, and an order must not.
 """
 
 from __future__ import annotations

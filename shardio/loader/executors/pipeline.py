@@ -79,7 +79,7 @@ class Pipeline:
             if self._settings.bad_samples is not None:
                 self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
             raise
-        except BaseException:  # As with Ctrl-C, a message may be incomplete, so the next epoch restarts workers.
+        except BaseException:  # After Ctrl-C, say, a message may be cut off, so the next epoch starts new workers.
             self._closes_workers = True
             self.close()
             raise
