@@ -159,7 +159,7 @@ def test_states_of_concatenations_that_earlier_versions_wrote_are_accepted(is_su
 
 
 def test_mask_requires_shardios_loader() -> None:
-    with pytest.raises(ValueError, match=r"needs shardio\.DataLoader"):
+    with pytest.raises(ValueError, match=r"requires shardio\.DataLoader"):
         iter(EpochSampler(range(5), remainder="mask"))
 
 
