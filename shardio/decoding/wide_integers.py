@@ -10,7 +10,7 @@ from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 
 _LONG = re.compile(rb"[0-9]{19}")
-"""A text without so many digits in a row has no wide integer."""
+"""Text without 19 consecutive digits holds no integer of more than 64 bits."""
 
 
 def find_wide(value: Any) -> int | None:
@@ -28,6 +28,6 @@ def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> No
             key, where = samples.describe(row, (field,))
             message = (
                 f"field {field!r} of sample {key} in {where} holds the integer {wide}, which has more than 64 bits and "
-                "does not fit into a tensor: store it as a string, or pass a collate_fn that does not convert it"
+                "does not fit in a tensor: store it as a string, or pass a collate_fn that does not convert it"
             )
             raise SampleError(message, row=row, key=key, where=where)

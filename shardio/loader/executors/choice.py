@@ -1,4 +1,4 @@
-"""Which executor makes a loader's batches."""
+"""The choice of the executor that makes a loader's batches."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def make_executor(
     pins: bool,
     memory_callbacks: Sequence[MemoryCallback],
 ) -> Executor | None:
-    """Return what makes a loader's batches; None for torch's own iterator.
+    """Return the executor of a loader, or None if torch's own iterator makes its batches.
 
     Args:
         loader: The DataLoader.
-        order: Its order, if that is shardio's.
-        bad_samples: Decides on samples that cannot be read; None makes them errors.
-        reason: Why shardio's own code cannot make the batches, see :func:`why_not_ours`; None if it can.
+        order: Its order; None if that is not shardio's.
+        bad_samples: The policy for unreadable samples; None raises their errors.
+        reason: Why shardio's own code cannot make the batches; None if it can. See :func:`why_not_ours`.
         pins: Whether batches are copied to torch's pinned memory.
         memory_callbacks: Called once with each slot's memory.
     """
