@@ -20,7 +20,15 @@ from torch.multiprocessing.spawn import start_processes
 
 TIMEOUT_S = 300.0
 
-IMPORTED = ["torch.distributed", "torch.utils.data", "shardio.loader.data_loader", "shardio.cli.main", "pytest"]
+IMPORTED = [
+    "torch.distributed",
+    "torch.utils.data",
+    "torch._dynamo",  # Every optimiser imports it.
+    "matplotlib.figure",
+    "shardio.loader.data_loader",
+    "shardio.cli.main",
+    "pytest",
+]
 """What the processes have imported when they begin."""
 
 

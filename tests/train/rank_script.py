@@ -1,8 +1,8 @@
-"""A training script for torchrun, which trains one run after another.
+"""A training script for ranks, which trains one run after another.
 
-    rank_script.py RUNS     a JSON list of objects, see Settings
+    torchrun … rank_script.py RUNS     a JSON list of objects, see Settings
 
-Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
+Tests start most ranks with :func:`be_rank` instead, which is much faster. Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
 its error, if there is one, into ``error-RANK.txt``.
 """
 
@@ -137,9 +137,24 @@ def sum_of(model: nn.Module) -> torch.Tensor:
     ).sum()
 
 
-def main() -> None:
-    """Train as the settings say."""
-    for settings in (Settings(**run) for run in json.loads(sys.argv[1])):
+def be_rank(rank: int, world_size: int, port: int, runs: list[dict[str, Any]]) -> None:
+    """Train as a rank does that torchrun started. The launcher has a store on this port."""
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    train_runs(runs)
+
+
+def train_runs(runs: list[dict[str, Any]]) -> None:
+    """Train as the settings of each run say."""
+    for settings in (Settings(**run) for run in runs):
         try:
             train_as(settings)
         except Exception as error:
@@ -152,4 +167,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train_runs(json.loads(sys.argv[1]))
