@@ -2,8 +2,9 @@
 
     torchrun … rank_script.py RUNS     a JSON list of objects, see Settings
 
-Tests start most ranks with :func:`be_rank` instead, which is much faster. Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
-its error, if there is one, into ``error-RANK.txt``.
+Most tests call :func:`train_as_rank` instead, on ranks that are forked. Each rank writes the keys that it trained on,
+step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and its error, if there is one, into
+``error-RANK.txt``.
 """
 
 from __future__ import annotations
@@ -137,18 +138,8 @@ def sum_of(model: nn.Module) -> torch.Tensor:
     ).sum()
 
 
-def be_rank(rank: int, world_size: int, port: int, runs: list[dict[str, Any]]) -> None:
-    """Train as a rank does that torchrun started. The launcher has a store on this port."""
-    torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
+def train_as_rank(rank: int, runs: list[dict[str, Any]]) -> None:
+    """Train as the settings of each run say, on a rank of :func:`tests.processes.run_launched_ranks`."""
     train_runs(runs)
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 import shardio
@@ -27,8 +26,8 @@ from shardio import ShardMapDataset
 from shardio.train import TrainConfig, evaluate, load_checkpoint
 from shardio.train.directory import LOCK, claimed
 from shardio.transforms import CenterCrop
-from tests.processes import run_ranks
-from tests.train.rank_script import Settings, be_rank, make_model, train_as
+from tests.processes import run_launched_ranks
+from tests.train.rank_script import Settings, make_model, train_as, train_as_rank
 from tests.train.runs import read_figures
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
@@ -50,9 +49,8 @@ class Launch:
 
 
 def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     try:
-        run_ranks(be_rank, num_ranks, store.port, runs, num_ranks=num_ranks)
+        run_launched_ranks(train_as_rank, runs, num_ranks=num_ranks)
     except (ProcessRaisedException, ProcessExitedException) as error:
         return Launch(directory=directory, failure=str(error))
     return Launch(directory=directory)
