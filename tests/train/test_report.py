@@ -237,7 +237,7 @@ def test_without_matplotlib_the_page_has_the_table_and_names_what_is_missing(
 
 
 def test_matplotlib_is_loaded_only_to_draw_and_without_pyplot(tmp_path: Path) -> None:
-    train_reported(make_report_config(tmp_path))
+    train_reported(make_report_config(tmp_path, epochs=1))
     code = (
         "import sys; from pathlib import Path; from shardio.train.report import write_report; "
         "assert 'matplotlib' not in sys.modules; write_report(Path(sys.argv[1])); "
