@@ -170,6 +170,7 @@ def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, l
 def test_it_runs_on_a_cpu_and_keeps_all_figures(tmp_path: Path) -> None:
     results = tmp_path / "results"
     command = ["-m", "benchmarks.bench_device", "--device", "cpu", "--model", "resnet18", "--results", str(results)]
+    command += ["--rounds", "1", "--steps", "1"]
     with tempfile.TemporaryDirectory() as temporary:  # Not below tmp_path: names of sockets must be short.
         environment = {**os.environ, "TMPDIR": temporary, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         done = run_python(*command, cwd=ROOT, environment=environment)
