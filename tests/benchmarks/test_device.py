@@ -168,7 +168,7 @@ def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, l
     assert bandwidth.endswith("0.800 (0.720 to 0.980), missed")
 
 
-def test_photographs_are_created_if_none_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photographs_are_created_if_none_are_given(tmp_path: Path) -> None:
     """One is enough: creating several takes seconds."""
     settings, _ = read_arguments(["--device", "cpu"])
     source = open_source("photographs", tmp_path, replace(settings, photos=(1, 1)))
