@@ -65,6 +65,7 @@ def test_a_penalty_with_weight_0_changes_nothing() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("kind", ["compiled", "scripted"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile causes it.
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
