@@ -93,5 +93,5 @@ def test_shardios_warnings_are_shown_without_their_location(tmp_path: Path) -> N
     (tmp_path / "in" / "class-0" / "a.heic").touch()
     done = run_python("-m", "shardio", "bench", tmp_path / "in", "--num-workers", "0", "--json")
     assert done.returncode == 0
-    assert done.stderr.startswith(f"warning: {tmp_path}/in: left out 1 .heic; ")
+    assert done.stderr.startswith(f"warning: {tmp_path}/in: left out images in other formats (1 .heic): ")
     assert done.stderr.count("\n") == 1
