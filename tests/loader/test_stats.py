@@ -55,7 +55,9 @@ def test_without_the_fast_path_there_are_no_statistics_and_the_error_names_the_r
         (single, "batch_size is None"),
         (started, "worker_init_fn is <function identity"),
     ):
-        with pytest.raises(TypeError, match=f"torch's workers made these batches, because {why}"):
+        with pytest.raises(
+            TypeError, match=f"per-stage timings are not available, because torch makes these batches: {why}"
+        ):
             loader.stats()
 
 
