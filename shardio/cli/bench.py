@@ -40,9 +40,7 @@ def bench(
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
     image_size: Annotated[int, typer.Option(min=1, help="Side length of the random crops in pixels.")] = 224,
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Number of epochs. The first one includes the start of the workers.")
-    ] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first one includes worker start-up.")] = 1,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[
         str | None,

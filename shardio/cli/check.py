@@ -64,6 +64,8 @@ def check(
     elif len(sources) != 1:
         raise typer.BadParameter(f"expected one SOURCE, got {len(sources)} (only --merge accepts several)")
     elif ".py:" in sources[0]:
+        if not (script := Path(sources[0].rpartition(":")[0])).is_file():
+            raise typer.BadParameter(f"the script {script} does not exist")
         found = record_ranks(sources[0], world_size=world_size, epochs=epochs, key=key)
         wanted = _expect(expected)
     else:

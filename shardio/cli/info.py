@@ -64,7 +64,7 @@ def info(
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
         "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
-        "decoded": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
+        "decoders": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
         "packed": packed or "unknown: there is no manifest",
         "digest": manifest.digest,
     }

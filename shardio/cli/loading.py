@@ -66,7 +66,9 @@ def has_class_folders(source: Path) -> bool:
     """Return whether a directory holds class folders rather than shards."""
     from shardio.shards import MANIFEST_NAME
 
-    if not source.is_dir() or (source / MANIFEST_NAME).exists() or any(source.glob("*.tar")):
+    if not source.is_dir() or (source / MANIFEST_NAME).exists():
+        return False
+    if any(path.suffix.lower() == ".tar" for path in source.iterdir()):
         return False
     return bool(find_class_folders(source))
 

@@ -24,8 +24,8 @@ def order(
         int | None,
         typer.Option(
             min=1,
-            help="Number of lanes, the stretches of the shuffled shards between which positions alternate; leave "
-            "unset to let shardio choose.",
+            help="Number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn; "
+            "leave unset to let shardio choose.",
         ),
     ] = None,
     window: Annotated[

@@ -65,7 +65,9 @@ def open_data(
         try:
             validation = _open_source(val_source, central, max_pixels, classes=training)
         except ValueError as error:
-            raise FormatError(f"{error}. The validation source must have the classes of {source}") from error
+            raise FormatError(
+                f"{error}. Here the list is the classes of {source}, which numbers the validation data as well"
+            ) from error
         return TrainData(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
     if not val_share:
         return TrainData(training=training, validation=None, num_classes=len(training.classes), seed=seed)

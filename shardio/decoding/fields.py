@@ -37,7 +37,7 @@ class FieldDecoder:
             sample's image in any format, ``label`` its class, ``key`` its key.
         transform: Applied to the image, or None.
         decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
-        orientation: ``apply`` honours the EXIF orientation.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
         max_pixels: The largest number of pixels of an image; a larger image is an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.

@@ -74,7 +74,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
     said = sampler.digest if sampler.old_digest is None else sampler.old_digest
     if "" not in (digests := {find_digest(dataset, looks_at_parts=False), said}) and len(digests) > 1:
         raise ValueError(
-            f"the EpochSampler was created over other samples than those of the loader's {type(dataset).__name__}, "
+            f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
             f"although both have {len(dataset)} samples: {remedy}"
         )
 
@@ -142,7 +142,9 @@ def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], data
 def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:
     """Raise ValueError if a loader's arguments contradict its order."""
     if not in_order:
-        raise ValueError("in_order=False would deliver batches in another order than the state counts: leave it unset")
+        raise ValueError(
+            "in_order=False is not supported, because the loader's state counts batches in order: leave it unset"
+        )
     if drop_last and order.remainder in ("mask", "keep"):
         raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other: remove one of them")
     said = order.batch_size

@@ -117,8 +117,8 @@ def collate_column(values: Sequence[Any]) -> Any:
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:
         raise ValueError(
-            f"the images of a batch differ in size, such as {sizes[0]} and {sizes[1]}: give the dataset a transform "
-            "that makes them equal, such as RandomResizedCrop(224)"
+            f"the images of a batch differ in size (height, width), such as {sizes[0]} and {sizes[1]}: give the "
+            "dataset a transform that returns images of one size, such as RandomResizedCrop(224)"
         )
     # Stack [3, H, W] views of [H, W, 3] memory in that memory layout, then view the result as [N, 3, H, W].
     # Use numpy, because torch.stack would start threads that compete with those of other workers.

@@ -45,8 +45,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's
     order: every ``iter`` begins the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means
     ``remainder="drop"``, and ``state_dict`` counts the batches that the user received. Otherwise the loader behaves
-    like torch's and has no state. This includes subclasses of EpochSampler that override ``__iter__`` or ``__len__``:
-    call ``set_epoch`` before each epoch, as with torch's samplers.
+    like torch's and has no state. This also applies to subclasses of EpochSampler that override ``__iter__`` or
+    ``__len__``: call ``set_epoch`` before each epoch, as with torch's samplers.
 
     Images of shardio's datasets are delivered as uint8 tensors [N, 3, H, W] in channels_last memory.
 
@@ -61,8 +61,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 
     Args:
-        prefetch_factor: In shardio's worker processes, the number of batches that all workers together make ahead. By
-            default, at least 2, and enough to give each worker two chunks.
+        prefetch_factor: In shardio's worker processes, the number of batches that all workers together prepare in
+            advance. By default 2, or more if batches are too small to keep all workers busy.
         on_error: What happens to samples of shardio's datasets that cannot be read or decoded. ``raise`` raises an
             error that names the sample. ``replace`` uses another sample of the same dataset or Subset, chosen by the
             seed, the epoch and the sample. ``skip`` leaves the sample out, so the batch is smaller; a batch that would

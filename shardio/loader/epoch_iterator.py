@@ -98,7 +98,7 @@ class EpochIterator:
         expected = self._progress.split.num_batches
         if self._num_counted != expected:
             raise RuntimeError(
-                f"the epoch had {self._num_counted} batches instead of {expected}: {self._dataset} yields "
-                "other samples than its order has, so the state would be wrong. Filter in collate_fn instead, or use "
-                "torch's DataLoader"
+                f"the epoch had {self._num_counted} batches instead of {expected}: {self._dataset} does "
+                "not yield exactly the samples in its order, so the state would be wrong. Filter in collate_fn "
+                "instead, or use torch's DataLoader"
             )

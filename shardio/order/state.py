@@ -11,6 +11,7 @@ from shardio.order.settings import OrderSettings
 from shardio.values import check_integer
 
 STATE_VERSION = 1
+"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
 
 
 def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:
@@ -43,10 +44,10 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         found = ", ".join(map(str, state)) or "(none)"
         raise StateError(f"this is not a shardio state: it has no key 'version', its keys are: {found}")
     version = _read_integer(state, "version")
-    if version is None or not 1 <= version <= STATE_VERSION:
+    if version != STATE_VERSION:
         raise StateError(
-            f"the state has version {state['version']!r}, but this shardio reads versions 1 to {STATE_VERSION}: "
-            "load it with the version of shardio that wrote it, or a newer one"
+            f"the state has version {state['version']!r}, but the order of this shardio has version {STATE_VERSION}: "
+            "resume with the version of shardio that saved the state"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
     saved = {part: values if isinstance(values := state.get(part), dict) else {} for part in ("dataset", "order")}

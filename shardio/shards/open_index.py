@@ -230,8 +230,8 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
         data_start = 8 + int.from_bytes(content[:8], "little")
         if data_start > min(file.size, MAX_HEADER):
             raise ValueError(
-                f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header at most "
-                f"{MAX_HEADER}"
+                f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header has "
+                f"at most {MAX_HEADER}"
             )
         if data_start > len(content):
             content += _read(file, len(content), data_start)

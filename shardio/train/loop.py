@@ -159,6 +159,7 @@ def count_steps(loader: Any, config: TrainConfig) -> int:
         ) from error
     if len(set(num_batches)) > 1:
         raise ValueError(
-            f"ranks must have equally many batches, got {num_batches}: use remainder='pad' or 'drop' in the dataset"
+            f"all ranks must have the same number of batches, got {num_batches}: use remainder='pad' or 'drop' in the "
+            "dataset"
         )
     return max(-(-num_batches[0] // config.accumulate), 1)

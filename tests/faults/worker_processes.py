@@ -155,7 +155,8 @@ def send_signal(process_id: int, number: signal.Signals) -> None:
 def warns_of_deaths() -> Any:
     """Expect the warning of worker processes that died and were restarted."""
     return pytest.warns(
-        RuntimeWarning, match="worker process .*; it was restarted; its unfinished batches are being redone"
+        RuntimeWarning,
+        match="worker process .*; (it was|they were) restarted; (its|their) unfinished batches are being redone",
     )
 
 

@@ -183,7 +183,7 @@ def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_p
     """One of the first epoch and the same settings is: a run that is killed before its first last.pt leaves it."""
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     (tmp_path / "last.pt").unlink()
-    with pytest.raises(StateError, match=r"contains best\.pt of an earlier run"):
+    with pytest.raises(StateError, match=r"contains the best\.pt of an earlier run"):
         train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, lr=0.123))
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
 

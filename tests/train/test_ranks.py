@@ -236,7 +236,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_error(resumed: Launch) -> N
 def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
     """21 samples, which remainder='keep' does not pad, are 11 batches of one sample and 10."""
     for error in _read_errors(two_ranks.directory / "unequal"):
-        assert error.startswith("ValueError: ranks must have equally many batches, got [11, 10]")
+        assert error.startswith("ValueError: all ranks must have the same number of batches, got [11, 10]")
 
 
 def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> None:
