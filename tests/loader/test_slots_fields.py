@@ -133,7 +133,7 @@ def test_all_fields_of_a_batch_are_those_of_torchs_loader(tmp_path: Path) -> Non
         assert images.data_ptr() != others[-1].data_ptr()
 
 
-@pytest.mark.parametrize("field", ["image", "label", "json", "npy"])
+@pytest.mark.parametrize("field", ["image", "label", "key", "json", "npy"])
 def test_a_bare_field_equals_that_of_torchs_loader(tmp_path: Path, field: str) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, LARGE["float64"]), field)
     assert_same(list(loader), list(torchs))
@@ -144,6 +144,7 @@ def test_keeping_one_field_keeps_its_memory(tmp_path: Path) -> None:
     images = [images for images, _ in loader]
     loader.set_epoch(0)
     arrays = [arrays for _, arrays in loader]
+    assert None not in map(slot_of, [*images, *arrays])
     for _ in range(3):
         list(loader)
     assert_same([images, arrays], [[images for images, _ in torchs], [arrays for _, arrays in torchs]])
@@ -153,4 +154,5 @@ def test_arrays_of_a_map_style_dataset_are_those_of_torchs_loader(tmp_path: Path
     dataset = ShardMapDataset(write_arrays(tmp_path, LARGE["float16"]), fields=("npy", "label", "json"))
     order: list[Any] = np.random.default_rng(1).integers(0, NUM_SAMPLES, 100).tolist()
     kept = list(DataLoader(dataset, batch_size=BATCH_SIZE, sampler=order, num_workers=1))
+    assert None not in {slot_of(arrays) for arrays, *_ in kept}
     assert_same(kept, list(TorchLoader(dataset, batch_size=BATCH_SIZE, sampler=order)))
