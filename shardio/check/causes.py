@@ -143,7 +143,7 @@ def _overlaps(report: CoverageReport) -> list[str]:
                 "returns the wrong sample for an index"
             ]
         if not is_missing and report.num_late_repeats == report.num_repeats:
-            return ["all repeats are in last batches: the shares of workers probably overlap at their ends"]
+            return ["all repeats are in the workers' last batches: their shares probably overlap at the ends"]
         return []
     shared = [("workers", report.num_worker_repeats), ("ranks", report.num_rank_repeats)]
     if is_missing and report.num_rank_repeats:

@@ -48,7 +48,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int) -> str:
     if stats.num_workers and start_s > stats.elapsed_s / 2:
         return (
             f"this epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to "
-            "start. They start only in the first epoch: see the next one (--epochs 2)"
+            "start. They start only once: see the second epoch (--epochs 2)"
         )
     longest = max(times, key=lambda stage: times[stage])
     more_workers = f"more workers (up to {num_cores}, the number of cores)" if stats.num_workers < num_cores else ""

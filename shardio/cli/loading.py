@@ -14,7 +14,7 @@ from shardio.errors import SampleError
 
 OnErrorPolicy = Literal["raise", "replace", "skip"]
 
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")]
 NumWorkers = Annotated[
     int, typer.Option(min=0, help="Number of workers that decode; 0 decodes in the training process.")
 ]

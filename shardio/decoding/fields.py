@@ -89,10 +89,12 @@ class FieldDecoder:
         for name in self.names:
             choices = _STORED_FIELDS.get(name, (name,)) or present
             if not set(choices) & set(present):
-                has_images = set(IMAGE_FIELDS) & set(present)
+                derived = [
+                    value for value, stored in _STORED_FIELDS.items() if not stored or set(stored) & set(present)
+                ]
                 raise ValueError(
                     f"no sample of {where} has the field {name!r}: choose fields=... from "
-                    f"key, {'image, ' if has_images else ''}{', '.join(present)}"
+                    f"{', '.join((*sorted(derived), *present))}"
                 )
 
     def decode_columns(self, samples: StoredSamples, rng_keys: Words) -> list[list[Any]]:

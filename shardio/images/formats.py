@@ -74,7 +74,8 @@ def describe_other_images(paths: Iterable[Path]) -> str:
         return ""
     return (
         f"left out images in other formats ({', '.join(f'{counts[suffix]} {suffix}' for suffix in sorted(counts))}): "
-        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert them, or rename those that only have another suffix"
+        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert the others. If only a file's suffix is unusual "
+        "(such as .jfif), rename it"
     )
 
 

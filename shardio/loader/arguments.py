@@ -109,8 +109,9 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
         )
     if on_error == "skip" and isinstance(dataset, ShardDataset) and dataset.overrides_iteration:
         raise ValueError(
-            f"on_error='skip' leaves samples out, but the __iter__ of {type(dataset).__name__} would see placeholders: "
-            "use on_error='replace', or change samples in the transform or in collate_fn instead"
+            f"on_error='skip' does not work with {type(dataset).__name__}, which overrides __iter__: this would "
+            "receive placeholders for the skipped samples. Use on_error='replace', or move the method's code to the "
+            "transform or to collate_fn"
         )
     if has_order or obstacle is None:
         return
@@ -120,7 +121,7 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
             f"got {type(dataset).__name__}: catch errors in its __getitem__"
         )
     raise ValueError(
-        f"on_error={on_error!r} requires shardio's order here, because torch's workers make the batches ({obstacle}): "
+        f"on_error={on_error!r} requires shardio's order here, because torch makes the batches ({obstacle}): "
         "use sampler=EpochSampler(dataset)"
     )
 

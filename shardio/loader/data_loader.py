@@ -181,8 +181,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch's workers make the batches, because the dataset, its transforms or ``collate_fn`` are
-                not shardio's: torch does not time the stages.
+            TypeError: If torch makes the batches, because the dataset or a transform is not shardio's, or an argument
+                such as ``collate_fn`` is set: torch does not time the stages.
         """
         if (executor := self._find_executor()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))

@@ -98,7 +98,7 @@ class EpochIterator:
         expected = self._progress.split.num_batches
         if self._num_counted != expected:
             raise RuntimeError(
-                f"the epoch had {self._num_counted} batches instead of {expected}: {self._dataset} does "
-                "not yield exactly the samples in its order, so the state would be wrong. Filter in collate_fn "
-                "instead, or use torch's DataLoader"
+                f"the epoch had {self._num_counted} batches instead of {expected}: {self._dataset} must "
+                "yield one value for each of its samples, because the state counts them. Filter in collate_fn instead, "
+                "or use torch's DataLoader"
             )

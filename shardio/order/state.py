@@ -42,11 +42,11 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         raise StateError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
     if "version" not in state:
         found = ", ".join(map(str, state)) or "(none)"
-        raise StateError(f"this is not a shardio state: it has no key 'version', its keys are: {found}")
+        raise StateError(f"this is not a shardio state: it has no key 'version'; its keys are: {found}")
     version = _read_integer(state, "version")
     if version != STATE_VERSION:
         raise StateError(
-            f"the state has version {state['version']!r}, but the order of this shardio has version {STATE_VERSION}: "
+            f"the state has version {state['version']!r}, but this version of shardio reads version {STATE_VERSION}: "
             "resume with the version of shardio that saved the state"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
@@ -58,7 +58,10 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         if values.get(name) != value
     ]
     if differences:
-        raise StateError("the state belongs to another dataset or order: " + "; ".join(differences))
+        raise StateError(
+            f"the state belongs to another dataset or order ({'; '.join(differences)}): use the dataset and the "
+            "settings that it was saved with, or start from the beginning without it"
+        )
     epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
     if epoch is None or not 0 <= epoch < MAX_EPOCH:
         raise StateError(

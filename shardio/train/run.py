@@ -181,10 +181,10 @@ class TrainRun:
 
     def _remedy(self) -> str:
         if self._saved_step is None:
-            return "There is no earlier checkpoint: start a new run with a lower learning rate"
+            return "Start a new run with a lower learning rate or clip_norm (--clip-norm), or repair the data"
         return (
-            f"The last checkpoint before that is {self._directory}/{LAST}, of step {self._saved_step}: resume from it "
-            "without the samples of the failed step, or start a new run with a lower learning rate"
+            "Start a new run with a lower learning rate or clip_norm (--clip-norm), or repair the data. "
+            f"{self._directory}/{LAST} holds the weights of step {self._saved_step}, before that"
         )
 
     def _save(self, names: list[str], *, is_within_epoch: bool) -> None:

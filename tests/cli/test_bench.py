@@ -95,7 +95,7 @@ def test_with_torchs_workers_there_are_rates_but_no_stages(packed: Path, monkeyp
     monkeypatch.delattr(os, "memfd_create")
     text = bench(packed, "--batch-size", 4, "--num-workers", 0)
     assert "21 samples in 6 batches" in text
-    assert "torch's workers made these batches: per-stage timings are not available" in text
+    assert "per-stage timings are not available, because torch makes these batches" in text
     assert json.loads(bench(packed, "--batch-size", 4, "--num-workers", 0, "--json"))["samples_per_s"] > 0
 
 

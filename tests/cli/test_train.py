@@ -167,9 +167,7 @@ def test_a_dataset_without_classes_is_refused(tmp_path: Path) -> None:
     for index in range(6):
         (tmp_path / "flat" / f"{index}.jpg").write_bytes(encode(index))
     shardio.pack(tmp_path / "flat", tmp_path / "packed")
-    _assert_fails(
-        _train(tmp_path / "packed", "--epochs", "1"), FormatError, "has no classes: pack it from class folders"
-    )
+    _assert_fails(_train(tmp_path / "packed", "--epochs", "1"), FormatError, "has no class names: pass class folders")
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ def test_running_out_of_memory_is_not_a_bad_sample(pngs: Path, tmp_path: Path) -
 def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader = Subject(tmp_path, "shards", {}).loader(1)
+    loader = Subject(tmp_path, "shards", {}).loader(1, prefetch_factor=1)
     expected = batches_of(loader)
     loader.set_epoch(0)
     batches = iter(loader)

@@ -111,6 +111,11 @@ def find_marked(mark: str) -> list[int]:
     return found
 
 
+def is_alive(process_id: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    return process_id in [found for found, _, _ in _list_processes()]
+
+
 def _list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
     """Yield the id, the parent's id, and the command line of each process that is no zombie."""
     for process_id in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):

@@ -91,7 +91,9 @@ def build_in_background() -> BackgroundBuild | None:
         os.close(lock)
         return None
     if untrusted is not None:
-        _log.warning("shardio compiles its own JPEG kernel, because it does not trust the existing one: %s", untrusted)
+        _log.warning(
+            "shardio is compiling a new JPEG kernel, because it does not trust the existing one: %s", untrusted
+        )
     log = path.with_suffix(".log")
     _log.warning(
         "shardio is compiling its JPEG kernel for this machine in the background. This happens once and takes about "

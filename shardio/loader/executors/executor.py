@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Split
 
-NO_STATS = "torch's workers made these batches, because {reason}: per-stage timings are not available"
+NO_STATS = "per-stage timings are not available, because torch makes these batches: {reason}"
 
 
 class BatchIterator(Protocol):

@@ -52,7 +52,8 @@ def explain_obstacles(start: Callable[[_L], Any]) -> Callable[[_L], Any]:
                 error.errno,
                 f"torch's worker processes cannot start: no semaphore is available ({obstacle.strerror}). They "
                 "need a writable /dev/shm: mount one (docker run --shm-size=8g), or use num_workers=0. shardio's own "
-                "worker processes do not need it; they run if the dataset, the transforms and collate_fn are shardio's",
+                "worker processes do not need it; they run if the dataset and all transforms are shardio's, and no "
+                "collate_fn, worker_init_fn or multiprocessing_context is set",
             ) from error
 
     return started
