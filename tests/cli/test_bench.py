@@ -62,8 +62,8 @@ def test_bench_reports_the_speed_and_the_time_of_each_stage(packed: Path) -> Non
     assert "; first batch after " in lines[0]
     assert lines[0].endswith(" samples/s")
     assert "decoding, cropping, resizing" in lines[4]
-    assert "1 worker on " in lines[13]
-    assert "is the bottleneck" in lines[13]
+    # Tests of the advice show which figures give which; here, it depends on the speed of this machine.
+    assert re.search(r"1 worker on .* is the bottleneck|is too short to judge", lines[13])
 
 
 def test_bench_accepts_class_folders_and_single_fields(packed: Path, images: Path) -> None:
