@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Generator
 from pathlib import Path
@@ -25,6 +26,12 @@ def pytest_configure() -> None:
 def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
     """Look for doctests in the package alone: the tests have none, and searching them takes seconds."""
     return [collector for collector in (yield) if type(collector) is pytest.Module]
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what was imported and collected from garbage collection: tests that call gc.collect() search the rest."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
