@@ -14,8 +14,8 @@ import pytest
 from shardio.check.launching import RankCommand, run_ranks
 from shardio.errors import ShardioError
 
-# A rank that writes the process id of its child. Both sleep until the launcher ends them. A stubborn rank writes its own
-# process id when it gets SIGTERM, and goes on.
+# A rank that writes the process id of its child. Both sleep until the launcher ends them. A stubborn rank survives
+# SIGTERM, and then writes its own process id.
 WAITS = """
 import os, signal, subprocess, sys, time
 def write(number, name):

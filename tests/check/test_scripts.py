@@ -65,7 +65,9 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_real_ranks_are_judged_though_they_write_much_and_leave_threads_behind(script: Path) -> None:
-    done = run_python("-m", "shardio", "check", f"{script}:split", "--world-size", 2, "--epochs", 2, "--expected", 60, "--key", "id")
+    done = run_python(
+        "-m", "shardio", "check", f"{script}:split", "--world-size", 2, "--epochs", 2, "--expected", 60, "--key", "id"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 1: right: 60 samples: 60 delivered once" in done.stdout
     assert "rank 1 worker 0: 30 samples" in done.stdout
