@@ -28,10 +28,15 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
     return [collector for collector in (yield) if type(collector) is pytest.Module]
 
 
-def pytest_collection_finish() -> None:
-    """Exclude what was imported and collected from garbage collection: tests that call gc.collect() search the rest."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep what is imported and collected from the collector of cycles: gc.collect() in tests searches the rest."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -77,7 +77,8 @@ def check_epochs(
 
 if __name__ == "__main__":
     _, target, folder, world_sizes, arguments = sys.argv
-    importlib.import_module(target.split(":")[0])
+    for module in (target.split(":")[0], "torch._dynamo"):  # Each rank would import the second one to prepare a model.
+        importlib.import_module(module)
     gc.freeze()  # Frameworks call gc.collect() often. It would search all that was imported.
     for world_size in json.loads(world_sizes):
         own = Path(folder, str(world_size))

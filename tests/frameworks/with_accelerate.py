@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # Before the ranks are forked: each would import both to prepare a model.
-import torch.distributed.tensor
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 from torch.utils.data import DataLoader as TorchLoader
 
