@@ -9,7 +9,7 @@ from typing import Any
 import torch.utils.data
 
 from shardio.bad_samples import OnError
-from shardio.datasets import TOO_LATE, Transformed, unwrap_subsets
+from shardio.datasets import TOO_LATE
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
     Fixed,
@@ -25,18 +25,21 @@ from shardio.loader.arguments import (
 )
 from shardio.loader.collate import collate_channels_last, endless_collate, yields_images
 from shardio.loader.epoch_iterator import EpochIterator
-from shardio.loader.executors.choice import make_executor, why_not_ours
+from shardio.loader.executors.choice import find_settings, make_executor, why_not_ours
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
-from shardio.loader.executors.executor import NO_STATS, BatchIterator, Executor
+from shardio.loader.executors.executor import BatchIterator, Executor
 from shardio.loader.executors.pipeline import SUPERSEDED
+from shardio.loader.executors.settings import ExecutorSettings, find_decoder
 from shardio.loader.executors.torch_batches import TorchBatches
-from shardio.loader.executors.torch_options import explain_obstacles, torch_options
+from shardio.loader.executors.torch_options import explain_obstacles
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import OrderSampler, Stateful, find_order
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Progress, Remainder, Split
 from shardio.torch_modes import own_tensors
 from shardio.values import check_choice, check_integer, check_optional_integer
+
+NO_STATS = "torch's workers made these batches, because {reason}: per-stage timings are not available"
 
 
 class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
@@ -135,7 +138,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         self._latest: object = None  # Stands for the iteration that began last.
         self._warned_of = set[Split]()  # Epochs without batches.
         self._executor: Executor | None = None
-        self._executor_settings: tuple[Any, ...] = ()
+        self._executor_settings: ExecutorSettings | None = None
         self._memory_callbacks: list[MemoryCallback] = []
         self._order = find_order(dataset, self.sampler)
         check_samplers_dataset(dataset, self._drawing_sampler, compares_digests=True)
@@ -181,9 +184,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             TypeError: If torch's workers make the batches, because the dataset, its transforms or ``collate_fn`` are
                 not shardio's: torch does not measure the stages.
         """
-        if (executor := self._find_executor()) is None:
+        executor = self._find_executor()
+        if executor is None or (stats := executor.stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
-        return executor.stats()
+        return stats
 
     @property
     def runs_torchs_workers(self) -> bool:
@@ -192,14 +196,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def _find_executor(self) -> Executor | None:
         """Return what makes the batches, for the attributes as they are now: they may be set at any time."""
-        reason, pins = why_not_ours(self), self.pin_memory and torch.cuda.is_available()
-        is_default = isinstance(self.prefetch_factor, DefaultPrefetch)
-        settings = (reason, unwrap_subsets(self.dataset), self._decoder, torch_options(self), is_default, pins)
-        if settings != self._executor_settings:
+        settings = find_settings(self)
+        if self._executor_settings is None or not settings.is_same(self._executor_settings):
             self._executor_settings = settings
-            self._executor = make_executor(
-                self, self._order, self._bad_samples, reason, pins=pins, memory_callbacks=self._memory_callbacks
-            )
+            self._executor = make_executor(settings, self._order, self._bad_samples, self._memory_callbacks)
         return self._executor
 
     def _find_start(self) -> tuple[Cursor | None, Split | None]:
@@ -215,11 +215,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def _begin(self, batches: BatchIterator, cursor: Cursor | None, split: Split | None) -> Any:
         """Return the user's iterator. An epoch counts from here on, when nothing can fail any more."""
-        decoder, token = self._decoder, object()
+        decoder, token = find_decoder(self.dataset), object()
         self._latest = token
 
         def check() -> None:
-            if decoder is not self._decoder:
+            if decoder is not find_decoder(self.dataset):
                 raise RuntimeError(TOO_LATE)
             if self.persistent_workers and self._latest is not token:
                 raise RuntimeError(SUPERSEDED)
@@ -253,12 +253,6 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """The sampler of single samples."""
         return getattr(self.batch_sampler, "sampler", self.sampler)
 
-    @property
-    def _decoder(self) -> Any:
-        """The decoder of shardio's dataset; None for any other, whose transform works differently."""
-        dataset = unwrap_subsets(self.dataset).dataset
-        return dataset.decoder if isinstance(dataset, Transformed) else None
-
     def _split(self, cursor: Cursor) -> Split:
         assert self._order is not None, "the caller checked"
         remainder: Remainder = "drop" if self.drop_last else self._order.source.remainder
@@ -266,7 +260,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts workers of its own.
-        return {**self.__dict__, "_executor": None, "_executor_settings": ()}
+        return {**self.__dict__, "_executor": None, "_executor_settings": None}
 
 
 def _allow() -> None:

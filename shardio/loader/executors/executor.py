@@ -10,8 +10,6 @@ from typing import Any, Protocol
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Split
 
-NO_STATS = "torch's workers made these batches, because {reason}: per-stage timings are not available"
-
 
 class BatchIterator(Protocol):
     """The batches of one epoch, in their order."""
@@ -39,9 +37,5 @@ class Executor(Protocol):
             split: This rank's share from there on; None in the same case.
         """
 
-    def stats(self) -> LoaderStats:
-        """Return what happened in the epoch that began last.
-
-        Raises:
-            TypeError: If this executor has no statistics.
-        """
+    def stats(self) -> LoaderStats | None:
+        """Return what happened in the epoch that began last; None if this executor has no statistics."""
