@@ -70,4 +70,6 @@ class EpochCell:
         return Cursor(epoch=epoch, position=position)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EpochCell:
-        return EpochCell(self.next)
+        copied = EpochCell(self.next)
+        copied.num_sets = self.num_sets  # Otherwise a copied loader would take the epoch for one that was set since.
+        return copied
