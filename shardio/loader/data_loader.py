@@ -156,6 +156,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             if dataset is source:
                 # torch's loader refuses another sampler, though only frameworks read this one.
                 object.__setattr__(self, "sampler", OrderSampler(self._order))
+            source.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
 
     def watch_memory(self, callback: MemoryCallback) -> None:
         """Register a callback that is invoked once per memory block, uint8 [n]; it must not keep the array."""
@@ -207,7 +208,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         if self._order is None:
             self._warn_of_sampler()
             return None, None
-        cursor = self._order.counter.find_start(self._order.source.num_all_samples)
+        cursor = self._order.update_counter().find_start(self._order.source.num_all_samples)
         split = self._split(cursor)
         if not split.num_batches and not cursor.position:
             warn_of_no_batches(split, self._warned_of, stacklevel=5)
@@ -229,8 +230,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             return EpochIterator(batches, check, None, name)
         progress = Progress(cursor=cursor, split=split)
         iterator = self._follow(EpochIterator(batches, check, progress, name), progress)
-        self._order.counter.start(self._order.source.num_all_samples)
-        self._order.counter.progress = progress
+        counter = self._order.update_counter()
+        counter.start(self._order.source.num_all_samples)
+        counter.progress = progress
         return iterator
 
     def _iterate_torch(self) -> Any:
