@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +22,7 @@ from shardio.loader.executors.torch_workers import IndexTorchWorkers, ShardTorch
 from shardio.loader.executors.worker_processes import WorkerProcesses
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import LoaderOrder
-from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
-
-_TRANSFORMS: frozenset[type] = frozenset([CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize])
+from shardio.transforms import is_builtin
 
 
 def make_executor(
@@ -125,12 +123,6 @@ def _why_not_dataset(dataset: Any) -> str | None:
     decoder = inner.decoder
     if decoder.trusted:
         return "trusted=True lets fields run code"
-    if decoder.decode != "array" or not _is_ours(decoder.transform):
+    if decoder.decode != "array" or not is_builtin(decoder.transform):
         return f"the transform {decoder.transform!r} is not one of shardio's"
     return None
-
-
-def _is_ours(transform: Callable[[Any], Any] | None) -> bool:
-    if type(transform) is Compose:
-        return all(map(_is_ours, transform.transforms))
-    return transform is None or type(transform) in _TRANSFORMS
