@@ -1,10 +1,13 @@
-"""The epoch of a loader: set once on each of its parts that takes one, such as a sampler or a dataset."""
+"""The epoch of a loader: its bound, and setting it once on each part that takes one, such as a sampler or a dataset."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+MAX_EPOCH = 2**62
+"""Epochs are below this, so the next ones also fit 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """The attributes that hold the parts of a loader, sampler or dataset. Those of torch's classes may have any name."""

@@ -167,6 +167,15 @@ def test_files_are_written_whole_by_one_function() -> None:
     assert found == set(RENAMING)
 
 
+def test_the_bound_of_epochs_has_one_owner() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if "2 ** 62" in ast.unparse(ast.parse(path.read_text()))  # In messages it is written without spaces.
+    }
+    assert found == {"epochs.py"}
+
+
 def test_public_names_are_these_and_can_all_be_loaded() -> None:
     assert shardio.__all__ == [
         "BusyError",
