@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from shardio.order import Cursor
 from shardio.shared_numbers import SharedNumbers
+from shardio.world import find_worker_over
 
 _BEGINNING = Cursor(epoch=0)
 
@@ -45,13 +44,13 @@ class EpochCell:
 
     def start(self, dataset: Any) -> Cursor:
         """Return where an iteration over ``dataset`` begins that starts now."""
-        info = get_worker_info()
-        if info is None or info.dataset is not dataset:  # Another dataset that wraps it need not iterate once an epoch.
+        worker = find_worker_over(dataset)
+        if worker is None:  # In a worker: a dataset that wraps this one need not iterate over it once an epoch.
             return self.next
         self._num_starts += 1
         if self._num_starts == 1:
             return self._own
-        return self._agree(info.seed - info.id, info.num_workers)
+        return self._agree(worker.loader_seed, worker.num_workers)
 
     def _agree(self, loader: int, num_workers: int) -> Cursor:
         """Return the value that the first of a loader's workers to call this reads.
