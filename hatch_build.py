@@ -1,4 +1,4 @@
-"""What hatchling asks when it builds shardio: the description, which is the README without relative links."""
+"""A build hook for hatchling: the description of the package is the README without relative links."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Experiments: what was asked, the command, the environment, and the figures."""
+"""Benchmarks. Each one answers a question; README.md has the commands, the environment and the results."""

@@ -29,31 +29,31 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def main(
-    images: Annotated[Path | None, typer.Argument(help="Class folders of JPEGs. Needed unless --list.")] = None,
-    case: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(CASES)}; may be repeated.")] = None,
-    candidate: Annotated[list[str] | None, typer.Option(help="Only this one; may be repeated.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each is run.")] = 5,
-    samples: Annotated[int, typer.Option(min=1, help="To how many the images are repeated.")] = 5000,
-    small_samples: Annotated[int, typer.Option(min=1, help="How many samples of 1 KiB.")] = 200_000,
-    workers: Annotated[int, typer.Option(min=1, help="Workers, or threads, of each.")] = 2,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs that are timed, after one that is not.")] = 1,
-    work: Annotated[Path | None, typer.Option(help="Where data are made, and stay. Temporary by default.")] = None,
-    results: Annotated[Path, typer.Option(help="Where the figures are written.")] = HERE / "results",
-    name: Annotated[str, typer.Option(help="What the figures are of, in their file's name.")] = "loaders",
-    chart: Annotated[Path | None, typer.Option(help="Where to draw the training case.")] = None,
-    show: Annotated[bool, typer.Option("--list", help="Say who can be compared, and stop.")] = False,
+    images: Annotated[Path | None, typer.Argument(help="Class folders of JPEGs. Required without --list.")] = None,
+    case: Annotated[list[str] | None, typer.Option(help=f"Run only this case: {', '.join(CASES)}. Repeatable.")] = None,
+    candidate: Annotated[list[str] | None, typer.Option(help="Run only this candidate. Repeatable.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each candidate.")] = 5,
+    samples: Annotated[int, typer.Option(min=1, help="Number of samples; images are repeated to reach it.")] = 5000,
+    small_samples: Annotated[int, typer.Option(min=1, help="Number of samples of 1 KiB.")] = 200_000,
+    workers: Annotated[int, typer.Option(min=1, help="Workers (or threads) of each candidate.")] = 2,
+    epochs: Annotated[int, typer.Option(min=1, help="Timed epochs, after a warm-up epoch.")] = 1,
+    work: Annotated[Path | None, typer.Option(help="Directory to keep the data in (default: temporary).")] = None,
+    results: Annotated[Path, typer.Option(help="Directory for the results.")] = HERE / "results",
+    name: Annotated[str, typer.Option(help="Name of the results, part of their file name.")] = "loaders",
+    chart: Annotated[Path | None, typer.Option(help="Plot the training case to this file.")] = None,
+    show: Annotated[bool, typer.Option("--list", help="List the candidates and exit.")] = False,
 ) -> None:
-    """Measure image loaders side by side, each in a process of its own, and in turns."""
+    """Compare image loaders: candidates take turns, each in its own process."""
     if show:
         _show_candidates()
         return
     if images is None or not images.is_dir():
-        raise typer.BadParameter("a directory of class folders with JPEGs is needed")
+        raise typer.BadParameter("IMAGES must be a directory of class folders with JPEGs")
     cases = case or list(CASES)
     if unknown := set(cases) - set(CASES):
-        raise typer.BadParameter(f"there is no case {unknown.pop()!r}; there are {', '.join(CASES)}")
+        raise typer.BadParameter(f"unknown case {unknown.pop()!r}: use one of {', '.join(CASES)}")
     chosen = [find(given) for given in candidate] if candidate else CANDIDATES
-    # Candidates' processes import this package too.
+    # The processes of candidates import this package, too.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     signal.signal(signal.SIGTERM, _exit)
     with tempfile.TemporaryDirectory(prefix="shardio-benchmarks-") as temporary:
@@ -73,7 +73,7 @@ def _run(
     images: Path, cases: Sequence[str], chosen: Sequence[Candidate], settings: Settings, path: Path, chart: Path | None
 ) -> None:
     machine = describe_machine()
-    tell("compiling shardio's JPEG kernel, unless that is done")
+    tell("compiling shardio's JPEG kernel, unless it exists")
     build()
     tell(f"copying {settings.num_samples} images to {settings.work}")
     copy_images(images, settings.work, settings.num_samples)
@@ -86,10 +86,11 @@ def _run(
             continue
         found[case] = run_case(case, able, settings)
         print(make_tables(case, found[case]), flush=True)
-        write_json(path, found, settings, machine, data)  # After each case, so that a run cut short is kept.
+        # After each case, so that an interrupted run keeps its results.
+        write_json(path, found, settings, machine, data)
         if case == "train" and chart is not None:
             draw_chart(chart, found[case], machine)
-    print(f"All figures are in {path}.")
+    print(f"All results are in {path}.")
     failed = [result for results in found.values() for result in results if result.problem not in ("", "not installed")]
     for result in failed:
         print(f"\n{result.candidate.name}: {result.problem}", file=sys.stderr)
@@ -98,7 +99,7 @@ def _run(
 
 
 def _exit(number: int, _: FrameType | None) -> None:
-    """End by an exception, so that temporary data are removed and nobody is left running."""
+    """Exit by an exception, so that temporary data and processes are cleaned up."""
     raise SystemExit(128 + number)
 
 

@@ -1,7 +1,7 @@
 """What does checking cost? ``python -m benchmarks.bench_check``.
 
-The memory and time of judging 10^8 deliveries by integer keys, and the time that CoverageRecorder adds to each image
-for batches of 256 string keys.
+It measures the memory and time for judging 10^8 deliveries by integer keys, and the time that CoverageRecorder adds per
+image in batches of 256 string keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS = 7
 
 
 def judge_many() -> None:
-    """Print what 10^8 deliveries in random order take, two of them repeated."""
+    """Print the time and memory for judging 10^8 deliveries in random order, two of which are repeats."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     coverage = Coverage()
@@ -41,7 +41,7 @@ def judge_many() -> None:
 
 
 def time_recorder() -> None:
-    """Print what a recorder adds to each image."""
+    """Print the CPU time that a recorder adds per image."""
     batches = [
         [f"n{i // 100:05d}/image_{i:07d}" for i in range(start, start + 256)] for start in range(0, 128_000, 256)
     ]

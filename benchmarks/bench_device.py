@@ -1,17 +1,17 @@
 """Does a GPU wait for its batches? ``python -m benchmarks.bench_device [PHOTOS]``.
 
-A training step in bfloat16 on batches that (a) lie on the GPU already, or come (b) through shardio's DevicePrefetcher,
-(c) as torch's manual says, from pinned memory with non_blocking, (d) through timm's prefetcher, if timm is installed.
-They come from two sources: ``memory``, where nothing is decoded, so that the crossing alone is seen, and
-``photographs``, decoded by shardio's loader or by torch's. A profile says how much of the time of copies was hidden
-under kernels.
+A training step in bfloat16 uses batches that (a) are on the GPU already, or arrive (b) through shardio's
+DevicePrefetcher, (c) from pinned memory with non_blocking, as torch's documentation recommends, or (d) through timm's
+prefetcher, if timm is installed. There are two sources of batches: ``memory``, which decodes nothing and so measures
+only the transfer, and ``photographs``, decoded by shardio's loader or by torch's. A profile shows how much of the copy
+time overlapped with kernels.
 
-``--device cpu`` runs all of it that needs no GPU, at small sizes: whether it works, not how fast anything is.
+``--device cpu`` runs everything that needs no GPU, at small sizes. It tests the benchmark; its timings mean nothing.
 """
 
 from __future__ import annotations
 
-import argparse  # Not typer: ``--source memory`` shall run where nothing but torch and numpy is installed.
+import argparse  # Not typer: ``--source memory`` needs only torch and numpy.
 import datetime
 import json
 import re
@@ -43,29 +43,32 @@ SMALL = {"batch_size": 2, "warmup": 1, "steps": 2, "profiled": 1, "rounds": 2}
 
 
 def read_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path | None]:
-    """Return what the command line asks for, and the file for the figures, if they shall be kept."""
+    """Return the settings from the command line, and the file for the results; None if they are not kept."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_device", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("photos", nargs="?", type=Path, help="class folders of JPEGs; synthetic ones by default")
-    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a small run without figures")
-    parser.add_argument("--model", action="append", choices=DEPTHS, help="default both; may be repeated")
-    parser.add_argument("--source", action="append", choices=SOURCES, help="default both; may be repeated")
+    parser.add_argument("photos", nargs="?", type=Path, help="class folders of JPEGs (default: synthetic images)")
+    parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a small test run")
+    parser.add_argument("--model", action="append", choices=DEPTHS, help="default: both; repeatable")
+    parser.add_argument("--source", action="append", choices=SOURCES, help="default: both; repeatable")
     for size in SIZES:
-        parser.add_argument(f"--{size.replace('_', '-')}", type=_positive, help=f"{FULL[size]}; {SMALL[size]} on a CPU")
+        sizes_help = f"default: {FULL[size]}, or {SMALL[size]} on a CPU"
+        parser.add_argument(f"--{size.replace('_', '-')}", type=_positive, help=sizes_help)
     parser.add_argument(
-        "--workers", type=_positive, help="of shardio's and of torch's loader; default all cores but one"
+        "--workers", type=_positive, help="workers of shardio's and torch's loaders (default: all cores but one)"
     )
-    parser.add_argument("--results", type=Path, help="folder for the figures; on a CPU none by default")
-    parser.add_argument("--name", default="device", help="what the figures are of, in their file's name")
+    parser.add_argument(
+        "--results", type=Path, help="directory for the results (default: benchmarks/results, or none on a CPU)"
+    )
+    parser.add_argument("--name", default="device", help="name of the results, part of their file name")
     given = parser.parse_args(arguments)
     device = torch.device(given.device)
     is_cuda = device.type == "cuda"
     if not is_cuda and device.type != "cpu":
-        parser.error(f"--device is cuda, cuda:N or cpu, got {given.device}")
+        parser.error(f"--device must be cuda, cuda:N or cpu, got {given.device}")
     if is_cuda and not torch.cuda.is_available():
-        parser.error(f"torch {torch.__version__} sees no CUDA device; --device cpu tries the benchmark without one")
+        parser.error(f"torch {torch.__version__} finds no CUDA device; to test the benchmark, pass --device cpu")
     if given.photos is not None and not given.photos.is_dir():
-        parser.error(f"{given.photos} is no directory")
+        parser.error(f"{given.photos} is not a directory")
     sizes = {size: getattr(given, size) or (FULL if is_cuda else SMALL)[size] for size in SIZES}
     settings = Settings(
         device=torch.device("cuda", device.index or 0) if is_cuda else device,
@@ -85,21 +88,21 @@ def read_arguments(arguments: list[str] | None = None) -> tuple[Settings, Path |
 
 
 def open_source(name: str, work: Path, settings: Settings) -> Source:
-    """Return a source; raise ImportError if modules for it are not installed."""
+    """Return a source; raise ImportError if a module that it needs is not installed."""
     if name == "memory":
         return open_memory(8, settings.batch_size, settings.device)
     if missing := find_missing():
         raise ImportError(f"not installed: {', '.join(missing)}")
     num_classes, per_class = settings.photos
-    tell("making, copying and packing photographs")
+    tell("creating, copying and packing photographs")
     images = settings.images or make_photographs(work / "made", num_classes=num_classes, per_class=per_class)
     how = pack_photographs(images, work, settings.batch_size * settings.num_batches)
-    tell(f"photographs: shardio reads them {how}")
+    tell(f"photographs: shardio reads {how}")
     return open_photographs(work, settings.batch_size, settings.workers, settings.device)
 
 
 def describe_device(device: torch.device) -> dict[str, Any]:
-    """Return what the figures depend on, beside the machine."""
+    """Return what the results depend on besides the machine."""
     if device.type != "cuda":
         return {"name": "cpu"}
     return {
@@ -113,7 +116,7 @@ def describe_device(device: torch.device) -> dict[str, Any]:
 
 
 def _ask_driver() -> list[str]:
-    """Return what nvidia-smi says of each GPU: driver, bus, power limit; nothing where it is missing."""
+    """Return what nvidia-smi reports for each GPU (driver, bus, power limit); nothing if it is not installed."""
     if shutil.which("nvidia-smi") is None:
         return []
     asked = "name,driver_version,pcie.link.gen.max,pcie.link.width.max,power.limit,clocks.max.sm"
@@ -122,7 +125,7 @@ def _ask_driver() -> list[str]:
 
 
 def write(path: Path, groups: list[Group], problems: dict[str, str], settings: Settings) -> None:
-    """Write all figures of all rounds."""
+    """Write the results of all rounds."""
     versions = {name: version for name in (*ALWAYS, "numba", "timm", "torchvision") if (version := find_version(name))}
     images = "synthetic" if settings.images is None else settings.images.resolve().name
     content = {
@@ -139,7 +142,7 @@ def write(path: Path, groups: list[Group], problems: dict[str, str], settings: S
 
 
 def run(work: Path, settings: Settings, path: Path | None) -> list[Group]:
-    """Measure everything; print a table of each group as soon as it is there, and keep the figures."""
+    """Measure everything; after each group, print its table and write the results."""
     groups, problems = list[Group](), dict[str, str]()
     for name in settings.sources:
         try:
@@ -162,34 +165,32 @@ def run(work: Path, settings: Settings, path: Path | None) -> list[Group]:
 def main() -> None:
     """Run the benchmark."""
     settings, path = read_arguments()
-    # By an exception, so that temporary data are removed and no process is left.
+    # Exit by an exception, so that temporary data and processes are cleaned up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if settings.is_cuda:
         torch.cuda.set_device(settings.device)
         torch.backends.cudnn.benchmark = True
     else:
-        torch.set_num_threads(1)  # On a busy machine, threads that wait for each other take very long.
+        torch.set_num_threads(1)  # On a busy machine, threads that wait for each other are very slow.
     print(f"{describe_device(settings.device)}, torch {torch.__version__}, batches of {settings.batch_size}")
-    print(
-        f"medians of {settings.rounds} rounds (minimum to maximum) of {settings.steps} steps; ratios round by round\n"
-    )
-    # The first profile of a process begins late: it loads the profiler's library.
+    print(f"medians of {settings.rounds} rounds (minimum to maximum) of {settings.steps} steps; ratios are per round\n")
+    # The first profile of a process begins late, because it loads the profiler's library.
     record(lambda: torch.ones(1000, device=settings.device).sum(), settings.device)
     with tempfile.TemporaryDirectory(prefix="shardio-device-") as work:
         groups = run(Path(work), settings, path)
     if settings.is_cuda:
         print("\n".join(line for group in groups for line in judge(group)))
     else:
-        print("\nThis was a CPU: it shows that the benchmark works, and nothing else.")
+        print("\nThis ran on a CPU: it shows only that the benchmark works.")
     if path is not None and groups:
-        print(f"\nAll figures are in {path}.")
+        print(f"\nAll results are in {path}.")
     if not groups or any(group.problems for group in groups):
         sys.exit(1)
 
 
 def _positive(text: str) -> int:
     if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return number
 
 

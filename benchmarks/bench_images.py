@@ -1,8 +1,8 @@
 """What do crops of JPEGs cost, and where does the time go?
 
 ``python -m benchmarks.bench_images PHOTOS``: CPU time on one thread from a JPEG's bytes to a crop of 224×224 pixels
-in a batch's row, by shardio and by its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for
-all) and the evaluation crop (shorter side to 256, then the centre). All outputs are compared first.
+in a batch's row, for shardio and its peers. There are random crops (RandomResizedCrop's defaults, the same boxes for
+all) and evaluation crops (shorter side to 256, then the centre). All outputs are compared first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CASES: dict[str, Callable[..., list[Geometry]]] = {"Random crops": random_crops,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A way to make crops, and the chunks to make them of."""
+    """A way to make crops, and the chunks to make them from."""
 
     load: Load
     chunks: list[Chunk]
@@ -142,9 +142,9 @@ def print_stages(candidates: dict[str, Candidate], rounds: int) -> dict[str, Any
 
 def main(
     photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
-    images: Annotated[int | None, typer.Option(min=1, help="How many of them to use; default all.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Number of JPEGs to use (default: all).")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Where to write all figures as JSON.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file as JSON.")] = None,
 ) -> None:
     """Print the tables."""
     use_one_thread()

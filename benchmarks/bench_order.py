@@ -1,7 +1,7 @@
-"""How long does it take to open an epoch, and to reach any place of it?
+"""How long does it take to open an epoch, and to jump to any position in it?
 
 ``python -m benchmarks.bench_order``: 10^9 samples in 10^5 shards, 4,096 ranks; the first 1,000 positions of a rank
-after opening the epoch, and after jumping to a random cursor; then the cost of a position in long runs.
+after opening the epoch, and after jumping to a random cursor; then the cost per position in long runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def open_and_read(num_shards: int, shard_samples: int, epoch: int, start: int) -
 
 
 def measure(work: Callable[[int], None]) -> str:
-    """Return the time of some rounds of ``work(round)``, and its peak of memory in one more."""
+    """Return the time of some rounds of ``work(round)``, and its peak memory in one more."""
     times = []
     for number in range(ROUNDS):
         start = time.perf_counter()
@@ -52,7 +52,7 @@ def measure(work: Callable[[int], None]) -> str:
 
 
 def main() -> None:
-    """Print the figures."""
+    """Print the results."""
     random = np.random.default_rng(0)
     cursors = random.integers(0, 10**9 - 10**7, ROUNDS + 1).tolist()
     print(f"median of {ROUNDS} rounds (minimum to maximum), peak memory")

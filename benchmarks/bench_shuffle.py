@@ -1,8 +1,8 @@
-"""How well are samples mixed, and what does it cost a rank to read them in that order?
+"""How well does an order mix samples, and how much does a rank read for it?
 
-``python -m benchmarks.bench_shuffle``: one epoch of several datasets, by shardio's default order, by a global shuffle,
-by other lanes and windows, and by WebDataset's shuffle of shards and buffer. The measures are those of
-shardio/order/quality.py, exact, over all samples and ranks; nothing is read, and every machine gets the same figures.
+``python -m benchmarks.bench_shuffle``: one epoch of several datasets, in shardio's default order, in a global shuffle,
+with other lanes and windows, and with WebDataset's shuffle of shards and buffer. The measures are those of
+shardio/order/quality.py, exact over all samples and ranks. No data are read, and every machine gives the same figures.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Choice = tuple[int | None, int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A dataset of equal shards, who reads it, and what to try beside the default and the global order."""
+    """A dataset of equal shards, its readers, and the orders to measure besides the default and the global one."""
 
     num_shards: int
     shard_size: int
@@ -49,7 +49,7 @@ class Case:
     def __str__(self) -> str:
         return (
             f"{self.num_shards:,} shards of {self.shard_size:,} samples, {count(self.world_size, 'rank')}, "
-            f"batches of {self.batch_size}, in WebDataset {count(self.num_workers, 'worker')} a rank"
+            f"batches of {self.batch_size}, with {count(self.num_workers, 'worker')} per rank in WebDataset"
         )
 
 
@@ -85,7 +85,7 @@ BUFFERS = (1000, 10_000)
 
 
 def measure_shardio(case: Case, lanes: int | None, window: int | None) -> tuple[str, OrderQuality]:
-    """Return the settings that were taken and the measures of shardio's order."""
+    """Return the settings that shardio chose, and the measures of its order."""
     settings = choose_settings(case.sizes, shuffle=True, seed=0, lanes=lanes, window=window)
     order = EpochOrder(case.sizes, settings, epoch=0).samples_at(np.arange(case.num_samples))
     ranks = [order[rank :: case.world_size] for rank in range(case.world_size)]
@@ -103,7 +103,7 @@ def measure_webdataset(case: Case, buffer: int) -> OrderQuality:
 
 
 def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
-    """Yield a rank's batches as torch's DataLoader takes them from its workers, in turn, until all are through."""
+    """Yield a rank's batches as torch's DataLoader takes them from its workers, in turn, until all are exhausted."""
     workers = [_webdataset_worker(case, rank, worker, buffer) for worker in range(case.num_workers)]
     while workers:
         batches = [list(islice(worker, case.batch_size)) for worker in workers]
@@ -112,7 +112,7 @@ def _webdataset_rank(case: Case, rank: int, buffer: int) -> Iterator[list[int]]:
 
 
 def _webdataset_worker(case: Case, rank: int, worker: int, buffer: int) -> Iterator[int]:
-    """Yield the samples of one worker, by webdataset's own shuffle, after its splits by node and by worker."""
+    """Yield the samples of one worker in webdataset's own order, after its splits by node and by worker."""
     shards = range(case.num_shards)[rank :: case.world_size][worker :: case.num_workers]
     shuffle = webdataset.filters._shuffle
     rng = random.Random(rank * case.num_workers + worker)

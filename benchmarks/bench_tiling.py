@@ -1,8 +1,8 @@
-"""What does tiling do to the size of JPEGs, and which restart interval is the best?
+"""How does tiling change the size of JPEGs, and which restart interval is best?
 
-``python -m benchmarks.bench_tiling PHOTOS``. The sizes: of photographs as they are, encoded again at several
-qualities, and made smaller. The intervals: the size of the files and the CPU time of the crops for several intervals
-in MCUs, apart for photographs whose MCU rows have such divisors and for those whose rows have none from 2 to 8.
+``python -m benchmarks.bench_tiling PHOTOS``. It measures the sizes of unchanged photographs, of photographs
+re-encoded at several qualities, and of smaller ones. For several restart intervals, in MCUs, it measures the sizes of
+files and the CPU time of crops. Photographs whose MCU rows have no divisor from 2 to 8 are measured separately.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from shardio.images.jpeg.head import read_head
 from shardio.images.tiling import reencode_jpeg, tile_jpeg, transcode, untile_jpeg
 
 ROW = 0
-"""Stands for an interval as long as the MCU row."""
+"""An interval as long as the MCU row."""
 
 GROUPS = {(24, 32, 40): (1, 2, 4, 8, ROW), (21,): (1, 3, 7, ROW), (31,): (1, ROW)}
-"""By the number of MCUs in a row, the intervals to try."""
+"""The intervals to try, by the number of MCUs in a row."""
 
 
 def tile_by(content: bytes, interval: int) -> bytes:
@@ -52,7 +52,7 @@ def tile_by(content: bytes, interval: int) -> bytes:
 
 
 def encode(content: bytes, *, quality: int, max_side: int | None = None) -> bytes:
-    """Encode a photograph again as most programs do: 4:2:0, with the standard's Huffman tables."""
+    """Re-encode a photograph as most programs do: 4:2:0, with the standard's Huffman tables."""
     pixels = decode_image(content)
     height, width = pixels.shape[:2]
     if max_side is not None:
@@ -64,20 +64,20 @@ def encode(content: bytes, *, quality: int, max_side: int | None = None) -> byte
 
 
 def tell_sizes(photographs: list[bytes]) -> None:
-    """Print how large files are before and after."""
+    """Print the sizes of files before and after tiling."""
     kinds: dict[str, Callable[[bytes], bytes]] = {
-        "as they are": bytes,
+        "unchanged": bytes,
         **{f"quality {quality}": partial(encode, quality=quality) for quality in (95, 90, 75, 50)},
         **{f"longer side {side}, quality 90": partial(encode, quality=90, max_side=side) for side in (250, 125)},
     }
-    print("| | kB an image | tiled | tiled, against best tables alone |\n|---|---|---|---|")
+    print("| | kB per image | tiled | tiled, against best tables alone |\n|---|---|---|---|")
     for name, make in kinds.items():
         before = [make(content) for content in photographs]
         tiled, untiled = map(tile_jpeg, before), map(untile_jpeg, before)
         before_kb, tiled_kb, untiled_kb = (mean_kb(contents) for contents in (before, tiled, untiled))
         print(f"| {name} | {before_kb:.1f} | {tiled_kb / before_kb - 1:+.1%} | {tiled_kb / untiled_kb - 1:+.1%} |")
     smaller = [reencode_jpeg(c, max_side=400, quality=90, max_pixels=DEFAULT_MAX_PIXELS) for c in photographs]
-    print(f"\nEncoded again at 400 px and quality 90, tiled: {mean_kb(smaller):.1f} kB an image.\n")
+    print(f"\nRe-encoded at 400 px and quality 90, tiled: {mean_kb(smaller):.1f} kB per image.\n")
 
 
 def mean_kb(contents: Iterable[bytes]) -> float:
@@ -116,7 +116,7 @@ def _run(load: Load, chunks: list[Chunk], rows: Pixels, number: int) -> None:
 
 
 def tell_rates(photographs: list[bytes], rounds: int) -> None:
-    """Print how many photographs are rewritten in a second, on one thread."""
+    """Print how many photographs one thread rewrites per second."""
     rewrites: dict[str, Callable[[bytes], bytes]] = {
         "tile_jpeg": tile_jpeg,
         "untile_jpeg": untile_jpeg,
@@ -128,7 +128,7 @@ def tell_rates(photographs: list[bytes], rounds: int) -> None:
         name: (lambda index, rewrite=rewrite: rewrite(photographs[index])) for name, rewrite in rewrites.items()
     }
     times = alternate(candidates, chunks=[1] * len(photographs), rounds=rounds)
-    print("| | µs an image | images/s |\n|---|---|---|")
+    print("| | µs per image | images/s |\n|---|---|---|")
     for name, figures in times.items():
         print(f"| {name} | {summarise(figures)} | {1e6 / statistics.median(figures):,.0f} |")
     print()
@@ -136,7 +136,7 @@ def tell_rates(photographs: list[bytes], rounds: int) -> None:
 
 def main(
     photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
-    images: Annotated[int | None, typer.Option(min=1, help="How many; default all.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Number of JPEGs to use (default: all).")] = None,
     rounds: Annotated[int, typer.Option(min=1)] = 7,
 ) -> None:
     """Print the tables."""

@@ -1,8 +1,8 @@
 """What does comparing samples with the index cost? ``python -m benchmarks.bench_verify PACKED``.
 
-CPU time of reading an image from a packed directory, with ``verify="first"``, where every image is read for the first
-time, and with ``verify="off"``; and what the difference is of all that an image costs to a random crop of 224×224. All
-in one process; the candidates take turns.
+It measures the CPU time of reading an image from a packed directory, with ``verify="first"``, where every image is read
+for the first time, and with ``verify="off"``. It also prints the difference as a share of the time that an image takes
+from reading to a random crop of 224×224. The candidates take turns in one process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS, AT_ONCE = 15, 16
 
 
 def read_all(source: str, verify: Verify) -> None:
-    """Read the images by a reader of their own, which has compared none of them."""
+    """Read the images with a new reader, which has not compared any of them."""
     table = open_table(source)
     reader = SampleReader(table, verify)
     for numbers in np.array_split(np.arange(table.manifest.num_samples), table.manifest.num_samples // AT_ONCE):
@@ -30,14 +30,14 @@ def read_all(source: str, verify: Verify) -> None:
 
 
 def load_all(source: str) -> None:
-    """Load the images as a training would, without comparing them."""
+    """Load the images as training would, without comparing them."""
     transform = Compose([RandomResizedCrop(224), RandomHorizontalFlip()])
     for _ in DataLoader(ShardDataset(source, transform=transform, verify="off"), batch_size=64):
         pass
 
 
 def main() -> None:
-    """Print the CPU times, and the share of comparing."""
+    """Print the CPU times, and the share that comparing takes."""
     source = sys.argv[1]
     times = alternate(
         {

@@ -1,4 +1,4 @@
-"""Other libraries that make the same crops, each as its users would."""
+"""Other libraries that make the same crops, each used as its users would use it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from shardio.images import Pixels
 
 
 def load_with_opencv(chunk: Chunk, rows: Pixels) -> None:
-    """Decode whole images with OpenCV, and resize a part of each."""
+    """Decode whole images with OpenCV, and resize part of each one."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
         _resize_with_opencv(pixels, task, row)  # type: ignore[arg-type]  # uint8, as the flag says
 
 
 def load_with_simplejpeg(chunk: Chunk, rows: Pixels) -> None:
-    """Decode whole images with simplejpeg, and resize a part of each with OpenCV."""
+    """Decode whole images with simplejpeg, and resize part of each one with OpenCV."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         _resize_with_opencv(simplejpeg.decode_jpeg(content), task, row)
 
 
 def load_with_pillow(chunk: Chunk, rows: Pixels) -> None:
-    """Do what torchvision does with Pillow images, antialiased. libjpeg scales them where ``draft`` allows it."""
+    """Do what torchvision does with Pillow images, antialiased. libjpeg scales them if ``draft`` allows it."""
     for content, task, row in zip(chunk.contents, chunk.tasks, rows, strict=True):
         (top, left, height, width), (new_height, new_width), window = task
         with PIL.Image.open(io.BytesIO(content)) as file:
@@ -109,7 +109,7 @@ def make_dali() -> Load:
 
 
 OPTIONAL = {"torchvision": ("torchvision", make_torchvision), "DALI, CPU": ("nvidia.dali", make_dali)}
-"""Peers that may not be installed: by name, the module they need, and the function that makes them."""
+"""Peers that may not be installed: the module that each one needs, and the function that creates it, by name."""
 
 
 def find_peers() -> tuple[dict[str, Load], list[str]]:

@@ -1,4 +1,4 @@
-"""The photographs of the image benchmarks, and the crops to make of them: the same for all candidates."""
+"""The photographs of the image benchmarks, and the crops to make from them: the same for all candidates."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.transforms import CenterCrop, Geometry, RandomResizedCrop, Resize
 
 CHUNK_SIZE = 64
-"""Images decoded by one call."""
+"""Number of images that one call decodes."""
 
 TARGET = 224
-"""Pixels of a crop's side."""
+"""Side length of a crop in pixels."""
 
 SHORTER_SIDE = 256
-"""Pixels of an image's shorter side after the resize of the evaluation crop."""
+"""Length in pixels of an image's shorter side after the resize of the evaluation crop."""
 
 
 class Task(NamedTuple):

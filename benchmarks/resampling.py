@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Transforms, Choose]] = {
     "random crops to 112, decoded at half the size or less": (_crops(112), lambda task: task.scale > 1),
     "random crops to 96, decoded at half the size or less": (_crops(96), lambda task: task.scale > 1),
 }
-"""By name, the transforms, and which of the crops to measure."""
+"""The transforms and which of the crops to measure, by name."""
 
 
 def make_crops(contents: Sequence[bytes], transforms: Transforms, choose: Choose) -> dict[str, list[Pixels]]:
@@ -149,8 +149,8 @@ def _distance(crop: Pixels, other: Pixels) -> NDArray[np.int16]:
 
 def main(
     photos: Annotated[Path, typer.Argument(help="A directory of JPEGs.")],
-    images: Annotated[int | None, typer.Option(min=1, help="How many of them to use; default all.")] = None,
-    picture: Annotated[Path, typer.Option(help="Where to write the picture of the worst crop.")] = Path(
+    images: Annotated[int | None, typer.Option(min=1, help="Number of JPEGs to use (default: all).")] = None,
+    picture: Annotated[Path, typer.Option(help="Write the picture of the worst crop to this file.")] = Path(
         "docs/images/resampling-worst-case.png"
     ),
 ) -> None:

@@ -27,12 +27,12 @@ STAGES: dict[str, Sequence[tuple[Any, str]]] = {
     "libjpeg-turbo": [(simplejpeg, "decode_jpeg"), (cv2, "imdecode")],
     "cv2.resize": [(cv2, "resize")],
 }
-"""By stage, the functions that belong to it."""
+"""The functions of each stage."""
 
 REST = "the rest"
 
 Profile = dict[str, Rounds]
-"""By stage, µs per image in each round."""
+"""µs per image in each round, by stage."""
 
 
 class _Stopwatch:

@@ -1,4 +1,4 @@
-"""CPU time of candidates that take turns, chunk by chunk, so that a noisy machine disturbs all of them alike."""
+"""CPU time of candidates that take turns, chunk by chunk, so that noise affects all of them equally."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 Rounds = list[float]
-"""A figure for each round."""
+"""One figure per round."""
 
 
 def alternate(
     candidates: Mapping[str, Callable[[int], object]], *, chunks: Sequence[int], rounds: int
 ) -> dict[str, Rounds]:
-    """Return the CPU time of the whole process in µs an image, for each candidate and round.
+    """Return the CPU time of the whole process in µs per image, for each candidate and round.
 
-    In each round every candidate gets every chunk; who comes first changes from chunk to chunk. One round before
-    the first is not counted.
+    In each round, every candidate gets every chunk; the first candidate changes from chunk to chunk. A warm-up round
+    precedes the first one.
 
     Args:
-        candidates: By name, functions of a chunk's number.
-        chunks: How many images each chunk has.
-        rounds: How many times all is done.
+        candidates: Functions of a chunk's index, by name.
+        chunks: The number of images in each chunk.
+        rounds: The number of rounds.
     """
     names = list(candidates)
     times: dict[str, Rounds] = {name: [] for name in names}
@@ -40,7 +40,7 @@ def alternate(
 
 
 def ratios(times: Rounds, reference: Rounds) -> Rounds:
-    """Return a candidate's times as shares of another one's, round by round."""
+    """Return the ratios of a candidate's times to another one's, per round."""
     return [time_us / other for time_us, other in zip(times, reference, strict=True)]
 
 

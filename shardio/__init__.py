@@ -1,6 +1,6 @@
-"""shardio: feeds training from directories and tar shards, each sample exactly once, in a reproducible order.
+"""Load training data from directories and tar shards: each sample exactly once, in a reproducible order.
 
-Names are loaded when they are first used, so that ``import shardio`` is quick and loads no torch.
+Public names are loaded on first use, so ``import shardio`` is fast and does not load torch.
 """
 
 from __future__ import annotations

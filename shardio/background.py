@@ -1,4 +1,4 @@
-"""Background processes: each calls one function of shardio, and finds modules where this process finds them."""
+"""Background processes. Each calls one function of shardio and has this process's module search path."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def start_process(
     stdout: int | IO[bytes] | None = subprocess.DEVNULL,
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a Python process that calls a function without arguments and ends when it returns.
+    """Start a Python process that calls a function without arguments and ends when the function returns.
 
-    The process reads nothing from standard input. It leads a session of its own, so Ctrl-C in the terminal reaches
-    this process alone. It does not run the user's script.
+    The new process has an empty standard input and its own session, so Ctrl-C in the terminal does not reach it. It
+    does not run the user's script.
 
     Args:
         function: ``package.module:function``.
-        arguments: The process's ``sys.argv[1:]``, as strings.
-        environment: Variables on top of this process's own.
-        descriptors: The file descriptors that the process inherits.
-        cwd: Its working directory; by default this process's.
+        arguments: The new process's ``sys.argv[1:]``, converted to strings.
+        environment: Environment variables to add to those of this process.
+        descriptors: The file descriptors that the new process inherits.
+        cwd: Its working directory; by default, that of this process.
         stdout: Its standard output, as in :class:`subprocess.Popen`.
-        stderr: Its standard error; by default this process's.
+        stderr: Its standard error; by default, that of this process.
     """
     return subprocess.Popen(
         [sys.executable, "-c", _write_program(function), repr(_absolute_module_path()), *map(str, arguments)],
@@ -52,7 +52,7 @@ def _write_program(function: str) -> str:
 
 
 def _absolute_module_path() -> list[str]:
-    """Return where this process finds modules, without relative entries if the working directory is gone."""
+    """Return this process's module search path, without relative entries if the working directory is gone."""
     path = [*map(str, sys.path), str(Path(__file__).parents[1])]
     try:
         return list(map(os.path.abspath, path))

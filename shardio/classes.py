@@ -1,4 +1,4 @@
-"""Class names: the list whose indices are the labels. Read such lists and compare them."""
+"""Class names: a list in which the index of a class is its label. Read and compare such lists."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 MAX_DEPTH = 16
-"""How many nested wrappers are searched. An object may claim to have any attribute."""
+"""The maximum number of nested wrappers to search. Some objects claim to have every attribute."""
 
 
 class HasClasses(Protocol):
@@ -33,23 +33,23 @@ def check_classes(classes: Classes) -> tuple[str, ...]:
 
     Raises:
         TypeError: If ``classes`` is neither.
-        ValueError: If it is empty, has a name twice, or is a dataset whose parts number classes differently.
+        ValueError: If it is empty, repeats a name, or is a dataset whose parts number their classes differently.
     """
     members = list(_members(classes))
     if any(list(member.classes) != list(members[0].classes) for member in members):
-        raise ValueError("classes is a dataset whose parts number their classes differently: give one of the parts")
+        raise ValueError("classes is a dataset whose parts number their classes differently: pass one of the parts")
     names = members[0].classes if members else getattr(classes, "classes", classes)
     if isinstance(names, str | bytes) or not isinstance(names, Sequence) or not all(isinstance(n, str) for n in names):
         raise TypeError(f"classes must be a list of names or a dataset with classes, got {classes!r:.100}")
     if not names:
-        raise ValueError("classes is empty: give at least one name or a dataset with class names")
+        raise ValueError("classes is empty: pass at least one name or a dataset with class names")
     if repeated := [name for name, times in Counter(names).items() if times > 1]:
         raise ValueError(f"classes must not repeat a name, got {_shorten(repeated)} more than once")
     return tuple(names)
 
 
 def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> dict[str, int]:
-    """Return the label of each class that was found, which is its index in ``classes``.
+    """Return the label of each class that was found: its index in ``classes``.
 
     Raises:
         ValueError: If a class is not in ``classes``.
@@ -57,8 +57,8 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
     labels = {name: label for label, name in enumerate(classes)}
     if unknown := [name for name in found if name not in labels]:
         raise ValueError(
-            f"{where} has classes that are not in classes=…: {_shorten(unknown)}. The list has {len(classes)} names "
-            f"({_shorten(classes)}): append the missing ones, or remove these classes from the data"
+            f"{where} has classes that are not in classes=…: {_shorten(unknown)}. That list is "
+            f"{_shorten(classes)}: append the missing ones, or remove these classes from the data"
         )
     return {name: labels[name] for name in found}
 
@@ -86,7 +86,7 @@ def warn_of_other_classes(*datasets: Any, stacklevel: int = 3) -> None:
 
 
 def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
-    """Yield the datasets with class names within a dataset or a loader."""
+    """Yield the datasets in a dataset or a loader that have class names."""
     if depth == MAX_DEPTH:
         return
     if isinstance(names := _find_names(dataset), list | tuple):
@@ -106,7 +106,7 @@ def _members(dataset: Any, depth: int = 0) -> Iterator[Any]:
 def _find_names(dataset: Any) -> Any:
     try:
         return getattr(dataset, "classes", None)
-    except Exception:  # A property may raise anything. The dataset then has no classes to compare.
+    except Exception:  # A property may raise anything. There are then no classes to compare.
         return None
 
 

@@ -1,4 +1,4 @@
-"""The epoch of a loader: its bound, and setting it once on each part that takes one, such as a sampler or a dataset."""
+"""Set the epoch of a loader, once on each part that accepts one, such as a sampler or a dataset."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_EPOCH = 2**62
-"""Epochs are below this, so the next ones also fit 64 bits."""
+"""Epochs are below this, so that later ones also fit in 64 bits."""
 
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
-"""The attributes that hold the parts of a loader, sampler or dataset. Those of torch's classes may have any name."""
+"""Attributes that hold parts of a loader, sampler or dataset. Parts of torch's classes are found under any name."""
 
 
 def set_epoch(holder: Any, epoch: int, *, skip: tuple[type, ...] = ()) -> None:
@@ -62,7 +62,7 @@ def _parts(holder: Any) -> Iterator[Any]:
     for name, value in {**attributes, **{name: getattr(holder, name, None) for name in NAMES}}.items():
         several = list(value.values()) if isinstance(value, Mapping) else value
         if isinstance(several, list | tuple):
-            # The first item decides for all: a dataset's list of paths may be long.
+            # Only the first item is checked, because a dataset's list of paths may be long.
             yield from several if several and isinstance(several[0], classes) else ()
         elif isinstance(value, classes) or (name in NAMES and value is not None):
             yield value

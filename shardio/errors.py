@@ -4,17 +4,17 @@
 
     ShardioError
     ├── PackError           a pack cannot read its source or use its destination: change the directory or the options
-    ├── FormatError         a manifest, index or tar is invalid: pack or download it again
-    │   └── StaleIndexError     the tar changed after its index was made: delete the index
+    ├── FormatError         a manifest, index, tar, checkpoint or recording is invalid: create or download it again
+    │   └── StaleIndexError     an index does not match its tar: pack or download both again
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
     ├── WorkerError         worker processes die repeatedly: check memory, or the samples that the error names
-    ├── StateError          a saved state belongs to another dataset or order: use the state of this run
-    ├── BusyError           another run writes to the directory: wait for it, or choose another directory
+    ├── StateError          a saved state or a run's directory does not fit: use those of this run
+    ├── BusyError           another run is writing to the directory: wait for it, or choose another directory
     ├── NonFiniteLossError  the loss is NaN or infinite: resume from a checkpoint with a lower learning rate
     ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests): fix the loader
-    └── IdentityError       samples cannot be identified: say where their keys are (also a TypeError)
+    └── IdentityError       samples cannot be identified: specify where their keys are (also a TypeError)
 
-Arguments out of range raise ValueError, objects of the wrong kind TypeError, as in the standard library.
+As in the standard library, arguments out of range raise ValueError, and arguments of the wrong type raise TypeError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 
 class ShardioError(Exception):
-    """The base class of shardio's errors about data."""
+    """The base class of shardio's errors."""
 
 
 class PackError(ShardioError):
@@ -33,11 +33,11 @@ class PackError(ShardioError):
 
 
 class FormatError(ShardioError):
-    """A manifest, an index or a tar is invalid."""
+    """A file is invalid: a manifest, an index, a tar, a checkpoint or a coverage recording."""
 
 
 class StaleIndexError(FormatError):
-    """An index does not belong to its tar."""
+    """An index does not match its tar."""
 
 
 class SampleError(ShardioError):
@@ -61,15 +61,15 @@ class SampleError(ShardioError):
 
 
 class WorkerError(ShardioError):
-    """Worker processes died repeatedly at the same samples, or cannot start."""
+    """Worker processes died repeatedly on the same samples, or cannot start."""
 
 
 class StateError(ShardioError):
-    """A saved state does not belong to this dataset or order."""
+    """A saved state, or the directory of a run, does not fit this dataset, order or run."""
 
 
 class BusyError(ShardioError):
-    """Another training run writes to the directory."""
+    """Another training run is writing to the directory."""
 
 
 class NonFiniteLossError(ShardioError):
@@ -87,7 +87,7 @@ class NonFiniteLossError(ShardioError):
 
 
 class CoverageError(ShardioError, AssertionError):
-    """A loader delivered some samples more than once or not at all."""
+    """A loader repeated or lost samples, or delivered unexpected ones."""
 
 
 class IdentityError(ShardioError, TypeError):

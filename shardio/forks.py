@@ -1,4 +1,4 @@
-"""Forks of this process: objects that must act when it forks, each for as long as it lives."""
+"""Call functions with an object when this process forks, for as long as the object exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Owner = TypeVar("Owner")
 
 @dataclass(frozen=True, slots=True)
 class _Watch:
-    """An object, and what to call with it."""
+    """An object, and the functions to call with it at a fork."""
 
     owner: weakref.ref[Any]
     before: Callable[[Any], object] | None
@@ -35,12 +35,12 @@ def call_at_fork(
     after_in_parent: Callable[[Owner], object] | None = None,
     after_in_child: Callable[[Owner], object] | None = None,
 ) -> None:
-    """Call functions with ``owner`` whenever this process forks. ``owner`` is not kept alive.
+    """Register functions to call with ``owner`` whenever this process forks. ``owner`` is not kept alive.
 
-    Calls before the fork run in reverse order of registration, calls after it in order, as with
-    ``os.register_at_fork``, which never forgets a function. After an error of one function, the others are still
-    called, and Python reports the errors by ``sys.unraisablehook``. Ctrl-C that arrives before the first call skips all
-    of them: locks need :func:`hold_during_forks`.
+    As with ``os.register_at_fork``, calls before a fork run in reverse order of registration, and calls after it in
+    order. Unlike there, a function is unregistered when its ``owner`` is destroyed. An error of one function does not
+    prevent the other calls; Python reports the errors by ``sys.unraisablehook``. Ctrl-C that arrives before the first
+    call prevents all of them, so locks need :func:`hold_during_forks`.
 
     Args:
         owner: An object that can be weakly referenced.
@@ -82,7 +82,7 @@ def _register() -> None:
 
 
 def _call(moment: str) -> None:
-    watches = list(_watches.values())  # A copy made in one step: other threads may register meanwhile.
+    watches = list(_watches.values())  # An atomic copy: other threads may register functions meanwhile.
     _call_each(iter(watches[::-1] if moment == "before" else watches), moment)
 
 

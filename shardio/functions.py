@@ -1,4 +1,4 @@
-"""Load functions that people name on the command line, such as their own loaders and models."""
+"""Load functions that users name on the command line, such as their own loaders and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 def load_function(target: str) -> Callable[..., Any]:
     """Load the function named by ``path/to/file.py:function`` or ``package.module:function``.
 
-    Modules are found as with ``python -m``, so also in the current directory. A file may import modules in its own
+    As with ``python -m``, modules in the current directory are also found. A file may import modules from its own
     directory.
 
     Args:
@@ -40,7 +40,7 @@ def load_function(target: str) -> Callable[..., Any]:
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ValueError(f"there is no script {path}")
+        raise ValueError(f"the script {path} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None, "a name that ends in .py has a loader"
     assert spec.loader is not None
@@ -56,7 +56,7 @@ def _load_module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # A missing module that the named one imports has a better error already.
+        # If the named module exists and imports a missing one, the original error is better.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Batches on their way from a loader to the user, through wrappers that may hold some back.
+"""Count a loader's batches when the user receives them, even if a wrapper holds some back.
 
-A loader's state counts the batches that the user received. A prefetcher requests batches before the user does. So the
-loader registers a function that counts a batch, and the outermost wrapper calls it when the user receives the batch.
-Objects in between, such as generators, are not involved.
+A loader's state counts the batches that the user received, but a prefetcher requests batches before the user does. So
+the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the
+batch. Objects in between, such as generators, are not involved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
 def counts_when_received(loader: object) -> bool:
     """Return whether a loader counts batches with :func:`hand_over`, so that its state is never ahead of the user.
 
-    Such a loader has an attribute of this name. Other loaders count the batches that were requested.
+    Such a loader has a true attribute of this name. Other loaders count batches when they are requested.
     """
     return bool(getattr(loader, "counts_when_received", False))
 
@@ -38,7 +38,7 @@ def restore_held(held: list[Count] | None) -> None:
 
 
 def hand_over(counts: Iterable[Count]) -> None:
-    """Call functions that count a batch: now, or later if the caller is in :func:`held_back`."""
+    """Call functions that count a batch. Inside :func:`held_back`, collect them to be called later."""
     held = _HELD.get()
     if held is not None:
         held.extend(counts)
@@ -49,7 +49,7 @@ def hand_over(counts: Iterable[Count]) -> None:
 
 @contextmanager
 def held_back() -> Iterator[list[Count]]:
-    """Collect the functions that count the block's batches, for :func:`hand_over` when the user receives the batches.
+    """Collect the functions that count a block's batches. Call :func:`hand_over` when the user receives the batches.
 
     >>> received = []
     >>> with held_back() as counts:

@@ -1,4 +1,4 @@
-"""Interruptions: errors that a signal handler raised. They say nothing about the work that they interrupted.
+"""Interruptions: errors that a signal handler raised. The code that they interrupt is not their cause.
 
 A sample whose decoding was interrupted is not damaged. A batch that was interrupted may be lost.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def let_through(error: BaseException) -> None:
-    """Raise an error again if it is an interruption. Call this before blaming a sample for an error."""
+    """Re-raise an error if it is an interruption. Call this before blaming a sample for an error."""
     if is_interruption(error):
         raise error
 
@@ -33,24 +33,24 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's class and message, for other messages."""
+    """Return an error's class and message as text."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def cut_short(by: str) -> RuntimeError:
-    """Return the error for an epoch that cannot continue, given what ended it."""
+    """Return the error for an epoch that cannot continue, given a description of what ended it."""
     return RuntimeError(
-        f"this epoch ended before its last batch, by {by}. It cannot continue because a batch may be lost. Iterate "
-        "over the loader again. If the order is shardio's, call loader.load_state_dict(loader.state_dict()) first to "
-        "get the rest of this epoch"
+        f"this epoch ended before its last batch ({by}). It cannot continue because a batch may be lost: iterate over "
+        "the loader again. With shardio's order, call loader.load_state_dict(loader.state_dict()) first to get the "
+        "rest of this epoch"
     )
 
 
 def no_end(error: Exception) -> Exception:
-    """Return a RuntimeError for StopIteration, which would end the epoch silently (PEP 479), and other errors as is."""
+    """Return an error unchanged, but a RuntimeError for StopIteration, which would end the epoch silently (PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
-    failure = RuntimeError("a dataset, transform or collate_fn raised StopIteration: raise another error")
+    failure = RuntimeError("a dataset, transform or collate_fn raised StopIteration: raise a different exception")
     failure.__cause__ = error
     return failure
 

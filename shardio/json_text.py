@@ -1,4 +1,4 @@
-"""Parse JSON from files. Every defect is a ValueError."""
+"""Parse JSON from files. Every defect raises ValueError."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Return the value of a JSON text.
+    """Parse a JSON text and return its value.
 
     Args:
-        content: The text. Bytes are UTF-8.
+        content: The text, as a string or in UTF-8.
 
     Raises:
         ValueError: If the text is not JSON in UTF-8 (RFC 8259), holds NaN or an infinity, is nested too deeply, or has
-            an object with a duplicate name, which readers interpret differently.
+            an object with a duplicate name, which parsers interpret differently.
     """
     text = content if isinstance(content, str) else content.decode("utf-8-sig")
     try:

@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 def count_processors() -> int:
     """Return how many processors this process may use, at least 1.
 
-    The affinity mask limits them, and the quotas of the process's control group and its parents, rounded up. A
-    container that is limited to 2 CPUs sees all processors of its machine but gets the time of 2.
+    The limits are the affinity mask and the CPU quotas, rounded up, of the process's control group and its ancestors.
+    A container with a quota of 2 CPUs sees all processors of its machine but gets the time of only 2.
     """
-    if hasattr(os, "process_cpu_count"):  # From Python 3.13. It also reads PYTHON_CPU_COUNT.
+    if hasattr(os, "process_cpu_count"):  # Python 3.13 or later. It also reads PYTHON_CPU_COUNT.
         available = os.process_cpu_count() or 1
     elif hasattr(os, "sched_getaffinity"):
         available = len(os.sched_getaffinity(0))
@@ -25,8 +25,8 @@ def count_processors() -> int:
 def _quotas(root: Path) -> Iterator[tuple[int, int]]:
     """Yield (quota, period) of this process's control groups, in microseconds.
 
-    The formats are those of cgroups(7), Linux's ``admin-guide/cgroup-v2`` (cpu.max) and ``scheduler/sched-bwc``
-    (cpu.cfs_quota_us). A container often sees its own group as the root.
+    The formats are documented in cgroups(7), and in Linux's ``admin-guide/cgroup-v2`` (cpu.max) and
+    ``scheduler/sched-bwc`` (cpu.cfs_quota_us). A container often sees its own group as the root.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

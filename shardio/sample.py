@@ -1,4 +1,4 @@
-"""The value that crosses folders: one sample."""
+"""Sample, the value that shardio's subpackages exchange."""
 
 from __future__ import annotations
 

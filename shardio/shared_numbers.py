@@ -1,7 +1,7 @@
-"""Integers in memory that processes share. On Linux the memory is anonymous: it has no name and needs no /dev/shm.
+"""Integers in shared memory. On Linux, the memory is anonymous: it has no name and does not use /dev/shm.
 
-Small arrays share an arena, so a process holds two descriptors for all of them: the arena's, which passes it to spawned
-worker processes, and the one of Python's mapping. Forked worker processes inherit the mapping.
+Small arrays share an arena, so a process holds only two file descriptors per arena: one to pass to spawned worker
+processes, and one inside Python's ``mmap``. Forked worker processes inherit the mapping.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     import torch
 
 LINE = 64
-"""Bytes of a processor's cache line. Each array starts on its own line, which is never reused."""
+"""The size of a processor's cache line in bytes. Each array starts on its own line, which is never reused."""
 
 ARENA_LINES = 1024
-"""Lines of an arena."""
+"""The number of cache lines in an arena."""
 
 
 class SharedNumbers:
-    """An array that is shared with worker processes, however they start. Any other copy has its own memory.
+    """An array that is shared with worker processes, whether forked or spawned. Any other copy has its own memory.
 
     Args:
         values: The initial integers.
 
     Attributes:
-        array: int64 [n], the integers. What one process writes, the others read.
+        array: int64 [n], the integers. Changes are visible to all processes that share the array.
     """
 
     def __init__(self, values: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class SharedNumbers:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclude other processes from their locked blocks. Without anonymous memory, nothing is excluded."""
+        """Keep other processes out of their own ``locked`` blocks. Without anonymous memory, this does nothing."""
         if isinstance(self._memory, _Span):
             with self._memory.locked():
                 yield
@@ -76,7 +76,7 @@ class SharedCell:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The integers that any process set last."""
+        """The integers as last set by any process."""
         return tuple(self._numbers.array.tolist())
 
     def set(self, *values: int) -> None:
@@ -88,10 +88,10 @@ class SharedCell:
 
 
 class SharedCount:
-    """A count that several workers add to. Adding is not atomic, so each worker has an element of its own.
+    """A count that several workers increment. Increments are not atomic, so each worker has its own element.
 
     Args:
-        num_workers: How many workers add to it; a training process without workers counts as one.
+        num_workers: The number of workers; a training process without workers counts as one.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -124,7 +124,7 @@ class _Arena:
 
     @contextmanager
     def locked(self, line: int) -> Iterator[None]:
-        """Hold a lock on one line. It belongs to this process alone, even after a fork, and ends with the process."""
+        """Lock one line. The lock belongs to this process alone: a forked child does not inherit it."""
         fcntl.lockf(self._descriptor, fcntl.LOCK_EX, LINE, line * LINE)
         try:
             yield
@@ -149,7 +149,7 @@ class _Span:
 
 
 _arena: _Arena | None = None
-"""The arena for this process's next arrays, created with the first one. Forked children leave it alone."""
+"""The arena for this process's next arrays, created with the first one. Forked children do not allocate from it."""
 
 
 def _allocate(size: int) -> _Span:
@@ -168,7 +168,7 @@ def _make_arena(num_lines: int) -> _Arena:
     try:
         os.ftruncate(descriptor, num_lines * LINE)
         return _Arena(descriptor, num_lines * LINE)
-    except BaseException:  # Ctrl-C must not leave it open either.
+    except BaseException:  # Ctrl-C must not leave the descriptor open either.
         os.close(descriptor)
         raise
 

@@ -1,4 +1,4 @@
-"""torch's modes that the caller may have set and that shardio's own tensors must ignore."""
+"""Contexts in which shardio's own tensors ignore the torch modes that the caller has set."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 def own_tensors() -> AbstractContextManager[None]:
     """Return a context in which new tensors are ordinary CPU tensors, whatever modes the caller has set.
 
-    ``torch.set_default_device("cuda")`` would put the loader's seeds and batches on a device, where numpy and worker
-    processes cannot read them. A tensor created under ``torch.inference_mode()`` cannot be changed outside of it.
+    With ``torch.set_default_device("cuda")``, the loader's seeds and batches would be on a device, where numpy and
+    worker processes cannot read them. A tensor created in ``torch.inference_mode()`` cannot be changed outside of it.
     """
     import torch
     from torch.overrides import _get_current_function_mode_stack  # A default device is such a mode.

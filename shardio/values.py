@@ -1,4 +1,4 @@
-"""Check settings that people give (integers, flags, choices) and convert them to Python's own types."""
+"""Check settings (integers, flags, choices) and convert them to Python's own types."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, SupportsIndex, get_args
 
 
 def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = None, below: int | None = None) -> int:
-    """Return an integer setting of any library as Python's int.
+    """Return an integer of any library as Python's int.
 
-    States and checkpoints hold settings, and JSON and ``torch.load(weights_only=True)`` only read Python's integers.
+    States and checkpoints contain settings; JSON and ``torch.load(weights_only=True)`` accept only Python's integers.
 
     >>> check_integer("seed", 7, at_least=0)
     7
@@ -18,8 +18,8 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
     Args:
         name: The name of the setting, for messages.
         value: An integer of Python, numpy or torch. Booleans and floats are not integers.
-        at_least: The lowest allowed value, if there is one.
-        below: The lowest value that is too high, if there is one.
+        at_least: The inclusive lower bound, if there is one.
+        below: The exclusive upper bound, if there is one.
 
     Raises:
         TypeError: If the value is not an integer.
@@ -46,7 +46,7 @@ def check_optional_integer(
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return a setting that is on or off as Python's bool. The string "False" is not accepted.
+    """Return an on/off setting as Python's bool. The string "False" is not accepted.
 
     Raises:
         TypeError: If the value is neither a boolean of Python, numpy or torch, nor 0 or 1.
@@ -105,5 +105,5 @@ def check_choice(name: str, value: object, choices: Any) -> Any:
 
 
 def _readable(bound: int) -> str:
-    """Return a number in words. Large powers of two are written as powers."""
+    """Return a bound as text. Large powers of two are written as ``2**n``."""
     return f"2**{bound.bit_length() - 1}" if bound > 2**20 and bound & (bound - 1) == 0 else str(bound)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 PARTIAL_SUFFIX = ".partial"
 """The suffix of the hidden files that hold unfinished content."""
+
+_UNFINISHED = re.compile(rf"\.(?P<target>.+)\.[0-9a-f]{{8}}{re.escape(PARTIAL_SUFFIX)}", re.DOTALL)
 
 
 @contextmanager
@@ -22,7 +26,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
 
     Args:
         path: The file to write.
-        mode: Its permissions, whatever the umask; by default those of any new file.
+        mode: Its permissions, regardless of the umask; by default, those of any new file.
 
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The error names ``path``.
@@ -36,14 +40,33 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
             temporary.replace(path)
             _sync_directory(path.parent)
-    except BaseException:  # Ctrl-C as well must not leave half a file.
+    except BaseException:  # Ctrl-C must not leave a partial file either.
         temporary.unlink(missing_ok=True)
         raise
 
 
+def find_target(name: str) -> str | None:
+    """Return the name that an unfinished file gets when it is whole; None if ``name`` is not that of such a file."""
+    found = _UNFINISHED.fullmatch(name)
+    return None if found is None else found["target"]
+
+
+def remove_unfinished(directory: Path, targets: Container[str] | None = None) -> None:
+    """Remove what a killed process left in a directory that no other process writes to.
+
+    Args:
+        directory: The directory.
+        targets: The names of the files whose unfinished versions are removed; None for any.
+    """
+    for path in directory.iterdir():
+        target = find_target(path.name)
+        if target is not None and (targets is None or target in targets):
+            path.unlink()
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add a file's name to any OSError that names no file, as errors of writing do."""
+    """Add a file's name to an OSError that does not name a file, such as one from a write."""
     try:
         yield
     except OSError as error:
@@ -63,5 +86,8 @@ def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # Some file systems cannot sync directories.
+            raise
     finally:
         os.close(descriptor)

@@ -29,12 +29,12 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One of ``num_workers`` worker processes of a rank; 0 of 1 in the training process itself.
+    """One of ``num_workers`` worker processes of a rank; worker 0 of 1 in the training process itself.
 
     Attributes:
         worker_id: Its number.
         num_workers: How many workers its loader has.
-        loader_seed: What torch's loader drew for all of its workers; 0 in the training process.
+        loader_seed: The seed that torch's loader drew for all of its workers; 0 in the training process.
     """
 
     worker_id: int
@@ -44,10 +44,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedWorld:
-    """The world that a process found, for the workers that it starts.
+    """The world that a process found, to pass to the workers that it starts.
 
-    torch.distributed is not initialised in spawned workers, so each would take itself for rank 0 of 1. Only direct
-    workers of the process use its world: the world of a launcher is not that of its ranks' workers.
+    torch.distributed is not initialised in spawned workers, so each would find rank 0 of 1. Only workers that the
+    process itself starts use its world: a launcher's world does not apply to the workers of its ranks.
     """
 
     world: World
@@ -55,7 +55,7 @@ class CarriedWorld:
 
     @classmethod
     def find(cls) -> CarriedWorld:
-        """Return this process's world."""
+        """Return this process's world, to pass to its workers."""
         return cls(world=find_world(), process_id=os.getpid())
 
     def is_for_here(self) -> bool:
@@ -65,13 +65,13 @@ class CarriedWorld:
 
 
 def find_world(rank: int | None = None, world_size: int | None = None, *, carried: CarriedWorld | None = None) -> World:
-    """Return the world: as given, as carried, from torch.distributed, or from torchrun's variables; else rank 0 of 1.
+    """Return the world: given, carried, from torch.distributed or from torchrun's variables; by default, rank 0 of 1.
 
     Raises:
         ValueError: If only one of rank and world size is given or set in the environment, or the rank is out of range.
     """
     if (rank is None) != (world_size is None):
-        raise ValueError(f"rank and world_size go together, got rank={rank} and world_size={world_size}")
+        raise ValueError(f"pass both rank and world_size, or neither, got rank={rank} and world_size={world_size}")
     if rank is not None and world_size is not None:
         return World(rank=rank, world_size=world_size)
     if carried is not None and carried.is_for_here():
@@ -85,7 +85,7 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
     for name, other in (("RANK", "WORLD_SIZE"), ("WORLD_SIZE", "RANK")):
         if name in os.environ:
             raise ValueError(
-                f"the environment variable {name} is {os.environ[name]!r} and {other} is not set, but both are needed: "
+                f"the environment variable {name} is {os.environ[name]!r}, but {other} is not set and both are needed: "
                 f"start with torchrun, which sets RANK and WORLD_SIZE, or unset {name}"
             )
     return World(rank=0, world_size=1)

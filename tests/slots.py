@@ -1,4 +1,4 @@
-"""What lies in slots of a loader, and which hosts fill them, as the system sees it; and batches to compare."""
+"""The slots and worker processes of a loader, as the operating system sees them, and batches to compare."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUM_SAMPLES = 100
 BATCH_SIZE = 8  # 12 full batches, and one of 4
 PREFETCH = 4
 NUM_SLOTS = PREFETCH + 2
-"""The batches that are made ahead, the one that the user gets, and the one that he then lets go."""
+"""For the batches made ahead, the one that the user receives next, and the one that is then released."""
 
 
 def pack_pictures(root: Path) -> Path:
@@ -43,12 +43,12 @@ def make_loader(packed: Path, *, num_workers: int = 1, **options: Any) -> DataLo
 
 
 def make_oracle(packed: Path, **options: Any) -> DataLoader:
-    """Make a loader of the same batches that has no slots, as the training process itself decodes."""
+    """Make a loader of the same batches without slots, because the training process decodes."""
     return make_loader(packed, num_workers=0, **options)
 
 
 def assert_same(got: Any, expected: Any) -> None:
-    """Compare batches, or lists of batches: types, dtypes, shapes and contents. Torch has tuples of strings, too."""
+    """Compare batches, or lists of batches: types, dtypes, shapes and contents. torch also has tuples of strings."""
     if isinstance(expected, list | tuple):
         assert isinstance(got, list | tuple)
         assert len(got) == len(expected)
@@ -67,19 +67,19 @@ def assert_same(got: Any, expected: Any) -> None:
 
 
 def find_slots(process_id: int | None = None) -> set[int]:
-    """Return the numbers that the system gave to the slots that a process has mapped, by default this one."""
+    """Return the inodes of the slots that a process has mapped, by default this process."""
     return {inode for _, _, inode in _read_mappings(process_id or os.getpid())}
 
 
 def slot_of(tensor: torch.Tensor) -> int | None:
-    """Return the number of the slot in which a tensor lies."""
+    """Return the inode of the slot that holds a tensor."""
     address = tensor.data_ptr()
     inodes = [inode for start, stop, inode in _read_mappings(os.getpid()) if start <= address < stop]
     return inodes[0] if inodes else None
 
 
 def slots_of(batches: Iterable[Any]) -> set[int | None]:
-    """Return the slots in which the images of batches lie, each looked up when it comes and then let go."""
+    """Return the slots of the images of batches; each batch is looked up when it arrives, and then released."""
     slots = set()
     for images, *_ in batches:
         slots.add(slot_of(images))
@@ -87,39 +87,40 @@ def slots_of(batches: Iterable[Any]) -> set[int | None]:
     return slots
 
 
-def find_hosts() -> set[int]:
-    """Return the ids of the hosts that this process has."""
-    return {int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit() and _is_host(folder)}
+def find_worker_processes() -> set[int]:
+    """Return the ids of this process's worker processes."""
+    folders = (folder for folder in Path("/proc").iterdir() if folder.name.isdigit())
+    return {int(folder.name) for folder in folders if _is_worker_process(folder)}
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for what other processes do soon."""
+    """Wait for what other processes will do soon."""
     deadline = time.monotonic() + 30
     while not is_so():
-        assert time.monotonic() < deadline, "it never came to pass"
+        assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.01)
 
 
 def fork(work: Callable[[], object]) -> Callable[[], str]:
-    """Fork a child; return a function that lets it work, waits until it has ended, and returns what it answered."""
-    told, tell = os.pipe()
+    """Fork a child; return a function that makes it work, waits until it ends, and returns its answer."""
+    requests, request = os.pipe()
     answers, answer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(tell)
+        os.close(request)
         try:
-            assert os.read(told, 1), "the parent has failed"
+            assert os.read(requests, 1), "the parent has failed"
             os.write(answer, str(work()).encode())
             os._exit(0)
         except BaseException:
             traceback.print_exc()
         os._exit(1)
-    os.close(told)
+    os.close(requests)
     os.close(answer)
 
     def ask() -> str:
-        os.write(tell, b"!")
-        os.close(tell)
+        os.write(request, b"!")
+        os.close(request)
         with os.fdopen(answers) as file:
             text = file.read()
         assert os.waitpid(child, 0)[1] == 0
@@ -138,7 +139,7 @@ def digest(batches: Any) -> str:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Leave cycles uncollected: what is freed within is freed because nobody refers to it."""
+    """Disable the collector of cycles: what is freed in the block has no references left."""
     gc.collect()
     gc.disable()
     try:
@@ -147,7 +148,7 @@ def without_collector() -> Iterator[None]:
         gc.enable()
 
 
-def _is_host(process: Path) -> bool:
+def _is_worker_process(process: Path) -> bool:
     try:
         is_ours = f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
         return is_ours and b"shardio.loader.processes.worker_process" in (process / "cmdline").read_bytes()
@@ -156,7 +157,7 @@ def _is_host(process: Path) -> bool:
 
 
 def _read_mappings(process_id: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first address, end and inode of what is mapped of slots."""
+    """Yield the first address, end and inode of each mapped slot."""
     for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
         if "memfd:shardio" in line:
             addresses, _, _, _, inode, *_ = line.split()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from shardio.whole_writes import write_whole
+from shardio.whole_writes import find_target, remove_unfinished, write_whole
 from tests.files import files_of_at_most, read_files
 
 
@@ -77,6 +79,42 @@ def test_a_file_is_synced_before_it_is_renamed_and_its_directory_after(
         file.write(bytes(100))
     assert steps[:2] == [("sync", "file", 100), ("rename", "file", 100)]
     assert [step[:2] for step in steps[2:]] == [("sync", "directory")]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_a_file_system_that_cannot_sync_directories_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """An error of the disk is still raised."""
+    fsync = os.fsync
+
+    def refuse_directories(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == tmp_path:
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_directories)
+    expected = pytest.raises(OSError, match="Input/output error") if number == errno.EIO else nullcontext()
+    with expected, write_whole(tmp_path / "file") as file:
+        file.write(b"1")
+    assert read_files(tmp_path) == {"file": b"1"}
+
+
+def test_only_unfinished_files_are_removed(tmp_path: Path) -> None:
+    kept = [".notes.partial", ".a.0123abcg.partial", "b.0123abcd.partial", "..0123abcd.partial", "c"]
+    for name in kept:
+        (tmp_path / name).touch()
+        assert find_target(name) is None
+    with write_whole(tmp_path / "a"), write_whole(tmp_path / "b"):
+        names = {find_target(path.name): path.name for path in tmp_path.iterdir()}
+        assert set(names) == {None, "a", "b"}
+        remove_unfinished(tmp_path, ["a"])
+        assert {path.name for path in tmp_path.iterdir()} == {*kept, names["b"]}
+        (tmp_path / names["a"]).touch()
+        remove_unfinished(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {*kept}
+        for name in "a", "b":
+            (tmp_path / names[name]).touch()  # So that the writes can finish.
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(None, 0o600), (0o644, 0o644), (0o600, 0o600)])

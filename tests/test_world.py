@@ -75,9 +75,9 @@ def test_a_dataset_reads_the_world_when_it_needs_it(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(("rank", "world_size"), [(1, None), (None, 2), (0, None)])
 def test_only_one_of_rank_and_world_size_is_an_error(rank: int | None, world_size: int | None, packed: Path) -> None:
-    with pytest.raises(ValueError, match=f"go together, got rank={rank} and world_size={world_size}"):
+    with pytest.raises(ValueError, match=f"both .* or neither, got rank={rank} and world_size={world_size}"):
         find_world(rank, world_size)
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="pass both rank and world_size, or neither"):
         ShardDataset(packed, fields="key", rank=rank, world_size=world_size)
 
 
@@ -92,7 +92,7 @@ def test_a_rank_out_of_range_is_an_error(rank: int, world_size: int, monkeypatch
 
 @pytest.mark.parametrize(
     ("rank", "world_size", "found"),
-    [("3", None, "RANK is '3' and WORLD_SIZE is not set"), (None, "1", "WORLD_SIZE is '1' and RANK is not set")],
+    [("3", None, "RANK is '3', but WORLD_SIZE is not set"), (None, "1", "WORLD_SIZE is '1', but RANK is not set")],
 )
 def test_half_an_environment_is_an_error_that_names_both(
     rank: str | None, world_size: str | None, found: str, monkeypatch: pytest.MonkeyPatch, packed: Path

@@ -41,7 +41,7 @@ from tests.faults.worker_processes import (
     batches_of,
     count_mapped_slots,
     count_threads,
-    find_hosts,
+    find_worker_processes,
     make_loader,
     send_signal,
 )
@@ -106,7 +106,7 @@ def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
 
         def disturb(signal_: signal.Signals, moment_s: float, victim: int, is_over: threading.Event) -> None:
             is_over.wait(moment_s)
-            if hosts := find_hosts():
+            if hosts := find_worker_processes():
                 send_signal(hosts[victim % len(hosts)], signal_)
                 sent[f"{signal_.name}{' after the epoch' if is_over.is_set() else ''}"] += 1
 
@@ -122,7 +122,7 @@ def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
         if wrong := _compare(batches, batches_of(reference)):
             return wrong, sent
     del loader
-    return (f"worker processes {hosts} are still running" if (hosts := find_hosts()) else None), sent
+    return (f"worker processes {hosts} are still running" if (hosts := find_worker_processes()) else None), sent
 
 
 def _compare(batches: Batches, expected: Batches) -> str | None:
@@ -208,7 +208,7 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
 
 def _count_resources() -> dict[str, int]:
     return {
-        "processes": len(find_hosts()),
+        "processes": len(find_worker_processes()),
         "threads": count_threads(),
         "descriptors": count_open_files(),
         "slots": count_mapped_slots(),
@@ -232,7 +232,7 @@ def epochs(
         for _ in track(range(epochs), epochs, "epochs"):
             for i, _batch in enumerate(loader):
                 if i == len(loader) // 2:
-                    sizes_mb.append(sum(map(_pss_mb, [os.getpid(), *find_hosts()])))
+                    sizes_mb.append(sum(map(_pss_mb, [os.getpid(), *find_worker_processes()])))
     quarter = max(epochs // 4, 1)
     # The first epoch fills caches, so it does not count.
     first, last = median(sizes_mb[1 : 1 + quarter]), median(sizes_mb[-quarter:])

@@ -1,1 +1,1 @@
-"""The way to a GPU, measured: see ``python -m benchmarks.bench_device --help``."""
+"""The benchmark of transfers to a GPU: see ``python -m benchmarks.bench_device --help``."""

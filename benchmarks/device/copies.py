@@ -1,4 +1,4 @@
-"""When the device copied and when it computed, from a profile; and how fast plain copies are."""
+"""Read from a profile when the device copied and when it computed, and measure the speed of plain copies."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 LARGE = 2**20
-"""Bytes from which on a copy takes as long as its bytes do. Labels are a few kB: that is the time to begin."""
+"""Size in bytes from which bandwidth dominates the time of a copy. For labels, a few kB, latency dominates."""
 
 Interval = tuple[float, float]
-"""From and to, in µs."""
+"""Start and end, in µs."""
 
 
 class Copy(NamedTuple):
@@ -29,33 +29,33 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What a device did in a while: copies to it, and its kernels."""
+    """What a device did during a period: copies to it, and its kernels."""
 
     copies: list[Copy] = field(default_factory=list)
     kernels: list[Interval] = field(default_factory=list)
 
     @property
     def hidden_share(self) -> float | None:
-        """The share of the time with copies in which kernels ran, too; None if nothing was copied."""
+        """The share of the copy time during which kernels ran; None if nothing was copied."""
         copies = [copy.interval for copy in self.copies]
         copying_us = sum(stop - start for start, stop in merge(copies))
         return overlap(copies, self.kernels) / copying_us if copying_us else None
 
     @property
     def gb_per_s(self) -> float | None:
-        """How fast large copies were, in 10^9 bytes a second; None if there were none."""
+        """The bandwidth of large copies, in 10^9 bytes per second; None if there were none."""
         large = [copy for copy in self.copies if copy.num_bytes >= LARGE]
         copying_us = sum(copy.interval[1] - copy.interval[0] for copy in large)
         return sum(copy.num_bytes for copy in large) / copying_us / 1e3 if copying_us else None
 
     @property
     def pageable_bytes(self) -> int:
-        """How many bytes were copied from memory that is not pinned: for these copies the program waits."""
+        """The number of bytes copied from pageable memory; the program waits for these copies."""
         return sum(copy.num_bytes for copy in self.copies if copy.is_pageable)
 
 
 def merge(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the same times as intervals that neither meet nor overlap, in order."""
+    """Return the union of intervals as disjoint intervals, in order."""
     merged: list[Interval] = []
     for start, stop in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -66,7 +66,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def overlap(intervals: Iterable[Interval], others: Iterable[Interval]) -> float:
-    """Return for how long at least one of some intervals and at least one of the others hold."""
+    """Return the length of the intersection of two unions of intervals."""
     ours, theirs = merge(intervals), merge(others)
     total, i, j = 0.0, 0, 0
     while i < len(ours) and j < len(theirs):
@@ -79,20 +79,20 @@ def overlap(intervals: Iterable[Interval], others: Iterable[Interval]) -> float:
 
 
 def read_trace(trace: Mapping[str, Any]) -> Activity:
-    """Return what a trace of torch's profiler (Kineto), in Chrome's format, says of the device."""
+    """Return the device's activity in a trace of torch's profiler (Kineto) in Chrome's format."""
     activity = Activity()
     for event in trace["traceEvents"]:
         category, name = event.get("cat"), event.get("name", "")
         if category == "kernel":
             activity.kernels.append(_read_interval(event))
         elif category == "gpu_memcpy" and name.startswith("Memcpy HtoD"):
-            # The whole name is "Memcpy HtoD (Pinned -> Device)", or Pageable.
+            # The full name is "Memcpy HtoD (Pinned -> Device)" or "Memcpy HtoD (Pageable -> Device)".
             activity.copies.append(Copy(_read_interval(event), int(event["args"]["bytes"]), "Pageable" in name))
     return activity
 
 
 def record(run: Callable[[], object], device: torch.device) -> Activity:
-    """Run something, to its end on the device, and return what the device did meanwhile."""
+    """Run a function until the device has finished its work, and return what the device did."""
     is_cuda = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU]) as profiler:
         run()
@@ -105,12 +105,12 @@ def record(run: Callable[[], object], device: torch.device) -> Activity:
 
 
 def time_pinned_copies(num_bytes: int, device: torch.device, num_copies: int = 40) -> float:
-    """Return how fast pinned memory is copied to a CUDA device in pieces of a size, in 10^9 bytes a second."""
-    # Several, as a ring of slots has: one alone might stay in the processor's cache.
+    """Return the bandwidth of copies of ``num_bytes`` from pinned memory to a CUDA device, in 10^9 bytes per second."""
+    # Several blocks, as in a slot pool: a single one might stay in the processor's cache.
     here = [torch.zeros(num_bytes, dtype=torch.uint8).pin_memory() for _ in range(8)]
     there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    for number in range(-5, num_copies):  # The first ones wake the bus, and are not counted.
+    for number in range(-5, num_copies):  # The first five are a warm-up.
         if number == 0:
             start.record()
         there.copy_(here[number % len(here)], non_blocking=True)

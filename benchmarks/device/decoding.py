@@ -1,4 +1,4 @@
-"""Photographs on disk, decoded by shardio's loader and by torch's, each in the way that suits it."""
+"""Photographs on disk: shards for shardio's loader, files for torch's."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from benchmarks.loaders.job import Job
 
 ROOT = Path(__file__).parents[2]
 NEEDED = ["braceexpand", "cv2", "filelock", "PIL", "platformdirs", "pydantic", "simplejpeg", "typer", "xxhash"]
-"""Modules without which there is nothing that decodes, or nothing to decode."""
+"""Modules that packing or decoding the photographs needs."""
 
 
 def find_missing() -> list[str]:
-    """Return the modules that are needed and not installed."""
+    """Return the needed modules that are not installed."""
     return [module for module in NEEDED if importlib.util.find_spec(module) is None]
 
 
 def make_photographs(folder: Path, *, num_classes: int, per_class: int) -> Path:
-    """Make synthetic photographs in class folders."""
+    """Create synthetic photographs in class folders; return the folder."""
     command = [sys.executable, "-m", "tools.make_images", str(folder)]
     command += ["--classes", str(num_classes), "--per-class", str(per_class)]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -33,22 +33,22 @@ def make_photographs(folder: Path, *, num_classes: int, per_class: int) -> Path:
 
 
 def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
-    """Copy photographs until there are enough, in ``work/folder``, and pack them as ``work/packed``; say how."""
+    """Copy photographs to ``work/folder``, repeated as needed, and pack them to ``work/packed``; return the format."""
     import shardio
 
     copy_images(images, work, num_samples)
     has_numba = importlib.util.find_spec("numba") is not None
     if has_numba:
-        # Otherwise it is compiled in the background, on a core that the loader wants.
+        # Otherwise it would be compiled in the background, on a core that the loader uses.
         importlib.import_module("shardio.images.kernel.building").build()
-    # Shards enough for the threads that pack.
+    # Enough shards for the threads that pack.
     max_samples = max(1, num_samples // 32)
     shardio.pack(work / "folder", work / "packed", jpeg="tile" if has_numba else "copy", max_shard_samples=max_samples)
-    return "tiled" if has_numba else "as they are, without the kernel: numba is not installed"
+    return "tiled JPEGs" if has_numba else "unchanged JPEGs, without the kernel (numba is not installed)"
 
 
 def open_photographs(work: Path, batch_size: int, num_workers: int, device: torch.device) -> Source:
-    """Return shardio's loader over shards, and torch's over files with OpenCV, for random crops and flips."""
+    """Return shardio's loader over shards and torch's over files with OpenCV, both with random crops and flips."""
     from benchmarks.loaders.crops import use_one_thread
     from benchmarks.loaders.from_shardio import make_shards
     from benchmarks.loaders.peers_torch import Files

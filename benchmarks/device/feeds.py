@@ -1,7 +1,7 @@
-"""Whatever brings batches to the device: nobody, shardio, torch, timm; all of them from the same batches of a source.
+"""The feeds: ways to bring a source's batches to the device, by shardio, torch and timm.
 
-What every feed gives are images, bfloat16 [n, 3, 224, 224] in channels_last memory, normalised, and labels, int64 [n],
-both on the device. uint8 crosses to it.
+Every feed yields normalised images, bfloat16 [n, 3, 224, 224] in channels_last memory, and labels, int64 [n], both on
+the device. Images are copied to it as uint8.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ TITLES = {
 }
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NUM_RESIDENT = 4
-"""Batches that lie on the device for (a)."""
+"""Number of batches on the device for (a)."""
 
 TOLERANCE = 0.05
-"""How far prepared values may be apart: bfloat16 has 8 bits, and timm subtracts and divides in it."""
+"""Maximum difference of prepared values: bfloat16 has 8 bits of precision, and timm subtracts and divides in it."""
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Images and labels."""
 
 
 class SlotLikeLoader:
-    """Gives batches out of memory like shardio's slots, a few blocks again and again, without decoding. Never ends.
+    """Yields batches from memory like shardio's slots: a few blocks in rotation, without decoding. It never ends.
 
     Args:
-        num_slots: How many blocks there are.
-        batch_size: Images in each, random uint8 [n, 3, 224, 224], channels_last.
+        num_slots: The number of blocks.
+        batch_size: The number of images in each: random uint8 [n, 3, 224, 224], channels_last.
     """
 
     def __init__(self, num_slots: int, batch_size: int) -> None:
@@ -60,12 +60,12 @@ class SlotLikeLoader:
             self._slots.append(slot)
 
     def watch_memory(self, watcher: Callable[[NDArray[np.uint8]], None]) -> None:
-        """Tell somebody of the memory, as shardio's loader does."""
+        """Pass the memory to a callback, as shardio's loader does."""
         for slot in self._slots:
             watcher(slot)
 
     def batches(self) -> list[Batch]:
-        """Return one of each, views of the memory."""
+        """Return one batch per block, as views of the memory."""
         return [
             (
                 torch.from_numpy(slot[: self._num_bytes].reshape(self._shape)).permute(0, 3, 1, 2),
@@ -79,7 +79,7 @@ class SlotLikeLoader:
 
 
 class Planes:
-    """Shows images [n, height, width, 3] as [n, 3, height, width], in the same memory."""
+    """Yields images [n, height, width, 3] as views [n, 3, height, width]."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
@@ -90,7 +90,7 @@ class Planes:
 
 
 class CopyBeforeStep:
-    """What most training scripts do: right before its step copy a batch from pinned memory, without waiting for it."""
+    """Copies each batch from pinned memory right before its step, without waiting, as most training scripts do."""
 
     def __init__(self, loader: Iterable[Batch], device: torch.device) -> None:
         self.loader, self.device = loader, device
@@ -103,7 +103,7 @@ class CopyBeforeStep:
 
 
 class Resident:
-    """Gives a few batches on the device again and again, prepared anew each time if need be. Never ends."""
+    """Yields a few batches on the device in rotation, and prepares them each time if asked to. It never ends."""
 
     def __init__(self, batches: Sequence[Batch], prepare: ImagePreparation | None = None) -> None:
         self.batches, self.prepare = batches, prepare
@@ -120,8 +120,8 @@ class Source:
     Attributes:
         name: ``memory`` or ``photographs``.
         for_shardio: What (b) wraps.
-        for_others: What (c) and (d) wrap, in pinned memory where the device is CUDA; decoded by torch, not by shardio.
-        decodes: Whether it takes work to make them.
+        for_others: What (c) and (d) wrap, in pinned memory if the device is CUDA; decoded in torch's loader.
+        decodes: Whether the batches are decoded.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Source:
 
 
 def open_memory(num_slots: int, batch_size: int, device: torch.device) -> Source:
-    """Return batches that lie in memory. Those of (c) and (d) are pinned before: the best that can happen to them."""
+    """Return batches in memory. Those of (c) and (d) are pinned in advance, which is their best case."""
     loader = SlotLikeLoader(num_slots, batch_size)
     others = loader.batches()
     if device.type == "cuda":
@@ -140,9 +140,9 @@ def open_memory(num_slots: int, batch_size: int, device: torch.device) -> Source
 
 
 def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable[Batch]], dict[str, str]]:
-    """Return all feeds, by name, and why some could not be made."""
+    """Return all feeds by name, and why some could not be created."""
     prepare, problems = make_preparation(device), dict[str, str]()
-    # Before anybody takes a batch: the prefetcher pins the memory that the loader makes from here on.
+    # Created before the first batch, because the prefetcher pins only memory that the loader allocates later.
     prefetcher = DevicePrefetcher(source.for_shardio, device, normalize=NORMALIZE, dtype=torch.bfloat16)
     there = [(images.to(device), labels.to(device)) for images, labels in islice(source.for_shardio, NUM_RESIDENT)]
     feeds: dict[str, Iterable[Batch]] = {
@@ -154,18 +154,18 @@ def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable
     try:
         timm: Any = importlib.import_module("timm.data.loader")
         feeds[TIMM] = timm.PrefetchLoader(source.for_others, *NORMALIZE, device=device, img_dtype=torch.bfloat16)
-    except Exception as error:  # Where torchvision is one of another torch, timm raises whatever its libraries do.
-        problems[TIMM] = f"timm does not load: {error}"
+    except Exception as error:  # With a torchvision for another torch, timm raises errors of any kind.
+        problems[TIMM] = f"timm cannot be imported: {error}"
     return feeds, problems
 
 
 def make_preparation(device: torch.device) -> ImagePreparation:
-    """Return what is done to images on the device."""
+    """Return the preparation of images on the device."""
     return ImagePreparation(device, NORMALIZE, torch.bfloat16, channels_last=True)
 
 
 def check_feed(feed: Iterable[Batch], source: Source, device: torch.device, batch_size: int) -> None:
-    """Raise ValueError unless a feed gives what all shall give; where nothing is decoded, these very numbers."""
+    """Raise ValueError unless a feed yields batches of the common form and, if nothing is decoded, the same values."""
     images, labels = next(iter(feed))
     is_right = (
         (images.shape, images.dtype, images.device.type)
@@ -173,13 +173,13 @@ def check_feed(feed: Iterable[Batch], source: Source, device: torch.device, batc
         and images.is_contiguous(memory_format=torch.channels_last)
         and (labels.shape, labels.dtype, labels.device.type) == ((batch_size,), torch.int64, device.type)
         and bool(images.isfinite().all())
-        and float(images.float().std()) > 0.1  # Not of one colour.
+        and float(images.float().std()) > 0.1  # Not a single colour.
     )
     if not is_right:
-        raise ValueError(f"not what all feeds give: {images.shape}, {images.dtype}, {images.stride()}, {labels}")
+        raise ValueError(f"wrong batch: {images.shape}, {images.dtype}, {images.stride()}, {labels}")
     if not source.decodes:
         expected, expected_labels = next(iter(source.for_others))
         mean, std = (torch.tensor(figures, dtype=torch.float64).reshape(3, 1, 1) for figures in NORMALIZE)
         apart = ((expected[:8].double() / 255 - mean) / std - images[:8].cpu().double()).abs().max()
         if apart > TOLERANCE or not torch.equal(labels.cpu(), expected_labels):
-            raise ValueError(f"other labels, or pixels that are apart by {apart:.3f}")
+            raise ValueError(f"labels differ, or pixels differ by up to {apart:.3f}")

@@ -1,4 +1,4 @@
-"""Networks to train: torchvision's ResNets, or a network of the same layers where it is not installed."""
+"""Networks to train: torchvision's ResNets, or networks with the same layers if it is not installed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 DEPTHS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
-"""Blocks of each stage (He et al., "Deep residual learning for image recognition", 2016, table 1)."""
+"""Number of blocks in each stage (He et al., "Deep residual learning for image recognition", 2016, table 1)."""
 
 NUM_CLASSES = 1000
 WIDTH = 64
-"""Channels of the first stage."""
+"""Number of channels of the first stage."""
 
 
 class Block(nn.Module):
-    """Convolutions beside a shortcut: two of 3x3; in deep networks 1x1, 3x3, and 1x1 to four times the channels."""
+    """Convolutions with a shortcut: two of 3x3, or in deep networks 1x1, 3x3, and 1x1 to four times the channels."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, *, is_deep: bool) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
         else:
             shapes = [(in_channels, inner, 3, stride), (inner, out_channels, 3, 1)]
         layers = [layer for shape in shapes for layer in (_convolve(*shape), nn.ReLU(inplace=True))]
-        self.layers = nn.Sequential(*layers[:-1])  # The last ReLU comes behind the sum.
+        self.layers = nn.Sequential(*layers[:-1])  # The last ReLU follows the sum.
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != out_channels:
             self.shortcut = _convolve(in_channels, out_channels, 1, stride)
@@ -38,18 +38,18 @@ class Block(nn.Module):
 
 
 def make_network(name: str, width: int = WIDTH) -> tuple[nn.Module, str]:
-    """Return a network for images of 224 pixels, and whose it is.
+    """Return a network for images of 224 pixels, and where it comes from.
 
     Args:
         name: ``resnet18`` or ``resnet50``.
-        width: Channels of the first stage; torchvision has no other networks than those of 64.
+        width: The number of channels of the first stage; torchvision has only networks with 64.
     """
     if width == WIDTH:
         try:
             models: Any = importlib.import_module("torchvision.models")
             return getattr(models, name)(weights=None), "torchvision"
-        except Exception as error:  # A torchvision of another torch raises whatever its libraries do.
-            return _make_own(name, width), f"the benchmark's own, since torchvision does not load ({error})"
+        except Exception as error:  # A torchvision for another torch raises errors of any kind.
+            return _make_own(name, width), f"the benchmark's own, because torchvision cannot be imported ({error})"
     return _make_own(name, width), f"the benchmark's own, {width} channels wide"
 
 

@@ -1,4 +1,4 @@
-"""Rounds: every feed trains once in each, and another one comes first each time."""
+"""Rounds: every feed trains once per round, and the first one changes from round to round."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from benchmarks.loaders.job import TARGET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How it is measured.
+    """The settings of a run.
 
     Attributes:
-        warmup: Steps of each turn that are not timed.
-        steps: Steps that are.
-        profiled: Steps behind them, that are profiled and not timed.
-        width: Channels of the networks' first stage.
-        photos: Classes, and photographs of each, that are made if none are given.
+        warmup: Steps at the start of each turn that are not timed.
+        steps: Timed steps.
+        profiled: Steps after these that are profiled, but not timed.
+        width: The number of channels of the networks' first stage.
+        photos: The number of classes, and of photographs per class, to create if none are given.
     """
 
     device: torch.device
@@ -51,21 +51,21 @@ class Settings:
 
     @property
     def num_batches(self) -> int:
-        """Batches of a turn, and some more, so that no epoch ends in one."""
+        """The number of batches of a turn, plus some, so that no epoch ends within a turn."""
         return self.warmup + self.steps + self.profiled + 8
 
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """What was measured of a network with a source, a figure for each round.
+    """The results for a network with a source: one figure per round.
 
     Attributes:
-        network: Whose network it is.
-        feeds: By a feed's name, its figures by their names.
-        loaders_alone: Images/s of the loaders that decode, while nobody trains.
-        pinned_gb_per_s: Of plain copies.
-        is_registered: Whether (b) copies out of the loader's own memory; None on a CPU.
-        problems: Why a feed was not measured, or not to the end.
+        network: Where the network comes from.
+        feeds: The figures of each feed, by the feed's name and the figure's name.
+        loaders_alone: Images/s of the loaders that decode, without training.
+        pinned_gb_per_s: The bandwidth of plain copies from pinned memory.
+        is_registered: Whether (b) copies from the loader's own memory; None on a CPU.
+        problems: Why a feed was not measured, or not completely.
     """
 
     model: str
@@ -79,7 +79,7 @@ class Group:
 
 
 class Training:
-    """A network, and its training step in bfloat16."""
+    """A network and its training step in bfloat16."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         network, self.origin = make_network(name, settings.width)
@@ -89,7 +89,7 @@ class Training:
         self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-3, momentum=0.9)
 
     def run(self, batches: Iterator[Batch], num_steps: int) -> None:
-        """Give the device the work of some steps. No value is asked for, so nobody waits for it."""
+        """Enqueue the work of some steps on the device, without waiting for it: no value is read."""
         num_done = 0
         for images, labels in islice(batches, num_steps):
             with torch.autocast(self._settings.device.type, torch.bfloat16):
@@ -102,13 +102,13 @@ class Training:
             raise RuntimeError(f"a feed ended after {num_done} of {num_steps} batches")
 
     def wait(self) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all its work."""
         if self._settings.is_cuda:
             torch.cuda.synchronize(self._settings.device)
 
 
 def run_group(model: str, source: Source, feeds: dict[str, Iterable[Batch]], settings: Settings) -> Group:
-    """Run all rounds of a network with a source. A feed that fails is left out from there on, but for (a)."""
+    """Run all rounds of a network with a source. A feed that fails is left out of later rounds; if (a) fails, raise."""
     training = Training(model, settings)
     group = Group(model=model, source=source.name, network=training.origin)
     group.feeds = {name: {} for name in feeds}
@@ -121,7 +121,7 @@ def run_group(model: str, source: Source, feeds: dict[str, Iterable[Batch]], set
         tell(f"{model}, {source.name}: {what}: {name}")
         try:
             turn()
-        except Exception as error:  # Whatever others raise: too little shared memory kills torch's workers.
+        except Exception as error:  # Peers may raise anything: too little shared memory kills torch's workers.
             if name == RESIDENT:
                 raise
             group.problems[name] = f"{type(error).__name__}: {error}"
@@ -135,7 +135,7 @@ def run_group(model: str, source: Source, feeds: dict[str, Iterable[Batch]], set
         group.loaders_alone[name].append(_time_loader(loader, settings))
 
     for name, feed in feeds.items():
-        attempt(name, "is it right", partial(check_feed, feed, source, settings.device, settings.batch_size))
+        attempt(name, "check", partial(check_feed, feed, source, settings.device, settings.batch_size))
     if settings.is_cuda and SHARDIO not in group.problems:
         group.is_registered = all(images.is_pinned() for images, _ in islice(source.for_shardio, 8))
     names = list(feeds)
@@ -152,7 +152,7 @@ def run_group(model: str, source: Source, feeds: dict[str, Iterable[Batch]], set
 
 
 def tell(what: str) -> None:
-    """Say on standard error what is done now: a run takes minutes."""
+    """Print progress on standard error: a run takes minutes."""
     print(what, file=sys.stderr, flush=True)
 
 
@@ -176,7 +176,7 @@ def _take_turn(training: Training, feed: Iterable[Batch], settings: Settings) ->
 
 
 def _time_loader(loader: Iterable[Batch], settings: Settings) -> float:
-    """Return the images/s of a loader whose batches are dropped at once."""
+    """Return the images/s of a loader whose batches are dropped immediately."""
     batches = iter(loader)
     for _ in islice(batches, settings.warmup):
         pass

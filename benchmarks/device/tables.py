@@ -1,4 +1,4 @@
-"""The measurements as tables in Markdown, and what they say of the targets."""
+"""The results as tables in Markdown, and whether they meet the targets."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from benchmarks.device.rounds import Group
 from benchmarks.timing import ratios, summarise
 
 OF_RESIDENT, HIDDEN, OF_PINNED = 0.98, 0.95, 0.95
-"""Targets: (b) of (a), the share of copy time that is hidden, and the copies' bandwidth of plain pinned copies'."""
+"""Targets: the speed of (b) over (a), the hidden share of copy time, the bandwidth over that of plain copies."""
 
 
 def make_table(group: Group) -> str:
-    """Return what was measured of a network with a source."""
+    """Return the results for a network with a source as a table."""
     lines = [
         f"**{group.model}, {group.source}** (network: {group.network})\n",
-        "| | images/s | of (a) | copy time hidden | H2D, GB/s | of plain pinned copies |",
+        "| | images/s | share of (a) | copy time hidden | H2D, GB/s | share of plain pinned copies |",
         "|---|---|---|---|---|---|",
     ]
     resident = group.feeds[RESIDENT]["images_per_s"]
@@ -41,32 +41,32 @@ def make_table(group: Group) -> str:
 
 
 def judge(group: Group) -> list[str]:
-    """Return what the medians of shardio's rounds say of the targets, in one line each."""
+    """Return whether the medians of shardio's rounds meet the targets, one line each."""
     if SHARDIO in group.problems:
         return [f"{group.model}, {group.source}: shardio failed: {group.problems[SHARDIO]}"]
     figures, resident = group.feeds[SHARDIO], group.feeds[RESIDENT]["images_per_s"]
-    said = [_judge("(b) of (a)", ratios(figures["images_per_s"], resident), OF_RESIDENT)]
+    said = [_judge("speed of (b) over (a)", ratios(figures["images_per_s"], resident), OF_RESIDENT)]
     if group.loaders_alone:
         keeps_up = statistics.median(ratios(group.loaders_alone["shardio"], resident)) > 1
-        said[0] += "" if keeps_up else ": but decoding cannot keep up here, so it does not count"
+        said[0] += "" if keeps_up else " (does not count: decoding is the bottleneck)"
     said.append(_judge("copy time hidden", figures["hidden_share"], HIDDEN))
-    said.append(_judge("bandwidth of plain pinned copies'", _of_pinned(group, figures["copy_gb_per_s"]), OF_PINNED))
+    said.append(_judge("bandwidth over plain pinned copies", _of_pinned(group, figures["copy_gb_per_s"]), OF_PINNED))
     if group.is_registered is False:
         said.append("CUDA refused to pin the loader's memory: batches were copied to other memory first")
     if any(figures["pageable_bytes"]):
-        said.append(f"{max(figures['pageable_bytes']):,} bytes crossed from memory that is not pinned")
+        said.append(f"{max(figures['pageable_bytes']):,} bytes were copied from pageable memory")
     return [f"{group.model}, {group.source}: {line}" for line in said]
 
 
 def _of_pinned(group: Group, bandwidth: Sequence[float | None]) -> list[float | None]:
-    pairs = zip(bandwidth, group.pinned_gb_per_s, strict=False)  # There are none on a CPU.
+    pairs = zip(bandwidth, group.pinned_gb_per_s, strict=False)  # On a CPU, there are no plain copies.
     return [None if ours is None else ours / plain for ours, plain in pairs]
 
 
 def _judge(what: str, rounds: Sequence[float | None], target: float) -> str:
     seen = [figure for figure in rounds if figure is not None]
     if not seen:
-        return f"{what}, at least {target}: not seen"
+        return f"{what}, at least {target}: not measured"
     return (
         f"{what}, at least {target}: {summarise(seen, 3)}, {'met' if statistics.median(seen) >= target else 'missed'}"
     )

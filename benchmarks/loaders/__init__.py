@@ -1,1 +1,1 @@
-"""Image loaders side by side: shardio and others, each in a process of its own. See ``python -m benchmarks --help``."""
+"""The loader benchmark: shardio and other loaders, each in its own process. See ``python -m benchmarks --help``."""

@@ -1,4 +1,4 @@
-"""What is measured: one function a case, run in the process of one candidate."""
+"""What is measured: one function per case, which runs in the process of one candidate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.loaders.registry import Candidate
 
 MEGABYTE = 1e6
 LOOP = 200_000
-"""Turns of the counting loop that is run between two batches: some milliseconds of plain Python."""
+"""Iterations of the counting loop that runs between two batches: some milliseconds of plain Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +31,14 @@ class Trial:
     num_epochs: int
 
     def make(self) -> Epochs:
-        """Make its loader."""
+        """Create its loader."""
         return self.candidate.make(self.job)
 
 
 def measure_throughput(trial: Trial) -> Figures:
-    """Check and warm up for an epoch, then time whole epochs, from one's end to the next one's.
+    """Check the batches of a warm-up epoch, then time whole epochs, each from the end of the previous one.
 
-    Memory is sampled while nothing is timed.
+    Memory is sampled in the warm-up epoch and after the last one.
     """
     labels = [label for _, label in list_files(trial.work / "folder")]
     check = ImageCheck(labels, trial.job.batch_size)
@@ -46,14 +46,14 @@ def measure_throughput(trial: Trial) -> Figures:
 
 
 def measure_small(trial: Trial) -> Figures:
-    """Do the same with samples that are a list of bytes objects."""
+    """Do the same with batches that are lists of bytes objects."""
     job = replace(trial.job, batch_size=512)
     check = BytesCheck(small_samples(job.num_samples))
     return _measure_epochs(replace(trial, job=job), check)
 
 
 def measure_first_batch(trial: Trial) -> Figures:
-    """Time until the first batch: of a fresh loader, and of the second epoch of one whose workers live."""
+    """Measure the time to the first batch: of a new loader, and of the second epoch of one with persistent workers."""
     fresh = replace(trial, job=replace(trial.job, is_persistent=False)).make()
     cold = _time_first(fresh)
     loader = trial.make()
@@ -63,10 +63,10 @@ def measure_first_batch(trial: Trial) -> Figures:
 
 
 def measure_training_process(trial: Trial) -> Figures:
-    """Measure what a loader takes from the training process: CPU time, and the pace of other Python code.
+    """Measure what a loader costs the training process: CPU time, and the pace of other Python code.
 
-    There is one worker, so that on two cores the main thread has one to itself: what its loop loses then, it loses to
-    other threads of its process. ``process_time`` is of all threads of the process, and of no other.
+    There is one worker, so on two cores the main thread has a core to itself: if its loop slows down, other threads of
+    its process are the cause. ``process_time`` covers all threads of this process, and no other process.
     """
     loader = replace(trial, job=replace(trial.job, num_workers=1)).make()
     for _ in loader:
@@ -86,7 +86,7 @@ def measure_training_process(trial: Trial) -> Figures:
 
 
 def measure_memory(trial: Trial) -> Figures:
-    """Measure the memory that a loader with 8 workers and batches of 256 adds, as the largest over two epochs."""
+    """Measure the peak memory that a loader with 8 workers and batches of 256 adds in two epochs."""
     root = os.getpid()
     loader = replace(trial, job=replace(trial.job, num_workers=8, batch_size=256)).make()
     before = measure_pss(root)
@@ -119,7 +119,7 @@ CASES: dict[str, Callable[[Trial], Figures]] = {
     "memory": measure_memory,
     "flatness": measure_flatness,
 }
-"""By name, what each case measures."""
+"""The measurement of each case, by name."""
 
 
 def _measure_epochs(trial: Trial, check: ImageCheck | BytesCheck) -> Figures:
@@ -138,7 +138,7 @@ def _measure_epochs(trial: Trial, check: ImageCheck | BytesCheck) -> Figures:
     memory.sample()
     expected = trial.num_epochs * trial.job.num_samples
     if num_samples != expected:
-        raise RuntimeError(f"{num_samples} samples came while time was taken, instead of {expected}")
+        raise RuntimeError(f"expected {expected} samples in the timed epochs, got {num_samples}")
     return {
         **figures,
         "samples_per_s": num_samples / times.wall_s,
@@ -153,7 +153,7 @@ def _time_first(loader: Epochs) -> float:
     batches = iter(loader)
     for _ in islice(batches, 1):
         seconds = time.perf_counter() - start
-    del batches  # Ends the workers, unless they are to live.
+    del batches  # Ends the workers, unless they are persistent.
     return seconds
 
 

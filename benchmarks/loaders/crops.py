@@ -1,4 +1,4 @@
-"""How the crops are made where a peer leaves decoding to its user: with OpenCV, or as torchvision does with Pillow."""
+"""Crops for peers that leave decoding to their users: with OpenCV, or with Pillow as in torchvision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLAGS = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 
 def draw_box(height: int, width: int) -> tuple[int, int, int, int]:
-    """Return a random crop by torchvision's published rule: top, left, height, width."""
+    """Return a random crop by torchvision's published algorithm: top, left, height, width."""
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
     for _ in range(10):
         area = height * width * random.uniform(*SCALE)
@@ -34,9 +34,9 @@ def draw_box(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def use_opencv(content: bytes, crop: Crop, row: Pixels) -> None:
-    """Decode a JPEG with OpenCV, and write its crop into the row of a batch, uint8 [224, 224, 3]."""
+    """Decode a JPEG with OpenCV, and write its crop into a row of a batch, uint8 [224, 224, 3]."""
     pixels = cv2.imdecode(np.frombuffer(content, np.uint8), FLAGS)
-    assert pixels is not None, "the benchmark's images were read before"
+    assert pixels is not None, "all images of the benchmark can be read"
     height, width = pixels.shape[:2]
     if crop == "train":
         top, left, crop_height, crop_width = draw_box(height, width)
@@ -73,7 +73,7 @@ def use_pillow(content: bytes, crop: Crop, row: Pixels) -> None:
 
 
 def make_batch(contents: Sequence[bytes], crop: Crop) -> NDArray[np.uint8]:
-    """Return the crops of some JPEGs by OpenCV, uint8 [n, 224, 224, 3]."""
+    """Return OpenCV's crops of some JPEGs, uint8 [n, 224, 224, 3]."""
     images = np.empty((len(contents), TARGET, TARGET, 3), np.uint8)
     for content, row in zip(contents, images, strict=True):
         use_opencv(content, crop, row)
@@ -81,7 +81,7 @@ def make_batch(contents: Sequence[bytes], crop: Crop) -> NDArray[np.uint8]:
 
 
 def use_one_thread(_: int = 0) -> None:
-    """Let OpenCV use one thread in this process: images are decoded side by side already."""
+    """Limit OpenCV to one thread in this process, because images are already decoded in parallel."""
     cv2.setNumThreads(0)
 
 

@@ -1,7 +1,7 @@
-"""The data in every candidate's format, made once in a work directory.
+"""The data in the format of every candidate, created once in a work directory.
 
-``python -m benchmarks.loaders.data WORK STORAGE`` makes one of them from ``WORK/folder``; each runs in a process of its
-own, so that no library meets another.
+``python -m benchmarks.loaders.data WORK STORAGE`` creates one format from ``WORK/folder``. Each format has its own
+process, which keeps the libraries apart.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ import numpy as np
 from benchmarks.loaders.files import list_files
 
 NUM_SHARDS = 16
-"""Shards that the samples are spread over: enough for eight workers of loaders that deal whole shards to them."""
+"""Number of shards: enough for loaders that distribute whole shards to eight workers."""
 
 NUM_TINY = 256
-"""Samples of the dataset that is read again and again."""
+"""Number of samples of the dataset that is read for many epochs."""
 
 SMALL_SIZE = 1024
-"""Bytes of a small sample."""
+"""Size of a small sample in bytes."""
 
 
 def copy_images(images: Path, work: Path, num_samples: int) -> None:
-    """Copy a directory of class folders to ``work/folder`` until there are enough samples, each under its own name."""
+    """Copy class folders to ``work/folder``, repeatedly and with new names, until there are enough samples."""
     done = work / "source.json"
     source = {"images": str(images.resolve()), "num_samples": num_samples}
     if done.exists():
         if json.loads(done.read_text()) != source:
-            raise SystemExit(f"{work} holds other data, {done.read_text()}: give another --work, or remove it")
+            raise SystemExit(f"{work} contains other data, {done.read_text()}: pass another --work, or delete it")
         return
     paths = [path for path in sorted(images.glob("*/**/*")) if path.suffix.lower() in {".jpg", ".jpeg"}]
     if not paths:
-        raise SystemExit(f"there are no JPEGs in class folders below {images}")
+        raise SystemExit(f"{images} has no class folders with JPEGs")
     if num_samples < len({path.relative_to(images).parts[0] for path in paths}):
-        raise SystemExit(f"--samples {num_samples} is less than there are classes")
+        raise SystemExit(f"--samples must be at least the number of classes, got {num_samples}")
     shutil.rmtree(work / "folder", ignore_errors=True)
     for number in range(num_samples):
-        # Evenly over all images, so that also few samples hold every class.
+        # Spread evenly over all images, so that few samples contain every class, too.
         path = paths[number * len(paths) // num_samples if num_samples < len(paths) else number % len(paths)]
         folder = work / "folder" / path.relative_to(images).parts[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def copy_images(images: Path, work: Path, num_samples: int) -> None:
 
 
 def prepare(work: Path, storage: str, num_small: int) -> Path:
-    """Make a format, if it is not there yet, and return its directory."""
+    """Create a format unless it exists, and return its directory."""
     target, done = work / storage, work / f"{storage}.done"
     if storage == "folder":
         return target
@@ -68,13 +68,13 @@ def prepare(work: Path, storage: str, num_small: int) -> Path:
         command = [sys.executable, "-m", "benchmarks.loaders.data", str(work), storage, str(num_small)]
         made = subprocess.run(command, capture_output=True, text=True)
         if made.returncode:
-            raise RuntimeError(f"making {storage} failed:\n{made.stderr[-3000:]}")
+            raise RuntimeError(f"creating {storage} failed:\n{made.stderr[-3000:]}")
         done.write_text(note)
     return target
 
 
 def small_samples(number: int) -> Iterator[bytes]:
-    """Yield samples of 1 KiB: random bytes, the same each time."""
+    """Yield samples of 1 KiB: random bytes, the same on every call."""
     generator = np.random.default_rng(0)
     for start in range(0, number, 1000):
         block = generator.bytes(min(1000, number - start) * SMALL_SIZE)
@@ -82,7 +82,7 @@ def small_samples(number: int) -> Iterator[bytes]:
 
 
 def fingerprint(content: bytes) -> int:
-    """Return a number by which a sample is known; those of all samples can be added up in any order."""
+    """Return a number that identifies a sample."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
@@ -130,7 +130,7 @@ def _make_small(_: Path, target: Path, num_small: int) -> None:
                 tar.addfile(member, io.BytesIO(next(samples)))
     import shardio
 
-    shardio.ShardDataset(target, fields="bin")  # Writes the indices, as on a first use.
+    shardio.ShardDataset(target, fields="bin")  # Writes the indexes, as on first use.
 
 
 def _make_small_mds(_: Path, target: Path, num_small: int) -> None:
@@ -169,7 +169,7 @@ def _make_parquet(work: Path, target: Path, _: int) -> None:
     files = _shuffled(work)
     for shard in range(NUM_SHARDS):
         samples = [read_sample(file) for file in files[shard::NUM_SHARDS]]
-        # Small groups of rows, as its guide advises for images, so that a reader need not hold much.
+        # Small groups of rows, as its guide recommends for images, so that a reader needs little memory.
         parquet.write_table(arrow.Table.from_pylist(samples), target / f"{shard:03d}.parquet", row_group_size=100)
 
 

@@ -1,4 +1,4 @@
-"""shardio's own ways, and its decoder without any loader."""
+"""shardio's loaders, and its decoder without a loader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def make_folder(job: Job) -> Epochs:
 
 
 def make_small_sequential(job: Job) -> Epochs:
-    """Return shardio's loader of bytes, in sequence."""
+    """Return shardio's loader of bytes, in sequential order."""
     return _make_small(job, shuffle=False)
 
 
@@ -44,10 +44,10 @@ def make_small_shuffled(job: Job) -> Epochs:
 
 
 def make_bare(job: Job) -> Epochs:
-    """Return what decoding costs alone: bytes from memory, into buffers that are used again, by threads.
+    """Return a loop of threads that only decodes: bytes in memory, into buffers that are reused.
 
-    It does what a loader needs to do and no more: batches come in order, two are under way beside the one that
-    the caller has.
+    It does what a loader must do and no more: batches come in order, and two are in flight besides the one that the
+    caller has.
     """
     from benchmarks.photographs import CHUNK_SIZE, Chunk, load_with_shardio, make_rng_keys
     from shardio.images import use_one_thread

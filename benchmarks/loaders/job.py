@@ -1,4 +1,4 @@
-"""What a candidate is asked for, and what it gives."""
+"""What a candidate must do, and what it yields."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 TARGET = 224
-"""Pixels of a crop's side."""
+"""Side length of a crop in pixels."""
 
 SHORTER_SIDE = 256
-"""Pixels that the evaluation crop resizes an image's shorter side to."""
+"""Length in pixels of an image's shorter side after the resize of the evaluation crop."""
 
 SCALE = (0.08, 1.0)
-"""Bounds of a random crop's share of its image's area."""
+"""Range of a random crop's area, as a share of the image's."""
 
 RATIO = (3 / 4, 4 / 3)
-"""Bounds of a random crop's width / height."""
+"""Range of a random crop's width / height."""
 
 Crop = Literal["train", "eval"]
 """``train``: a random crop, resized, and a flip; ``eval``: the centre of the resized image."""
@@ -26,17 +26,17 @@ Batch = Any
 """Images uint8 [n, 224, 224, 3] or [n, 3, 224, 224] and n labels; or a list of n bytes objects."""
 
 Epochs = Iterable[Batch]
-"""The batches of an epoch, anew at each ``iter``."""
+"""Batches; each ``iter`` starts a new epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a loader shall do.
+    """The task of a loader.
 
     Attributes:
-        data: Where the candidate's data lie, in its own format.
-        num_samples: How many samples there are.
-        is_persistent: Whether worker processes live on after an epoch.
+        data: The directory of the data, in the candidate's format.
+        num_samples: The number of samples.
+        is_persistent: Whether worker processes outlive an epoch.
     """
 
     data: Path
@@ -49,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """An iterable of which each ``iter`` starts a generator anew."""
+    """An iterable that starts a new generator at each ``iter``."""
 
     start: Callable[[], Iterator[Batch]]
 

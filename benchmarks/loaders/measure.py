@@ -1,7 +1,7 @@
-"""CPU time and memory of a process with all of its children, from Linux' ``/proc``.
+"""CPU time and memory of a process and its descendants, from Linux's ``/proc``.
 
-A process belongs to the tree if it is a descendant, or in the session that the measured process leads: so a helper
-that lost its parent is counted too.
+A process belongs to the tree if it is a descendant, or is in the session that the measured process leads. So helpers
+whose parent has exited are counted, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Process(NamedTuple):
 
 
 def find_tree(root: int) -> dict[int, _Process]:
-    """Return the processes of the tree under ``root``, itself included, by number."""
+    """Return the process ids of the tree, including ``root``."""
     processes = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit() and (process := _read_process(entry)) is not None:
@@ -36,20 +36,20 @@ def find_tree(root: int) -> dict[int, _Process]:
 
 
 def measure_cpu_s(root: int) -> float:
-    """Return the CPU time that a tree has used: of its processes, and of those that ended and were waited for."""
+    """Return the CPU time that a tree has used, including ended processes that were waited for."""
     return sum(process.cpu_s for process in find_tree(root).values())
 
 
 def measure_pss(root: int) -> int:
-    """Return the memory of a tree in bytes: its proportional set size, where a shared page counts once over all."""
+    """Return the memory of a tree in bytes: its proportional set size, which counts each shared page once."""
     return sum(_read_pss(number) for number in find_tree(root))
 
 
 class PeakMemory:
-    """Sample a tree's memory in a thread, for as long as the context is open.
+    """Samples a tree's memory in a thread while the context is open.
 
     Attributes:
-        peak: The largest memory seen, in bytes.
+        peak: The peak memory in bytes.
     """
 
     def __init__(self, root: int, interval_s: float = 0.2) -> None:
@@ -59,7 +59,7 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def sample(self) -> None:
-        """Look once."""
+        """Take a sample."""
         self.peak = max(self.peak, measure_pss(self._root))
 
     def __enter__(self) -> PeakMemory:
@@ -79,7 +79,7 @@ class PeakMemory:
 
 
 class Times(NamedTuple):
-    """Seconds: by the clock, of CPU time of this process' tree, and of CPU time of everything on the machine."""
+    """Wall-clock time, CPU time of this process's tree, and CPU time of the whole machine, in seconds."""
 
     wall_s: float
     cpu_s: float
@@ -87,7 +87,7 @@ class Times(NamedTuple):
 
 
 class Stopwatch:
-    """Measure times from when it was made."""
+    """Measures times since it was created."""
 
     def __init__(self) -> None:
         self._start = self._read()
@@ -108,8 +108,8 @@ def _read_process(entry: Path) -> _Process | None:
     try:
         text = (entry / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return None  # It ended meanwhile.
-    fields = text.rpartition(")")[2].split()  # Behind the name, which may hold blanks: state, parent, …
+        return None  # The process has ended.
+    fields = text.rpartition(")")[2].split()  # After the name, which may contain spaces: state, parent, …
     ticks = sum(int(field) for field in fields[11:15])  # utime, stime, and those of children that were waited for
     return _Process(parent=int(fields[1]), session=int(fields[3]), cpu_s=ticks / TICKS_PER_S)
 
@@ -118,5 +118,5 @@ def _read_pss(number: int) -> int:
     try:
         lines = (PROC / str(number) / "smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0  # It ended meanwhile.
+        return 0  # The process has ended.
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)

@@ -1,4 +1,4 @@
-"""Loaders that decode in C++ of their own: DALI on the CPU, and FFCV."""
+"""Loaders with their own decoders in C++: DALI on the CPU, and FFCV."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.loaders.job import RATIO, SCALE, SHORTER_SIDE, TARGET, Batch, Ep
 
 
 def make_dali(job: Job) -> Epochs:
-    """Return DALI's pipeline for the CPU: only the crop is decoded, and resized without antialiasing."""
+    """Return DALI's CPU pipeline, which decodes only the crop and resizes it without antialiasing."""
     dali: Any = importlib.import_module("nvidia.dali")
     plugin: Any = importlib.import_module("nvidia.dali.plugin.pytorch")
     fn, types = dali.fn, dali.types
@@ -19,7 +19,7 @@ def make_dali(job: Job) -> Epochs:
     )
     resize = {"interp_type": types.INTERP_LINEAR, "antialias": False}
     with pipeline:
-        # The buffer holds as many samples as the others shuffle among.
+        # The buffer has the same size as those of the other loaders.
         content, label = fn.readers.file(
             file_root=str(job.data), random_shuffle=True, initial_fill=1000, name="reader", prefetch_queue_depth=2
         )
@@ -46,7 +46,7 @@ def make_dali(job: Job) -> Epochs:
 
 
 def make_ffcv(job: Job) -> Epochs:
-    """Return FFCV's loader, which resizes by areas: that is how it is built."""
+    """Return FFCV's loader, which always resizes by area averaging."""
     loader: Any = importlib.import_module("ffcv.loader")
     images: Any = importlib.import_module("ffcv.fields.rgb_image")
     basics: Any = importlib.import_module("ffcv.fields.basics")

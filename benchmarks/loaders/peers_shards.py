@@ -13,16 +13,16 @@ from benchmarks.loaders.crops import make_batch, use_one_thread
 from benchmarks.loaders.job import Batch, Crop, Epochs, Job
 
 BUFFER_SIZE = 1000
-"""Samples among which a worker shuffles."""
+"""Size of a worker's shuffle buffer, in samples."""
 
 
 def make_webdataset(job: Job) -> Epochs:
-    """Return WebDataset: workers make whole batches, which WebLoader hands on."""
+    """Return WebDataset: workers make whole batches, and WebLoader passes them on."""
     return _make_webdataset(job, partial(collate_images, crop=job.crop), ("jpg", "cls"), shuffle=True)
 
 
 def make_small_sequential(job: Job) -> Epochs:
-    """Return WebDataset in sequence."""
+    """Return WebDataset in sequential order."""
     return _make_webdataset(job, collate_small, ("bin",), shuffle=False)
 
 
@@ -32,7 +32,7 @@ def make_small_shuffled(job: Job) -> Epochs:
 
 
 def collate_images(samples: Sequence[tuple[bytes, bytes]], *, crop: Crop) -> Batch:
-    """Make a batch of (JPEG, label) as they lie in the tar; they are not decoded before."""
+    """Make a batch of undecoded (JPEG, label) pairs, as stored in the tar."""
     images = make_batch([content for content, _ in samples], crop)
     return torch.from_numpy(images), torch.tensor([int(label) for _, label in samples])
 
@@ -47,7 +47,7 @@ def make_energon(job: Job) -> Epochs:
     energon: Any = importlib.import_module("megatron.energon")
 
     class Encoder(energon.DefaultTaskEncoder):  # type: ignore[misc]  # without types
-        """Make batches of JPEGs, which come undecoded."""
+        """Makes batches of undecoded JPEGs."""
 
         def batch(self, samples: list[Any]) -> Batch:
             use_one_thread()

@@ -1,4 +1,4 @@
-"""Loaders with formats of their own, each with the JPEGs' bytes in it: MosaicML Streaming, LitData, Hugging Face."""
+"""Loaders with their own formats, which store the JPEGs unchanged: MosaicML Streaming, LitData, Hugging Face."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def make_mosaic(job: Job) -> Epochs:
     base: Any = streaming.StreamingDataset
 
     class Images(base):  # type: ignore[misc]  # without types
-        """Decode each sample."""
+        """Samples that are decoded one by one."""
 
         def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
             sample = super().__getitem__(index)
@@ -35,7 +35,7 @@ def make_mosaic(job: Job) -> Epochs:
 
 
 def make_small_sequential(job: Job) -> Epochs:
-    """Return MosaicML's StreamingDataset of bytes, in sequence."""
+    """Return MosaicML's StreamingDataset of bytes, in sequential order."""
     return _make_small(job, shuffle=False)
 
 
@@ -49,7 +49,7 @@ def make_litdata(job: Job) -> Epochs:
     litdata: Any = importlib.import_module("litdata")
 
     class Images(litdata.StreamingDataset):  # type: ignore[misc]  # without types
-        """Decode each sample."""
+        """Samples that are decoded one by one."""
 
         def __getitem__(self, index: Any) -> tuple[torch.Tensor, int]:
             sample = super().__getitem__(index)
@@ -60,17 +60,17 @@ def make_litdata(job: Job) -> Epochs:
 
 
 def make_huggingface(job: Job) -> Epochs:
-    """Return a streamed Parquet dataset of Hugging Face's, of which torch's workers read some files each."""
+    """Return Hugging Face's streaming dataset over Parquet; each of torch's workers reads some of the files."""
     datasets: Any = importlib.import_module("datasets")
     files = sorted(map(str, job.data.glob("*.parquet")))
     dataset = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-    # Filled from several files at a time, the buffer would end each epoch with a pause of 5 s (datasets 5.2.0).
+    # If the buffer is filled from several files at a time, each epoch ends with a pause of 5 s (datasets 5.2.0).
     dataset = dataset.shuffle(seed=0, buffer_size=1000, max_buffer_input_shards=1)
     return DataLoader(dataset, collate_fn=partial(collate_rows, crop=job.crop), **_options(job))
 
 
 def collate_rows(rows: Sequence[dict[str, Any]], *, crop: Crop) -> Batch:
-    """Make a batch of a table's rows."""
+    """Make a batch from rows of a table."""
     images = make_batch([row["image"] for row in rows], crop)
     return torch.from_numpy(images), torch.tensor([row["label"] for row in rows])
 
@@ -81,9 +81,9 @@ def collate_small(samples: Sequence[dict[str, bytes]]) -> list[bytes]:
 
 
 def import_streaming() -> Any:
-    """Import MosaicML Streaming, also where torchvision or transformers are missing or do not load.
+    """Import MosaicML Streaming, even if torchvision or transformers are missing or cannot be imported.
 
-    It imports both for datasets and checks that are not used here, so empty classes stand in for them.
+    It imports both for datasets and checks that are not used here, so empty classes replace them.
     """
     for package, modules in _STAND_INS.items():
         if not _loads(package):
@@ -98,7 +98,7 @@ def import_streaming() -> Any:
 def _loads(package: str) -> bool:
     try:
         importlib.import_module(package)
-    except Exception:  # Also a build for another torch fails, each in its own way.
+    except Exception:  # A build for another torch may raise anything.
         return False
     return True
 

@@ -1,6 +1,6 @@
-"""Loaders whose threads decode in the training process: batches travel nowhere, but the interpreter is shared.
+"""Loaders that decode in threads of the training process: batches are not transferred, but all threads share the GIL.
 
-Each task is a whole batch: OpenCV gives up the GIL while it works, and handing over each image would take it again.
+Each task is a whole batch: OpenCV releases the GIL while it works, and handing over single images would take it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.loaders.job import Batch, Epochs, Job, Repeated
 
 
 def make_nodes(job: Job) -> Epochs:
-    """Return torchdata's nodes: a sampler of batches, threads that make them, a queue before the user."""
+    """Return torchdata's nodes: a batch sampler, threads that make the batches, and a prefetch queue."""
     nodes: Any = importlib.import_module("torchdata.nodes")
     node = nodes.SamplerWrapper(_make_sampler(job))
     node = nodes.ParallelMapper(node, _make_loader(job), num_workers=job.num_workers, method="thread")
@@ -28,7 +28,7 @@ def make_nodes(job: Job) -> Epochs:
 
 
 def make_spdl(job: Job) -> Epochs:
-    """Return SPDL's pipeline: a source of batches' numbers, one stage of as many threads as there are workers."""
+    """Return SPDL's pipeline: a source of batch indices, and one stage with a thread per worker."""
     pipeline: Any = importlib.import_module("spdl.pipeline")
     sampler, load = _make_sampler(job), _make_loader(job)
 

@@ -1,4 +1,4 @@
-"""torch's DataLoader over files: processes that decode, batches that travel in shared memory."""
+"""torch's DataLoader over files: worker processes decode, and batches arrive through shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.loaders.job import SHORTER_SIDE, TARGET, Crop, Epochs, Job
 
 
 class Files(Dataset[Any]):
-    """Files, decoded one by one with OpenCV or Pillow."""
+    """Files that are decoded one by one with OpenCV or Pillow."""
 
     def __init__(self, root: Path, crop: Crop, *, with_pillow: bool = False) -> None:
         self.files = list_files(root)
@@ -34,17 +34,17 @@ class Files(Dataset[Any]):
 
 
 def make_opencv(job: Job) -> Epochs:
-    """Return the loader that most who tuned theirs end with."""
+    """Return torch's DataLoader with OpenCV, a common choice after tuning."""
     return _make(Files(job.data, job.crop), job)
 
 
 def make_pillow(job: Job) -> Epochs:
-    """Return the loader with Pillow instead."""
+    """Return torch's DataLoader with Pillow."""
     return _make(Files(job.data, job.crop, with_pillow=True), job)
 
 
 def make_torchvision(job: Job) -> Epochs:
-    """Return torchvision's ImageFolder and transforms, as its references have them."""
+    """Return torchvision's ImageFolder and transforms, as in its reference scripts."""
     datasets: Any = importlib.import_module("torchvision.datasets")
     v2: Any = importlib.import_module("torchvision.transforms.v2")
     if job.crop == "train":

@@ -1,6 +1,6 @@
-"""The candidates: what each is called, what it reads, which modules it needs, and who makes it.
+"""The candidates: the name of each one, what it reads, which modules it needs, and which function creates it.
 
-Nothing is imported here but when a candidate is run: each shall have its own modules in its process and no others.
+A candidate's modules are imported only when it runs, so that its process has no others.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 
 from benchmarks.loaders.job import Epochs, Job
 
-PIXELS_KEPT = "JPEGs as they are, or rewritten without loss"
-PIXELS_CHANGED = "encoded again: longer side 400, quality 90"
+PIXELS_KEPT = "JPEGs unchanged, or rewritten losslessly"
+PIXELS_CHANGED = "JPEGs re-encoded: longer side 400, quality 90"
 SMALL = "samples of 1 KiB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A loader that is compared.
+    """A loader in the comparison.
 
     Attributes:
-        name: For the command line.
-        title: For tables.
-        maker: The function that makes it, ``module:function`` below this package; called with a Job.
+        name: Its name on the command line.
+        title: Its name in tables.
+        maker: The function that creates it, ``module:function`` in this package; called with a Job.
         storage: The name of the format that it reads, see :mod:`benchmarks.loaders.data`.
-        cases: What it can be asked for.
-        modules: What must be installed beside shardio.
-        packages: Whose versions are noted.
+        cases: The cases that it can run.
+        modules: The modules that it needs besides shardio's.
+        packages: The packages whose versions are recorded.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Candidate:
 
     @property
     def stored(self) -> str:
-        """What its storage holds; candidates are compared with peers of the same."""
+        """What its storage contains. Candidates are compared with peers that read the same."""
         if self.storage.startswith("small"):
             return SMALL
         return PIXELS_CHANGED if self.storage.endswith("-400") else PIXELS_KEPT
@@ -52,7 +52,7 @@ class Candidate:
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is a loader of others: neither shardio's nor the bare loop."""
+        """Whether it is neither a loader of shardio nor the bare loop."""
         return not self.is_shardio and self.name != "bare"
 
     @property
@@ -60,7 +60,7 @@ class Candidate:
         return all(_is_found(module) for module in self.modules)
 
     def make(self, job: Job) -> Epochs:
-        """Make the loader."""
+        """Create the loader."""
         module, _, function = self.maker.partition(":")
         make: Callable[[Job], Epochs] = getattr(importlib.import_module(f"benchmarks.loaders.{module}"), function)
         return make(job)
@@ -69,7 +69,7 @@ class Candidate:
 def _is_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # Its parent is missing.
+    except ModuleNotFoundError:  # Its parent package is missing.
         return False
 
 
@@ -89,7 +89,7 @@ CANDIDATES = (
     ),
     Candidate(
         name="shardio-shards",
-        title="shardio, shards, JPEGs untouched",
+        title="shardio, shards, JPEGs unchanged",
         maker="from_shardio:make_shards",
         storage="shards",
     ),
@@ -101,7 +101,7 @@ CANDIDATES = (
     ),
     Candidate(
         name="shardio-400",
-        title="shardio, shards, encoded again and tiled",
+        title="shardio, shards, re-encoded and tiled",
         maker="from_shardio:make_shards",
         storage="tiled-400",
     ),
@@ -221,7 +221,7 @@ CANDIDATES = (
     ),
     Candidate(
         name="shardio-sequential",
-        title="shardio, in sequence",
+        title="shardio, sequential",
         maker="from_shardio:make_small_sequential",
         storage="small",
         cases=_cases("small"),
@@ -235,7 +235,7 @@ CANDIDATES = (
     ),
     Candidate(
         name="webdataset-sequential",
-        title="WebDataset, in sequence",
+        title="WebDataset, sequential",
         maker="peers_shards:make_small_sequential",
         storage="small",
         cases=_cases("small"),
@@ -253,7 +253,7 @@ CANDIDATES = (
     ),
     Candidate(
         name="mosaic-sequential",
-        title="MosaicML Streaming, in sequence",
+        title="MosaicML Streaming, sequential",
         maker="peers_streaming:make_small_sequential",
         storage="small-mds",
         cases=_cases("small"),
@@ -273,7 +273,7 @@ CANDIDATES = (
 
 
 def find(name: str) -> Candidate:
-    """Return a candidate by its name."""
+    """Return the candidate with a name."""
     found = [candidate for candidate in CANDIDATES if candidate.name == name]
     if not found:
         names = ", ".join(candidate.name for candidate in CANDIDATES)

@@ -1,4 +1,4 @@
-"""What is kept of a run: all figures with the machine in JSON, and a chart."""
+"""The results of a run: a JSON file with all figures and the environment, and a chart."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from benchmarks.loaders.tables import sort_by_speed
 from shardio.processors import count_processors
 
 ALWAYS = ("shardio", "torch", "numpy", "opencv-python-headless", "pillow", "simplejpeg")
-"""Packages whose versions are noted in any case."""
+"""Packages whose versions are always recorded."""
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what the figures depend on, beside the packages."""
+    """Return what the results depend on besides the packages."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 def write_json(
     path: Path, results: Mapping[str, Sequence[Result]], settings: Settings, machine: Mapping[str, Any], data: object
 ) -> None:
-    """Write all figures of all rounds, with the versions of what was run."""
+    """Write the results of all rounds, with the versions of the packages."""
     packages = {*ALWAYS, *(p for case in results.values() for result in case for p in result.candidate.packages)}
     content = {
         "date": datetime.date.today().isoformat(),
@@ -60,7 +60,7 @@ def write_json(
 
 
 def draw_chart(path: Path, results: Sequence[Result], machine: Mapping[str, Any]) -> None:
-    """Draw images/s and CPU time of each candidate: medians, and from minimum to maximum."""
+    """Plot images/s and CPU time of each candidate: the medians and ranges of the rounds."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -68,7 +68,7 @@ def draw_chart(path: Path, results: Sequence[Result], machine: Mapping[str, Any]
 
     measured = sort_by_speed([result for result in results if result.rounds and not result.problem])[::-1]
     figure, axes = plt.subplots(1, 2, figsize=(11, 1.3 + 0.33 * len(measured)), sharey=True, layout="constrained")
-    panels = (("samples_per_s", "images/s"), ("cpu_us", "CPU time, µs an image"))
+    panels = (("samples_per_s", "images/s"), ("cpu_us", "CPU time, µs per image"))
     for axis, (name, label) in zip(axes, panels, strict=True):
         medians = [statistics.median(result.figures(name)) for result in measured]
         low = [median - min(result.figures(name)) for median, result in zip(medians, measured, strict=True)]
@@ -83,7 +83,7 @@ def draw_chart(path: Path, results: Sequence[Result], machine: Mapping[str, Any]
     rounds = len(measured[0].rounds) if measured else 0
     figure.suptitle(
         f"Random crops of 224 pixels and flips, 2 workers; {machine['cores']} cores of {machine['cpu']}; "
-        f"medians of {rounds} rounds, and from the lowest to the highest",
+        f"medians and ranges of {rounds} rounds",
         fontsize=9,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _describe(result: Result) -> dict[str, Any]:
 
 
 def find_version(package: str) -> str:
-    """Return the version of a package, or nothing if it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

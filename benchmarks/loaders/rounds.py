@@ -1,4 +1,4 @@
-"""Rounds: every candidate once in each, in a process of its own, and another one first each time."""
+"""Rounds: every candidate runs once per round, in its own process, and the first one changes from round to round."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TIMEOUT_S = 1800
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What was measured of one candidate.
+    """The results of one candidate.
 
     Attributes:
-        rounds: The figures of each round; empty where ``problem`` says why.
-        problem: Why it was not measured.
+        rounds: The figures of each round; empty if there was a problem.
+        problem: Why it was not measured; empty if it was.
     """
 
     candidate: Candidate
@@ -33,13 +33,13 @@ class Result:
     problem: str = ""
 
     def figures(self, name: str) -> list[float]:
-        """Return one figure of each round."""
+        """Return a figure in each round."""
         return [figures[name] for figures in self.rounds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How it is measured."""
+    """The settings of a run."""
 
     work: Path
     num_samples: int
@@ -50,7 +50,7 @@ class Settings:
 
 
 def run_case(case: str, candidates: Sequence[Candidate], settings: Settings) -> list[Result]:
-    """Run all rounds of a case; return what came out, in the candidates' order."""
+    """Run all rounds of a case; return the results in the order of the candidates."""
     results = [Result(candidate=candidate) for candidate in candidates]
     places = {}
     for result in results:
@@ -67,7 +67,7 @@ def run_case(case: str, candidates: Sequence[Candidate], settings: Settings) -> 
 
 
 def tell(what: str) -> None:
-    """Say on standard error what is done now: a run takes long."""
+    """Print progress on standard error: a run takes a long time."""
     print(what, file=sys.stderr, flush=True)
 
 
@@ -75,7 +75,7 @@ def _prepare(case: str, result: Result, settings: Settings) -> Path:
     if not result.candidate.is_installed:
         result.problem = "not installed"
         return settings.work
-    tell(f"{case}: data for {result.candidate.name}")
+    tell(f"{case}: preparing data for {result.candidate.name}")
     try:
         if case == "flatness":
             prepare(settings.work, "tiny", settings.num_small)
@@ -90,7 +90,7 @@ def _run_once(case: str, result: Result, data: Path, settings: Settings) -> None
     numbers = (num_samples, settings.num_workers, settings.num_epochs)
     command = [sys.executable, "-m", "benchmarks.loaders.worker", case, result.candidate.name]
     command += [str(settings.work), str(data), *map(str, numbers)]
-    # A session of its own: its CPU time and memory are found by it, and nothing of it lives on.
+    # Its own session identifies its processes, whose CPU time and memory are measured, and which are ended with it.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -113,7 +113,7 @@ def _end_session(leader: int) -> None:
 
 
 def _compare_contents(results: list[Result], num_samples: int) -> None:
-    """Refuse candidates whose images are brighter or darker than the others', as a mean over all of an epoch."""
+    """Reject candidates whose mean pixel over an epoch differs from that of the others."""
     means = {}
     for result in results:
         if result.rounds and "mean_pixel" in result.rounds[0]:
@@ -121,8 +121,8 @@ def _compare_contents(results: list[Result], num_samples: int) -> None:
     if not means:
         return
     middle = sorted(means.values())[len(means) // 2]
-    # The means of random crops of one image differ by some 15 levels.
+    # The means of different random crops of one image differ by about 15 levels.
     allowed = 0.75 + 4 * 15 / num_samples**0.5
     for result in results:
         if id(result) in means and abs(means[id(result)] - middle) > allowed:
-            result.problem = f"its pixels have a mean of {means[id(result)]:.2f}, those of others of {middle:.2f}"
+            result.problem = f"its mean pixel is {means[id(result)]:.2f}, but that of the others is {middle:.2f}"

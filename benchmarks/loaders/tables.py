@@ -1,4 +1,4 @@
-"""The measurements as tables in Markdown."""
+"""The results as tables in Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Column = tuple[str, Callable[[Result], str]]
 
 
 def make_tables(case: str, results: Sequence[Result]) -> str:
-    """Return the tables of a case, and what could not be measured."""
+    """Return the tables of a case, and a list of candidates that were not measured."""
     measured = [result for result in results if result.rounds and not result.problem]
     parts = []
     if case in ("train", "eval", "small"):
@@ -23,7 +23,7 @@ def make_tables(case: str, results: Sequence[Result]) -> str:
                 parts.append(f"**{case}: {stored}**\n\n" + _throughput_table(group))
         if measured:
             others = [cores for result in measured for cores in result.figures("others_cores")]
-            parts.append(f"CPUs that other programs took meanwhile: {summarise(others, 2)}.")
+            parts.append(f"CPUs that other programs used at the same time: {summarise(others, 2)}.")
     elif measured:
         names = list(measured[0].rounds[0])
         columns = [(_HEADS[name], _figure(name, *_DIGITS[name])) for name in names]
@@ -35,13 +35,13 @@ def make_tables(case: str, results: Sequence[Result]) -> str:
 
 
 def find_reference(results: Sequence[Result]) -> Result | None:
-    """Return the fastest loader of others, by its median."""
+    """Return the peer with the fastest median."""
     peers = [result for result in results if result.candidate.is_peer]
     return max(peers, key=_median_speed, default=None)
 
 
 def sort_by_speed(results: Sequence[Result]) -> list[Result]:
-    """Return results with the fastest first."""
+    """Return the results, fastest first."""
     return sorted(results, key=_median_speed, reverse=True)
 
 
@@ -54,11 +54,11 @@ def _throughput_table(results: Sequence[Result]) -> str:
         speeds, others = result.figures("samples_per_s"), reference.figures("samples_per_s")
         return summarise(ratios(speeds, others), 2)
 
-    head = "of the fastest peer's" if reference is None else f"of the fastest peer's, {reference.candidate.title}"
+    head = "ratio to the fastest peer" + ("" if reference is None else f", {reference.candidate.title}")
     columns = [
         ("samples/s", _figure("samples_per_s")),
         (head, compare),
-        ("CPU, µs a sample", _figure("cpu_us", 1 if results[0].candidate.stored == SMALL else 0)),
+        ("CPU, µs per sample", _figure("cpu_us", 1 if results[0].candidate.stored == SMALL else 0)),
         ("memory, MB", _figure("peak_mb")),
     ]
     return _table(sort_by_speed(results), columns)
@@ -69,13 +69,13 @@ def _figure(name: str, digits: int = 0, factor: float = 1) -> Callable[[Result],
 
 
 _HEADS = {
-    "cold_ms": "first batch of a fresh loader, ms",
-    "second_epoch_ms": "of the next epoch, ms",
-    "training_process_us": "CPU of the training process, µs a sample",
-    "python_pace": "pace of Python beside it",
+    "cold_ms": "first batch of a new loader, ms",
+    "second_epoch_ms": "first batch of the next epoch, ms",
+    "training_process_us": "CPU of the training process, µs per sample",
+    "python_pace": "pace of other Python code",
     "added_mb": "memory added, MB",
     "epoch_2_mb": "memory after 2 epochs, MB",
-    "epoch_50_mb": "after 50, MB",
+    "epoch_50_mb": "memory after 50 epochs, MB",
 }
 _DIGITS = {
     **dict.fromkeys(_HEADS, (0,)),

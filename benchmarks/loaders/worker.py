@@ -1,4 +1,4 @@
-"""Run one candidate once, and print what was measured as one line of JSON, the last one.
+"""Run one candidate once, and print the figures as the last line, in JSON.
 
 ``python -m benchmarks.loaders.worker CASE CANDIDATE WORK DATA NUM_SAMPLES NUM_WORKERS NUM_EPOCHS``
 """
@@ -16,8 +16,8 @@ from benchmarks.loaders.registry import find
 
 
 def main(case: str, name: str, work: str, data: str, num_samples: str, num_workers: str, num_epochs: str) -> None:
-    """Run it."""
-    warnings.filterwarnings("ignore", "This DataLoader will create")  # Eight workers, on fewer cores.
+    """Run the candidate."""
+    warnings.filterwarnings("ignore", "This DataLoader will create")  # Eight workers on fewer cores.
     crop: Crop = "eval" if case == "eval" else "train"
     job = Job(data=Path(data), num_samples=int(num_samples), num_workers=int(num_workers), crop=crop)
     trial = Trial(candidate=find(name), job=job, work=Path(work), num_epochs=int(num_epochs))

@@ -1,4 +1,4 @@
-"""What happens to samples that cannot be read: an error, another sample in their row, or a smaller batch."""
+"""What happens to unreadable samples: an error is raised, another sample takes the row, or the batch is smaller."""
 
 from shardio.bad_samples.policy import BadSamples, Describe, OnError, all_skipped
 from shardio.bad_samples.quarantine import check_quarantine

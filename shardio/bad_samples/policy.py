@@ -1,4 +1,4 @@
-"""The policy for samples that cannot be read, and the count of those that it replaced or skipped."""
+"""The policy for unreadable samples, and the count of replaced and skipped ones."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from shardio.world import find_worker
 OnError = Literal["raise", "replace", "skip"]
 
 MAX_REPLACEMENTS = 10
-"""How many replacements are tried for one sample. If all of them are unreadable, the storage is at fault."""
+"""How many replacements are tried for one sample. If all of them are unreadable, the storage is probably at fault."""
 
 MAX_NAMED = 8
 """How many samples an error about a whole batch names."""
 
 Describe = Callable[[int], tuple[str, str]]
-"""Returns a sample's key and its location, from its index."""
+"""A function from a sample's index to its key and location."""
 
 
 class BadSamples:
-    """Decides what happens to samples that cannot be read.
+    """A policy for unreadable samples.
 
     Args:
-        on_error: ``replace`` takes another sample, a function of the seed, the epoch and the sample. ``skip`` leaves
-            the sample out, so its batch is smaller.
+        on_error: ``replace`` uses another sample instead. ``skip`` leaves the sample out, so its batch is smaller.
         quarantine: The file that logs replaced and skipped samples.
-        num_samples: How many samples the dataset has.
+        num_samples: The number of samples in the dataset.
     """
 
     def __init__(self, on_error: Literal["replace", "skip"], quarantine: Path, num_samples: int) -> None:
@@ -56,12 +55,12 @@ class BadSamples:
         """Return the index of the sample to read instead, or None to leave the sample out.
 
         Args:
-            error: Why the sample cannot be read.
-            index: The index of the sample.
+            error: The error of the unreadable sample.
+            index: The index of the unreadable sample.
             replacement_rng_key: Draws the replacement. Like the rng key of the transforms, it belongs to the row.
-            num_tries: How many replacements were tried for this row before.
-            epoch: The epoch, where it is known.
-            describe: Returns the key of one of the dataset's samples, where it has keys.
+            num_tries: The number of replacements already tried for this row.
+            epoch: The epoch, if known.
+            describe: Returns a sample's key and location; None if the dataset cannot.
 
         Raises:
             SampleError: If too many replacements were tried, or there is no other sample.
@@ -71,8 +70,8 @@ class BadSamples:
             raise error
         if num_tries == MAX_REPLACEMENTS:
             raise SampleError(
-                f"{error} (the {num_tries} samples tried before it could not be read either: is the storage "
-                "reachable?)",
+                f"{error} (the {num_tries} samples tried before it could not be read either: check that the storage "
+                "is reachable)",
             ) from error
         entry = {"key": error.key, "where": error.where, "error": str(error), "sample": index, "epoch": epoch}
         if self._on_error == "skip":
@@ -85,22 +84,22 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count for torch's workers, which are about to start or run already."""
+        """Reset the count before an epoch of torch's workers, which are new or still running."""
         if are_new:
             self._count = SharedCount(num_workers)
         else:
             self._count.clear()
 
     def count_one(self) -> None:
-        """Count a decision in this worker."""
+        """Count one replaced or skipped sample in this worker."""
         self._count.add_one(find_worker().worker_id)
 
     def warn_of_counted(self, epoch: int | None) -> None:
-        """Warn as :meth:`warn` does, of the decisions that torch's workers counted."""
+        """Warn like :meth:`warn`, with the count of torch's workers."""
         self.warn(self._count.total, epoch)
 
     def warn(self, num_bad: int, epoch: int | None) -> None:
-        """Warn of an epoch's bad samples, if there are any. Call it at the epoch's end, when all are counted."""
+        """Warn of an epoch's bad samples, if there are any. Call this at the end of the epoch."""
         if num_bad:
             done = "replaced" if self._on_error == "replace" else "skipped"
             when = "" if epoch is None else f" in epoch {epoch}"

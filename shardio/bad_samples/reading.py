@@ -1,4 +1,4 @@
-"""Read samples in torch's workers, and decide on those that cannot be read."""
+"""Reading of samples in torch's workers, with the policy for unreadable ones."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from shardio.interruptions import let_through
 from shardio.order import Words
 
 Read = Callable[[NDArray[np.int64], Words], Sequence[Any]]
-"""Reads n samples, from their indices and rng keys."""
+"""A function that reads n samples, given their indices and rng keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Stands in a list of samples for one that was left out."""
+    """A placeholder for a sample that was left out."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Stands in a list of samples for one that cannot be made, so the others are still delivered."""
+    """A placeholder for a sample that cannot be made, so that the others are still delivered."""
 
     error: Exception
 
@@ -44,20 +44,20 @@ def read_around(
     describe: Describe | None,
     keeps_broken: bool = False,
 ) -> list[Any]:
-    """Read samples, and replace or leave out those that cannot be read.
+    """Read samples; replace or leave out unreadable ones.
 
     Args:
-        bad_samples: Decides on samples that cannot be read; None raises their errors.
-        read: Reads n samples by their indices and rng keys.
+        bad_samples: The policy for unreadable samples; None raises their errors.
+        read: Reads n samples, given their indices and rng keys.
         indices: int64 [n].
         rng_keys: uint64 [n].
-        replacement_rng_keys: uint64 [n], which draw replacements.
-        epoch: The epoch, where it is known.
-        describe: Returns a sample's key and location, where that is possible.
+        replacement_rng_keys: uint64 [n], the rng keys that draw replacements.
+        epoch: The epoch, if known.
+        describe: Returns a sample's key and location; None if the dataset cannot.
         keeps_broken: Whether to return errors as Broken in their samples' rows instead of raising them.
 
     Returns:
-        n samples, with Skipped in the rows of those that were left out.
+        n samples, with Skipped in the rows of samples that were left out.
 
     Raises:
         Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers it.
@@ -98,7 +98,7 @@ def read_around(
 
 
 def _isolate_errors(read: Read) -> Read:
-    """Return a function that does the same, but puts Broken in the row of a sample whose error does not name it."""
+    """Return a function that reads the same, but returns Broken for a sample whose error does not name it."""
 
     def read_isolated(indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
         try:

@@ -1,4 +1,4 @@
-"""Find the samples that a loader repeats or loses. Any loader will do."""
+"""Checks for repeated and lost samples, for any iterable of batches."""
 
 from shardio.check.coverage import Coverage, Delivery
 from shardio.check.exactly_once import assert_exactly_once

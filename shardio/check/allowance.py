@@ -1,4 +1,4 @@
-"""What the remainder policy of a loader with shardio's order requires of an epoch."""
+"""Allowances: the repeats and omissions that a remainder policy requires of an epoch."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ class HasRemainder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """What an epoch delivers under its remainder policy.
+    """The repeats and omissions that the remainder policy requires of an epoch.
 
     Attributes:
-        num_samples: How many samples the dataset has.
-        num_repeats: How many extra deliveries there are over all ranks, not counting marked repeats.
-        num_missing: How many samples are left out or were delivered before the run was resumed.
-        num_marked: How many repeats are marked over all ranks.
-        samples: The indices of the samples that are repeated or left out, sorted; None if unknown.
-        digest: The digest of the dataset that the indices belong to.
+        num_samples: The number of samples in the dataset.
+        num_repeats: The number of extra deliveries over all ranks, without marked repeats.
+        num_missing: The number of samples that are left out, or were delivered before the run
+            resumed.
+        num_marked: The number of marked repeats over all ranks.
+        samples: The sorted indices of the samples that are repeated or left out; None if unknown.
+        digest: The digest of the dataset that the indices refer to.
     """
 
     num_samples: int
@@ -50,44 +51,50 @@ class Allowance:
 
 
 def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
-    """Return the dataset or sampler with a loader's order, and the remainder policy; None if shardio has no order."""
+    """Return the dataset or sampler that orders a loader, and its remainder policy.
+
+    Return None if the order is not shardio's.
+    """
     for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(holder, HasRemainder):
-            # In torch's own loader, drop_last drops a batch of each worker under any policy.
+            # Only shardio's drop_last is a policy. torch's drops the incomplete batch of each worker.
             drops = hasattr(loader, "runs_torchs_workers") and bool(getattr(loader, "drop_last", False))
             return holder, "drop" if drops else holder.remainder
     return None
 
 
 def find_cursor(loader: Iterable[Any]) -> Cursor | None:
-    """Return the position of a loader with shardio's order, from its state; None if it has none."""
+    """Return a loader's cursor in shardio's order, read from its state; None if it has none."""
     found = find_remainder(loader)
-    # Do not ask other loaders for a state: torchdata's starts its workers to find it.
+    # Do not ask other loaders for their state: torchdata's starts its workers to determine it.
     holder: Any = loader if hasattr(loader, "runs_torchs_workers") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
-    if not getattr(holder, "has_state", True):  # A sampler with shardio's order that iterates in its own way.
+    if not getattr(holder, "has_state", True):  # A subclass of shardio's sampler has its own __iter__.
         return None
     state = holder.state_dict()
     return Cursor(epoch=state["epoch"], position=state["position"])
 
 
 def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
-    """Return whether a loader resumes an epoch after ``num_batches``; None if that epoch was complete."""
+    """Return whether a loader resumes the epoch that stopped after ``num_batches`` batches.
+
+    Return None if that epoch was complete.
+    """
     found = find_remainder(loader)
     cursor = find_cursor(loader) if found is not None and hasattr(loader, "runs_torchs_workers") else None
     if found is None or cursor is None:
-        length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # it has one
+        length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # hasattr checks it
         return True if length is None or num_batches < length else None
     return None if cursor.position >= found[0].num_all_samples else cursor.position > 0
 
 
 def find_allowance(loader: Iterable[Any], before: Cursor | None = None) -> Allowance | None:
-    """Return what an epoch of a loader delivers under its policy; None if the order is not shardio's.
+    """Return the allowance of a loader's epoch; None if the order is not shardio's.
 
     Args:
-        loader: The loader after it delivered the epoch's first batch, if there is one.
-        before: The loader's position before that.
+        loader: The loader, after it delivered the epoch's first batch, if the epoch has one.
+        before: The loader's cursor before that batch.
     """
     found = find_remainder(loader)
     if found is None:

@@ -1,4 +1,4 @@
-"""Causes: what has probably gone wrong, given what a report counted."""
+"""The likely causes of the repeats and losses in a report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardio.check.report import CoverageReport
 
 
 def find_causes(report: CoverageReport) -> list[str]:
-    """Return the probable causes of what is wrong, most specific first; nothing if nothing is wrong."""
+    """Return the likely causes of a wrong report, most specific first; [] if it is right."""
     if report.is_right:
         return []
     if not report.num_deliveries:
@@ -21,7 +21,7 @@ def find_causes(report: CoverageReport) -> list[str]:
     if report.num_repeats > report.expected.num_repeats:
         found = [*_same_workers(report), *_same_ranks(report)] or _same_batches(report) or _padding(report)
         found = found or [*_overlaps(report), *_equal_keys(report)]
-        # Some samples may repeat by chance: a random flip can turn out the same way twice.
+        # Some contents may repeat by chance: a random flip may give the same result twice.
         return found or (_multiples(report) if report.num_unexpected else [])
     if report.num_unexpected:
         return _multiples(report)
@@ -31,10 +31,13 @@ def find_causes(report: CoverageReport) -> list[str]:
 
 
 def _other_key_type(report: CoverageReport) -> list[str]:
-    """Return a cause if unexpected keys read like missing ones: 1 and "1"."""
+    """Return a cause if unexpected keys have the same text as missing ones, such as 1 and "1"."""
     if not report.num_unexpected or not set(report.unexpected) & set(report.missing):
         return []
-    return ["the delivered keys have another type than the expected ones, such as '1' and 1: convert them"]
+    return [
+        "the delivered keys and the expected keys have different types, such as '1' and 1: convert one "
+        "to the type of the other"
+    ]
 
 
 def _same_workers(report: CoverageReport) -> list[str]:
@@ -68,8 +71,8 @@ def _same_ranks(report: CoverageReport) -> list[str]:
     for rank, signature in sums.items():
         groups[tuple(signature)].append(rank)
     return [
-        f"{name_ranks(ranks)} delivered the same {_num_distinct(report, ranks[0]):,} samples: "
-        "no DistributedSampler or rank split (in WebDataset: no nodesplitter)"
+        f"{name_ranks(ranks)} delivered the same {_num_distinct(report, ranks[0]):,} samples: the loader "
+        "has no DistributedSampler or other split by rank (in WebDataset, no nodesplitter)"
         for ranks in groups.values()
         if len(ranks) > 1
     ]
@@ -83,12 +86,16 @@ def _num_samples_by_rank(report: CoverageReport) -> Counter[int]:
 
 
 def _num_distinct(report: CoverageReport, rank: int) -> int:
-    """Return how many different samples a rank delivered. Workers that delivered the same ones count as one."""
+    """Return the number of distinct samples of a rank, counting identical workers once."""
     return sum({t.signature: t.num_samples for (r, _), t in report.totals.items() if r == rank}.values())
 
 
 def _padding(report: CoverageReport) -> list[str]:
-    """Return a cause if each repeat is in a last batch and repeats a sample of the first batches or of that batch."""
+    """Return a cause if the loader seems to pad.
+
+    Each repeat is then in a last batch, and repeats a sample of the first batches or of that
+    batch.
+    """
     if report.num_late_repeats < report.num_repeats or report.num_missing:
         return []
     # Padding makes lengths equal.
@@ -127,7 +134,7 @@ def _same_batches(report: CoverageReport) -> list[str]:
 
 
 def _overlaps(report: CoverageReport) -> list[str]:
-    """Return a cause that depends on what shares the repeated samples: workers, ranks, or neither."""
+    """Return a cause that depends on whether workers or ranks share the repeated samples."""
     is_missing = report.num_missing > report.expected.num_missing
     if report.num_own_repeats:
         if report.num_own_repeats >= 3 and is_missing and not report.num_unexpected:
@@ -136,24 +143,26 @@ def _overlaps(report: CoverageReport) -> list[str]:
                 "returns the wrong sample for an index"
             ]
         if not is_missing and report.num_late_repeats == report.num_repeats:
-            return ["all repeats are in a last batch: the shares of workers probably overlap at their ends"]
+            return ["all repeats are in last batches: the shares of workers probably overlap at their ends"]
         return []
     shared = [("workers", report.num_worker_repeats), ("ranks", report.num_rank_repeats)]
     if is_missing and report.num_rank_repeats:
         names = " and ".join(name for name, num_repeats in shared if num_repeats)
         return [
             f"{names} repeat each other's samples and miss others, but never repeat their own: they are in different "
-            "epochs or use different shuffle seeds. Call set_epoch with the same epoch on every rank, and use one seed"
+            "epochs or use different shuffle seeds. Call set_epoch with the same epoch on every rank, and use "
+            "the same seed"
         ]
     if is_missing:
         return [
             "workers repeat each other's samples and miss others, but never repeat their own: each shuffles with its "
             "own seed before it takes its share (torch seeds every worker differently)"
         ]
-    # If the expected samples are unknown, so is whether any are missing.
-    more = " and that all shuffle with one seed" if report.expected.num_samples is None else ""
+    # Without expected samples, missing ones are not detected, so seeds may also be the cause.
+    more = " and that all shuffle with the same seed" if report.expected.num_samples is None else ""
     return [
-        f"the shares of {name} overlap by {num_repeats:,}: check where each share ends{more}"
+        f"the shares of {name} overlap by {num_repeats:,} {'sample' if num_repeats == 1 else 'samples'}: check where "
+        f"each share ends{more}"
         for name, num_repeats in shared
         if num_repeats
     ]
@@ -164,17 +173,17 @@ def _equal_keys(report: CoverageReport) -> list[str]:
     expected = report.expected
     if expected.ids is not None or report.num_deliveries != expected.num_samples:
         return []
-    return ["keys may not be unique: the same name may occur in several classes or shards"]
+    return ["perhaps the keys are not unique: the same name can occur in several classes or shards"]
 
 
 def _multiples(report: CoverageReport) -> list[str]:
-    """Return a cause if only the number of samples is known and too many arrived."""
+    """Return a cause if too many samples arrived and only their expected number is known."""
     num_samples = report.expected.num_samples
     if report.expected.ids is not None or not num_samples:
         return []
     times, rest = divmod(report.num_deliveries, num_samples)
     if rest or times < 2:
-        return [f"{report.num_deliveries:,} samples arrived, but {num_samples:,} are expected"]
+        return [f"{report.num_deliveries:,} samples arrived, but {num_samples:,} were expected"]
     return [
         f"{report.num_deliveries:,} samples arrived, {times} times the expected {num_samples:,}: each sample is "
         f"delivered {times} times"
@@ -182,7 +191,7 @@ def _multiples(report: CoverageReport) -> list[str]:
 
 
 def _left_over(report: CoverageReport) -> list[str]:
-    """Return a cause if all ranks or workers have equally many samples and the rest of the division is missing."""
+    """Return a cause if shares are equal and the remainder of the division is missing."""
     num_missing, num_samples = report.num_missing - report.expected.num_missing, report.expected.num_samples or 0
     by_worker = {f"{rank} {worker}": totals.num_samples for (rank, worker), totals in report.totals.items()}
     for name, counts in ("ranks", _num_samples_by_rank(report)), ("workers", by_worker):
@@ -190,7 +199,7 @@ def _left_over(report: CoverageReport) -> list[str]:
         if num_shares > 1 and len(set(counts.values())) == 1 and num_missing == num_samples % num_shares:
             return [
                 f"each of {num_shares} {name} delivered {num_samples // num_shares:,} of {num_samples:,} samples, and "
-                f"none delivered the remaining {num_missing:,}: shares are rounded down, or a sampler has drop_last"
+                f"none delivered the remaining {num_missing:,}: shares are rounded down, or a sampler uses drop_last"
             ]
     return []
 
@@ -204,16 +213,19 @@ def _losses(report: CoverageReport) -> list[str]:
         return [f"{what}: drop_last is set, or a loop ends one batch early"]
     num_runs = int((np.diff(missing) > 1).sum()) + 1 if len(missing) else 0
     if num_runs and len(missing) >= 2 * num_runs:
-        runs = "one run" if num_runs == 1 else f"{num_runs} runs"
+        runs = "one contiguous run" if num_runs == 1 else f"{num_runs} contiguous runs"
         return [
-            f"the {num_missing:,} missing samples are {runs} of neighbours, more than drop_last leaves out: whole "
-            "shards are missing. The number of shards may not be a multiple of the number of workers or ranks"
+            f"the {num_missing:,} missing samples form {runs}, more than drop_last leaves out: whole shards "
+            "are missing. Perhaps the number of shards is not a multiple of the number of workers or ranks"
         ]
     return []
 
 
 def _batches_could_be_lost(report: CoverageReport, num_missing: int) -> bool:
-    """Return whether one lost batch explains the loss, or drop_last, by which each worker loses less than a batch."""
+    """Return whether one lost batch or drop_last explains the missing samples.
+
+    With drop_last, each worker loses less than a batch.
+    """
     totals = report.totals.values()
     batch_size = max((each.largest_batch for each in totals), default=0)
     all_full = all(each.num_samples % batch_size == 0 for each in totals)

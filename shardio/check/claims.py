@@ -1,4 +1,4 @@
-"""Claims: what a loader says about itself. The verdict compares them with what it delivered."""
+"""Claims: what a loader reports about its epoch, for comparison with what it delivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_WINDOW = 10
 
 @runtime_checkable
 class HasWorkers(Protocol):
-    """A loader like torch's."""
+    """A loader with the attributes of torch's DataLoader."""
 
     collate_fn: Callable[[Any], Any]
     num_workers: int
@@ -23,22 +23,23 @@ class HasWorkers(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class RankEpoch:
-    """What is known of one rank's epoch apart from its deliveries.
+    """Facts about one rank's epoch other than its deliveries.
 
     Attributes:
-        num_batches: How many batches arrived.
-        by_keys: Whether its samples are identified by keys; otherwise by their content.
-        is_stable: Whether a sample's content was the same on every read; None if that could not be tried.
-        instability: The evidence that contents change, in words.
+        num_batches: The number of batches that arrived.
+        by_keys: Whether samples are identified by keys rather than by content.
+        is_stable: Whether a sample's content was the same on every read; None if not tested.
+        instability: Evidence that contents change, as text; empty if there is none.
         is_whole: Whether the loader was read to the end of the epoch.
-        num_claimed: How many samples this rank gets according to the loader; None if it does not say.
-        may_be_fewer: Whether that number is only an upper limit.
-        num_dataset: How many samples the dataset has over all ranks; None if unknown.
-        num_marked: How many repeats were marked; None if marks were not read.
+        num_claimed: The number of samples that the loader reports for this rank; None if unknown.
+        may_be_fewer: Whether ``num_claimed`` is only an upper limit.
+        num_dataset: The number of samples in the dataset, over all ranks; None if unknown.
+        num_marked: The number of marked repeats; None if marks were not read.
         shuffles: Whether the loader shuffles; None if unknown.
-        cause: A visible property of the loader that makes it wrong.
-        sampler_state: The epoch and the seed of a sampler that splits the dataset over ranks, in words.
-        num_shares: Over how many ranks that sampler splits it.
+        cause: A property of the loader that explains wrong epochs, as text; empty if there is
+            none.
+        sampler_state: The epoch and seed of a sampler that splits the dataset over ranks, as text.
+        num_shares: The number of ranks that this sampler splits the dataset over; None if unknown.
     """
 
     num_batches: int = 0
@@ -57,7 +58,7 @@ class RankEpoch:
 
 
 def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
-    """Return what a loader says about the epoch that it is about to deliver to one of ``world_size`` ranks."""
+    """Return what a loader reports about its next epoch, on one of ``world_size`` ranks."""
     outer, loader = loader, source_of(loader)
     epoch = RankEpoch(shuffles=_find_shuffle(loader))
     sampler, dataset = sampler_of(loader), getattr(loader, "dataset", None)
@@ -73,7 +74,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     batching = _batching_of(loader)
     batch_size = getattr(batching, "batch_size", None)
     if not is_map_style(loader):
-        # With several ranks, an iterable dataset may count its own share or all samples.
+        # With several ranks, the length of an iterable dataset may be that of one share or of all.
         if world_size == 1 and batch_size is not None:
             epoch.num_claimed, epoch.may_be_fewer = _length(dataset), True
         return epoch
@@ -82,7 +83,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     if num_own is not None and num_all is not None and world_size == 1 and num_own < num_all:
         epoch.cause = epoch.cause or (
             f"the sampler ({type(sampler).__name__}) has {num_own:,} indices, but the dataset has {num_all:,} samples: "
-            "give expected= if that is intended"
+            "pass expected= if this is intended"
         )
     if batch_size is None or num_own is None:  # Or batched by a user-defined batch sampler.
         return epoch
@@ -95,19 +96,19 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
 
 
 def source_of(loader: Any) -> Any:
-    """Return the loader in a wrapper such as DevicePrefetcher: only the loader has the dataset and the order."""
+    """Return a loader without wrappers such as DevicePrefetcher, which lack its dataset."""
     while not hasattr(loader, "dataset") and hasattr(loader, "loader"):
         loader = loader.loader
     return loader
 
 
 def sampler_of(loader: Any) -> Any:
-    """Return the sampler of a loader, which may be in torch's BatchSampler; None if unknown."""
+    """Return a loader's sampler, including one in torch's BatchSampler; None if unknown."""
     return getattr(_batching_of(loader), "sampler", None)
 
 
 def _batching_of(loader: Any) -> Any:
-    """Return what has the sampler and the batch size: the loader or its batch sampler; None if unknown."""
+    """Return the loader or its batch sampler, whichever holds the batch size; None if unknown."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     if getattr(loader, "batch_size", None) is not None or batch_sampler is None:
         return loader
@@ -115,14 +116,17 @@ def _batching_of(loader: Any) -> Any:
 
 
 def is_map_style(loader: HasWorkers) -> bool:
-    """Return whether a loader's dataset is read by the indices of a sampler."""
+    """Return whether a loader reads its dataset by index."""
     import torch.utils.data
 
     return not isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
 def splits(loader: HasWorkers) -> bool:
-    """Return whether a loader's sampler splits a map-style dataset over ranks. All ranks then have the same dataset."""
+    """Return whether a loader's sampler splits a map-style dataset over ranks.
+
+    All ranks then have the same dataset.
+    """
     return is_map_style(loader) and _is_torchs(sampler_of(loader), "DistributedSampler")
 
 
@@ -132,7 +136,7 @@ def is_batching(loader: Any) -> bool:
 
 
 def collates_columns(loader: Any) -> bool:
-    """Return whether a loader collates with a function of torch or shardio, whose batches hold columns."""
+    """Return whether a loader collates into columns: with a function of torch or shardio."""
     return is_batching(loader) and _module_of(collate_of(loader)).startswith(("torch.", "shardio."))
 
 
@@ -169,14 +173,14 @@ def _find_shuffle(loader: Any) -> bool | None:
 
 
 def _find_state(sampler: Any) -> str:
-    """Return the epoch and the seed of a DistributedSampler in words; "" for other samplers."""
+    """Return the epoch and seed of a DistributedSampler as text; "" for other samplers."""
     if not _is_torchs(sampler, "DistributedSampler") or not sampler.shuffle:
         return ""
     return f"epoch {sampler.epoch} and seed {sampler.seed}"
 
 
 def _is_torchs(sampler: Any, *names: str) -> bool:
-    """Return whether a sampler is an instance of a class of torch and iterates as that class does."""
+    """Return whether a sampler is an instance of a torch class and keeps torch's ``__iter__``."""
     import torch.utils.data
 
     classes = tuple(getattr(torch.utils.data, name) for name in names)
@@ -184,7 +188,7 @@ def _is_torchs(sampler: Any, *names: str) -> bool:
 
 
 def _skips(loader: Any) -> bool:
-    """Return whether a loader of shardio skips samples that cannot be read."""
+    """Return whether a loader of shardio skips samples that it cannot read."""
     return getattr(loader, "on_error", "raise") == "skip"
 
 

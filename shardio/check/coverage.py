@@ -1,4 +1,7 @@
-"""Coverage: which samples an epoch delivered, how often, in which batches, from which workers. 14 bytes each."""
+"""Coverage: which samples an epoch delivered, in which batches and from which workers.
+
+Each delivery takes 14 bytes.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from shardio.check.claims import RankEpoch
 from shardio.check.identity import Ids, key_ids
 
 BLOCK = 1 << 20
-"""Deliveries that share a piece of memory."""
+"""The number of deliveries in a block of memory."""
 
 NUM_PARTS = 64
-"""Deliveries are compared in parts, by the last bits of their identities, to bound memory."""
+"""Deliveries are compared in this many parts, split by identity, to limit memory use."""
 
 MAX_NAMES = 1_000_000
-"""Keys that are remembered for messages. Messages name later ones by their hash."""
+"""The number of keys that are kept for messages. Messages show the hashes of later keys."""
 
 UNKNOWN = -1
 """The ID of an unknown worker."""
@@ -29,10 +32,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """How a sample arrived: on which rank, from which of its workers, in which of its batches.
-
-    ``worker`` is None if it is unknown.
-    """
+    """The arrival of one sample: its rank, the rank's worker (None if unknown) and batch."""
 
     rank: int
     worker: int | None
@@ -45,7 +45,10 @@ class Delivery:
 
 @dataclass(slots=True)
 class WorkerTotals:
-    """What one worker of one rank delivered. Sum and xor tell whether two workers delivered the same samples."""
+    """The totals of one worker of one rank.
+
+    Equal signatures show that two workers delivered the same samples.
+    """
 
     num_samples: int = 0
     id_sum: int = 0
@@ -78,7 +81,7 @@ class _Block:
 
 
 class Coverage:
-    """Collects the deliveries of one epoch over all ranks."""
+    """The deliveries of one epoch over all ranks."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
@@ -86,21 +89,21 @@ class Coverage:
         self._orders: dict[int, xxhash.xxh3_64] = {}
         self.totals: dict[tuple[int, int], WorkerTotals] = {}
         self.names: dict[int, Hashable] = {}
-        self.allowances: dict[int, Allowance] = {}  # By rank, for loaders with a remainder policy of shardio.
-        self.rank_epochs: dict[int, RankEpoch] = {}  # By rank, if more is known than the deliveries.
+        self.allowances: dict[int, Allowance] = {}  # By rank, for loaders with shardio's order.
+        self.rank_epochs: dict[int, RankEpoch] = {}  # By rank.
 
     @property
     def allowance(self) -> Allowance | None:
-        """What the loader's remainder policy requires; None if unknown."""
+        """The repeats and omissions that the remainder policy requires; None if unknown."""
         return next(iter(self.allowances.values()), None)
 
     @property
     def num_deliveries(self) -> int:
-        """How many samples were delivered, including repeats."""
+        """The number of delivered samples, including repeats."""
         return sum(block.used for block in self._blocks)
 
     def order_digest(self, rank: int) -> str:
-        """Return a digest of a rank's samples in the order of arrival."""
+        """Return a digest of a rank's samples in order of arrival."""
         return self._orders[rank].hexdigest() if rank in self._orders else ""
 
     @property
@@ -109,7 +112,7 @@ class Coverage:
         return sorted(self._orders)
 
     def num_delivered_by(self, rank: int) -> int:
-        """Return how many samples a rank delivered, including repeats."""
+        """Return the number of samples that a rank delivered, including repeats."""
         return sum(totals.num_samples for (other, _), totals in self.totals.items() if other == rank)
 
     def add(self, keys: Iterable[Hashable], delivery: Delivery) -> None:
@@ -139,7 +142,7 @@ class Coverage:
             ids = ids[count:]
 
     def arrays(self, rank: int | None = None) -> tuple[Ids, NDArray[np.int64], NDArray[np.int64]]:
-        """Return the identities, batches and workers of all deliveries, or of one rank, in the order of arrival."""
+        """Return the identities, batches and workers of one or all ranks, in order of arrival."""
         ranks = np.array([own for own, _ in self._source_ids], dtype=np.int64)
         workers = np.array([worker for _, worker in self._source_ids], dtype=np.int64)
         blocks = self._blocks or [_Block()]
@@ -162,7 +165,7 @@ class Coverage:
             self.add_ids(ids[start:stop], delivery)
 
     def until(self, rank: int, num_batches: int) -> Coverage:
-        """Return what a rank received in its first batches, and what else is known of its epoch."""
+        """Return the coverage of a rank's first ``num_batches`` batches."""
         ids, batches, workers = self.arrays(rank)
         chosen = batches < num_batches
         first = Coverage()
@@ -172,7 +175,7 @@ class Coverage:
         return first
 
     def sorted_parts(self) -> Iterator[SortedDeliveries]:
-        """Yield the deliveries in NUM_PARTS parts: part k has the identities that are k modulo NUM_PARTS."""
+        """Yield the deliveries in NUM_PARTS parts, by their identities modulo NUM_PARTS."""
         sources, blocks = list(self._source_ids), self._blocks or [_Block()]
         last_batches = np.array([self.totals[source].last_batch for source in sources], dtype=np.uint32)
         for part in range(NUM_PARTS):
@@ -187,7 +190,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class SortedDeliveries:
-    """Deliveries sorted by identity, then by arrival: one array entry each."""
+    """Deliveries sorted by identity, then by arrival. Arrays have one entry per delivery."""
 
     ids: Ids
     batches: NDArray[Any]
@@ -197,7 +200,7 @@ class SortedDeliveries:
     sources: list[tuple[int, int]]
 
     def deliveries(self, start: int, stop: int) -> list[Delivery]:
-        """Return the deliveries [start, stop) in the order of arrival."""
+        """Return the deliveries [start, stop), in order of arrival."""
         found = []
         for index in range(start, stop):
             rank, worker = self.sources[int(self.source_ids[index])]
@@ -208,7 +211,7 @@ class SortedDeliveries:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in words.
+    """Return rank numbers as text, for messages.
 
     >>> name_ranks([0, 2, 3])
     'ranks 0, 2 and 3'

@@ -25,7 +25,7 @@ def assert_exactly_once(
     epochs: int = 1,
     set_epoch: Callable[[int], object] | None = None,
 ) -> None:
-    """Fail unless each epoch of a loader delivers every sample exactly once.
+    """Assert that each epoch of a loader delivers every sample exactly once.
 
     >>> assert_exactly_once([["a", "b"], ["c"]], expected=["a", "b", "c"])
     >>> assert_exactly_once([["a", "b"], ["b"]], expected=["a", "b"])
@@ -37,21 +37,26 @@ shardio, use remainder='keep' or 'mask'. Otherwise, look for a DistributedSample
 .repeat()
 
     Args:
-        loader: Any iterable of batches, which is iterated over once per epoch; or a tuple of them, one per rank.
-        expected: The keys that an epoch should hold, in the dataset's order, or their number. If None, the dataset of
-            a DataLoader is read once without workers to learn what it holds. With other loaders, only repeats are
-            judged, and the number of samples if the loader says it.
-        key: How to find a batch's keys: a function of the batch, a field's name, or an index into the tuple. If None,
-            the values of a batch of strings or integers are its keys. Other samples are identified by their content,
-            provided that the content is the same on every read.
-        epochs: How many epochs to read. If samples are identified by content, one more may be read to compare.
-        set_epoch: Called with the epoch before each epoch, as the training script would do.
+        loader: Any iterable of batches, or a tuple of them, one per rank. Each is read once per
+            epoch.
+        expected: The keys that each epoch should deliver, in the dataset's order, or their number.
+            If None, the dataset of a DataLoader is first read without workers to determine them.
+            For other loaders, the check finds repeats, but it finds lost samples only if the
+            loader reports a number of samples.
+        key: How to find a batch's keys: a function of the batch, or the name or index of a field.
+            If None, the values of a batch of strings or integers are its keys. Other samples are
+            identified by their content, which must be the same on every read.
+        epochs: The number of epochs to check. If samples are identified by content, one more may
+            be read for comparison.
+        set_epoch: A function to call with the epoch before each epoch, as the training script
+            does.
 
     Raises:
-        CoverageError: If samples were repeated, lost or unexpected. This AssertionError names them, the ranks and
-            workers that delivered them, and the likely cause.
-        IdentityError: If samples cannot be identified by their content (random augmentation, equal data), so a key is
-            needed. It is a TypeError.
+        CoverageError: If samples are repeated, lost or unexpected. The error is also an
+            AssertionError. It names the samples, the ranks and workers that delivered them, and
+            the likely cause.
+        IdentityError: If samples cannot be identified, for example because random augmentation
+            changes their content. The error is also a TypeError.
     """
     loaders = loader if isinstance(loader, tuple) else (loader,)
     wanted, is_stable = _make_expected(loaders, expected, key)
@@ -70,7 +75,7 @@ shardio, use remainder='keep' or 'mask'. Otherwise, look for a DistributedSample
     for _ in range(epochs):
         coverage = read_epoch()
         if is_by_content(coverage) and has_names:
-            raise IdentityError(f"the batches hold no keys to compare with the expected ones. {ASK_FOR_KEY}")
+            raise IdentityError(f"the batches hold no keys to compare with the expected keys. {ASK_FOR_KEY}")
         if (
             expected is None
             and wanted.num_samples
@@ -83,7 +88,7 @@ shardio, use remainder='keep' or 'mask'. Otherwise, look for a DistributedSample
             report.raise_if_wrong()
         if not is_stable:
             raise IdentityError(
-                "the samples' contents differ from one pass to the next (random augmentation?), so they do not "
+                "the contents of samples differ from one pass to the next (random augmentation?), so they do not "
                 f"identify samples. {ASK_FOR_KEY}"
             )
     if epochs == 1 and needs_second_look(found, wanted):
@@ -95,7 +100,7 @@ shardio, use remainder='keep' or 'mask'. Otherwise, look for a DistributedSample
 
 
 def needs_second_look(epochs: list[Coverage], expected: ExpectedSamples) -> bool:
-    """Return whether only another epoch can show that contents stay the same."""
+    """Return whether another epoch is needed to show that contents stay the same."""
     ranks = [epoch for coverage in epochs for epoch in coverage.rank_epochs.values() if not epoch.by_keys]
     return bool(ranks) and expected.ids is None and any(not one.is_stable and not one.instability for one in ranks)
 
@@ -103,13 +108,13 @@ def needs_second_look(epochs: list[Coverage], expected: ExpectedSamples) -> bool
 def _make_expected(
     loaders: tuple[Iterable[Any], ...], expected: Collection[Hashable] | int | None, key: Key
 ) -> tuple[ExpectedSamples, bool]:
-    """Return what each epoch should deliver, and whether the samples' contents stayed the same as far as is known."""
+    """Return what each epoch should deliver, and whether the samples' contents may be stable."""
     if isinstance(expected, int | np.integer):
         return ExpectedSamples(num_samples=int(expected)), True
     if expected is not None:
         return ExpectedSamples.of_keys(expected), True
     first = loaders[0]
-    # With several ranks, only a sampler that splits the dataset shows that all ranks have the same one.
+    # With several ranks, only a sampler that splits the dataset shows that all ranks share one dataset.
     if not isinstance(first, HasWorkers) or (len(loaders) > 1 and not splits(first)):
         return ExpectedSamples(), True
     ids, names = _read_alone(first, key)
@@ -126,13 +131,13 @@ def _make_expected(
 def _refuse_one_pass(num_samples: int, num_again: int) -> None:
     if num_samples and not num_again:
         raise IdentityError(
-            f"the dataset was read once to learn what it holds ({num_samples:,} samples) and was then empty: an "
-            "iterator can be read only once. Give expected=, or a dataset whose __iter__ starts over"
+            f"the dataset yielded {num_samples:,} samples on the first pass and none on a later one: an iterator can "
+            "be read only once. Pass expected=, or use a dataset whose __iter__ starts over"
         )
 
 
 def _read_alone(loader: HasWorkers, key: Key) -> tuple[Ids, dict[int, Hashable]]:
-    """Return the identities and keys of a loader's dataset, read in this process without its workers and sampler."""
+    """Return the identities and keys of a loader's dataset, read without workers and sampler."""
     dataset = loader.dataset
     indices = (indices_of(loader) or range(len(dataset))) if is_map_style(loader) else None
     samples = iter(dataset) if indices is None else (dataset[index] for index in indices)

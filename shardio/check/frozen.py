@@ -11,17 +11,17 @@ from shardio.check.coverage import Coverage, name_ranks
 from shardio.check.identity import Ids
 
 MIN_SAMPLES = 10
-"""Fewer samples may repeat an order by chance: 10 do so once in 3.6 million times."""
+"""Fewer samples may repeat an order by chance. For 10 samples, the chance is 1 in 3.6 million."""
 
 MAX_COMPARED = 1_000_000
-"""How many samples of an epoch are compared to see whether a loader shuffles."""
+"""The number of an epoch's samples that are compared to find out whether a loader shuffles."""
 
 
 def find_frozen_orders(epochs: Sequence[Coverage]) -> list[str]:
-    """Return a verdict for each epoch that repeats the order of an earlier one by mistake.
+    """Return a message for each epoch that wrongly repeats the order of an earlier one.
 
-    A loader that does not say whether it shuffles may repeat its order on purpose, as a fixed or sorted sampler does.
-    It is judged only if another epoch or another rank shows that it shuffles.
+    A loader that does not report whether it shuffles may repeat its order on purpose, for example
+    with a sorted sampler. It is judged only if another epoch or rank shows that it shuffles.
     """
     digests = [
         {rank: epoch.order_digest(rank) for rank in epoch.ranks if epoch.num_delivered_by(rank) >= MIN_SAMPLES}
@@ -53,7 +53,7 @@ def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
     """Return whether any rank delivered two epochs in clearly different orders."""
     for rank in sorted({rank for epoch in epochs for rank in epoch.ranks}):
         known = [epoch.rank_epochs[rank].shuffles for epoch in epochs if rank in epoch.rank_epochs]
-        if False in known:  # Its batches may still arrive in another order.
+        if False in known:  # Batches may still arrive in another order.
             continue
         orders = {epoch.order_digest(rank): epoch for epoch in epochs}
         found = [epoch.arrays(rank)[0][:MAX_COMPARED] for epoch in orders.values()]
@@ -63,10 +63,10 @@ def _is_shuffled(epochs: Sequence[Coverage]) -> bool:
 
 
 def _differ(first: Ids, second: Ids) -> bool:
-    """Return whether a quarter of the neighbours, and at least ten, are not neighbours in the other epoch.
+    """Return whether many neighbours in ``first`` are not neighbours in ``second``.
 
-    Most neighbours stay together when batches arrive as workers finish them, or when only shards are shuffled. Both
-    may repeat an order by chance.
+    Many means at least ten, and a quarter of them. Most neighbours stay together if batches arrive
+    as workers finish them, or if only shards are shuffled. Both may repeat an order by chance.
     """
     before, after = (ids[:-1] * np.uint64(3) + ids[1:] for ids in (first, second))  # uint64 [n - 1], wraps around
     num_parted = int((~np.isin(before, after)).sum())

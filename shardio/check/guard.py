@@ -14,11 +14,11 @@ from shardio.world import find_world
 
 Batch = TypeVar("Batch")
 
-_ASK_FOR_KEY = "Give guard(…, key=) to identify samples"
+_ASK_FOR_KEY = "Pass guard(…, key=) to identify samples"
 
 
 class guard(Generic[Batch]):  # noqa: N801  # used like a function
-    """Wrap a loader so that it raises when an epoch delivers a sample a second time.
+    """Wrap a loader to raise an error when an epoch repeats a sample.
 
     >>> list(guard([["a", "b"], ["c"]]))
     [['a', 'b'], ['c']]
@@ -26,8 +26,9 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
     Traceback (most recent call last):
     shardio.errors.CoverageError: batch 1 repeats b, which batch 0 of this epoch delivered
 
-    Without keys, samples are identified by their content. Augmentation changes the content, so iterating raises an
-    IdentityError. To detect it, a few samples of a map-style dataset are read again before the first batch.
+    Without keys, samples are identified by their content. If random augmentation changes the
+    content, iteration raises an IdentityError. To detect this, a few samples of a map-style
+    dataset are read several times before the first batch.
 
     Args:
         loader: Any iterable of batches.
@@ -52,7 +53,7 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
         """Iterate over the loader's next epoch.
 
         Raises:
-            CoverageError: At the first repeated sample, which the message names.
+            CoverageError: At the first repeated sample. The message names it.
             IdentityError: If samples cannot be identified without keys.
         """
         seen: dict[int, int] = {}
@@ -91,30 +92,30 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
 
     def _refuse(self, batch_number: int, key: object, earlier: int) -> None:
         if key is not None:
-            hint = "" if self._key is not None else f". If {key} is not a key, give key="
+            hint = "" if self._key is not None else f". If {key} does not identify a sample, pass key="
             raise CoverageError(
                 f"batch {batch_number} repeats {key}, which batch {earlier} of this epoch delivered{hint}"
             )
         raise IdentityError(
             f"batch {batch_number} holds a sample with the same content as one in batch {earlier} of this epoch: it is "
-            f"a repeat or equal data. {_ASK_FOR_KEY}"
+            f"either a repeat or another sample with equal data. {_ASK_FOR_KEY}"
         )
 
     def _check_contents(self, num_seen: int, num_new: int) -> None:
-        """Raise if there are more contents than samples."""
-        assert self._claims is not None, "found with the first content"
+        """Raise an error if there are more contents than samples."""
+        assert self._claims is not None, "set with the first content"
         claimed, num_samples = self._claims.num_claimed, self._claims.num_dataset
         if claimed is not None and num_seen > claimed:
             raise CoverageError(
-                f"this epoch delivered {num_seen} samples, but the loader has {claimed}: some were repeated with other "
-                f"contents. {_ASK_FOR_KEY}"
+                f"this epoch delivered {num_seen} samples, but the loader has {claimed}: some were repeated with "
+                f"different content. {_ASK_FOR_KEY}"
             )
         if num_samples is not None:
             self._refuse_changes(len(self._former) + num_new, num_samples)
 
     def _remember(self, seen: dict[int, int]) -> None:
-        """Compare an epoch's contents with those of earlier epochs if the epoch holds all samples."""
-        assert self._claims is not None, "found with the first content"
+        """Compare a complete epoch's contents with earlier epochs, if there is only one rank."""
+        assert self._claims is not None, "set with the first content"
         together = self._former | seen.keys()
         if self._former and self._claims.num_dataset is None and find_world().world_size == 1:
             # A resumed epoch has fewer samples than the next one.
@@ -124,6 +125,6 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
     def _refuse_changes(self, num_contents: int, num_samples: int) -> None:
         if num_contents > num_samples:
             raise IdentityError(
-                f"{num_samples} samples had {num_contents} different contents: they change from one epoch to the next "
-                f"(random augmentation?), so repeats cannot be detected. {_ASK_FOR_KEY}"
+                f"{num_samples} samples had {num_contents} different contents: contents change from one epoch to the "
+                f"next (random augmentation?), so repeats cannot be detected. {_ASK_FOR_KEY}"
             )

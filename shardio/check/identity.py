@@ -1,8 +1,9 @@
-"""Identity: which sample is which, as one uint64 per sample.
+"""Identities of samples: one uint64 per sample.
 
-An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed into the upper half, so a text never
-has the identity of an integer. Keys that are equal in Python (1 and 1.0) have the same identity. A string has the
-identity of its bytes. A batch without keys is identified by content: xxh3-64 over everything it holds of a sample.
+An integer key from 0 to 2**63 - 1 is its own identity. All other keys are hashed to 2**63 and
+above, so the two kinds never collide. Equal numbers (1 and 1.0) have the same identity, and so do
+a string and its UTF-8 bytes. A sample without a key is identified by its content: the xxh3-64 hash
+of all its fields.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ from shardio.errors import IdentityError
 Ids = NDArray[np.uint64]
 
 Key = Callable[[Any], Iterable[Hashable]] | str | int | None
-"""How to find the keys in a batch: a function of the batch, a field's name or index, or None."""
+"""How to find the keys in a batch: a function of the batch, or a field's name or index.
+
+If None, the values of a batch of strings or integers are its keys, and the samples of other
+batches are identified by their content.
+"""
 
 HASHED = 2**63
-"""The bit that is set in every identity that is a hash."""
+"""The bit that is set in the identity of every hashed key."""
 
-ASK_FOR_KEY = "Give key= (or --key) to identify samples"
+ASK_FOR_KEY = "Pass key= (or --key) to identify samples"
 
 
 def key_ids(keys: Iterable[Hashable]) -> Ids:
     """Return the identities of keys, uint64 [n].
 
     Raises:
-        IdentityError: If a key cannot identify a sample: None, NaN, a truth value, or an object without its own text.
+        IdentityError: If a key cannot identify a sample, such as None, NaN or a bool.
     """
     if isinstance(keys, range):
         keys = np.arange(keys.start, keys.stop, keys.step)
@@ -49,7 +54,7 @@ def key_ids(keys: Iterable[Hashable]) -> Ids:
 
 
 def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
-    """Return the keys of a batch. Return None if no ``key`` is given and the batch holds more than keys.
+    """Return the keys of a batch; None if ``key`` is None and the batch holds more than keys.
 
     Raises:
         IdentityError: If ``key`` does not fit the batch.
@@ -60,8 +65,8 @@ def keys_in(batch: Any, key: Key) -> list[Hashable] | None:
         found = key(batch) if callable(key) else _look_up(batch, key)
     except (KeyError, IndexError, TypeError) as error:
         raise IdentityError(
-            f"there is nothing at key={key!r} in a batch of type {type(batch).__name__}: give the index or the name of "
-            "the field with the keys, or a function of the batch"
+            f"found nothing at key={key!r} in a batch of type {type(batch).__name__}: pass the name or index of the "
+            "field that holds the keys, or a function of the batch"
         ) from error
     return _as_list(found, key)
 
@@ -74,15 +79,16 @@ def _look_up(batch: Any, key: str | int) -> Any:
 
 
 def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
-    """Return the identities of a batch's samples by their content, uint64 [n].
+    """Return the identities of a batch's samples from their content, uint64 [n].
 
     Args:
-        batch: Tensors or arrays with the samples along their first dimension, and lists of values, nested in tuples,
-            lists and dicts.
-        is_collated: Whether the batch is known to hold columns. Otherwise, a list of images may be a list of samples.
+        batch: Tensors or arrays whose first dimension is the sample, and lists of values, nested
+            in tuples, lists and dicts.
+        is_collated: Whether the batch is known to hold columns. If False, a list of images may be
+            a list of samples.
 
     Raises:
-        IdentityError: If the samples cannot be found in the batch.
+        IdentityError: If the batch cannot be split into samples.
     """
     columns: list[Any] = []
     _add_columns(batch, columns)
@@ -90,7 +96,7 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
         _refuse_layout(f"a batch of type {type(batch).__name__} holds no data")
     if not is_collated and len(columns) > 1 and isinstance(batch, list | tuple) and all(map(_is_image_like, batch)):
         _refuse_layout(
-            f"a {type(batch).__name__} of {len(batch)} arrays may hold that many samples or that many fields"
+            f"a {type(batch).__name__} of {len(batch)} arrays may hold {len(batch)} samples or {len(batch)} fields"
         )
     lengths = sorted({len(column) for column in columns})
     if len(lengths) > 1:
@@ -100,7 +106,7 @@ def content_ids(batch: Any, *, is_collated: bool = False) -> Ids:
         digest = xxhash.xxh3_64()
         for column in columns:
             content = _to_bytes(column[sample])
-            digest.update(b"%d:" % len(content))  # So that ("ab", "c") is not ("a", "bc").
+            digest.update(b"%d:" % len(content))  # To tell ("ab", "c") from ("a", "bc").
             digest.update(content)
         ids.append(digest.intdigest())
     return np.array(ids, dtype=np.uint64)
@@ -115,16 +121,16 @@ def _hash_text(key: str) -> int:
 
 
 def _key_id(key: Any) -> int:
-    if getattr(key, "ndim", None) == 0:  # A number of numpy or torch.
+    if getattr(key, "ndim", None) == 0:  # A scalar of numpy or torch.
         key = key.item()
     match key:
         case None | bool():
-            raise IdentityError(f"{key} is given as the key of a sample but does not identify it: {_REMEDY}")
+            raise IdentityError(f"{key} cannot be a sample's key, because it does not identify the sample: {_REMEDY}")
         case int():
             return key if 0 <= key < HASHED else xxhash.xxh3_64_intdigest(b"int %d" % key) | HASHED
         case float():
             if key != key:
-                raise IdentityError(f"NaN is given as the key of a sample but does not equal itself: {_REMEDY}")
+                raise IdentityError(f"NaN cannot be the key of a sample, because it does not equal itself: {_REMEDY}")
             return _key_id(int(key)) if key.is_integer() else xxhash.xxh3_64_intdigest(repr(key).encode()) | HASHED
         case str():
             return _hash_text(key)
@@ -136,15 +142,15 @@ def _key_id(key: Any) -> int:
     kind = type(key)
     texts: tuple[Any, ...] = (kind.__str__, kind.__repr__)
     if not isinstance(key, Hashable) or texts == (object.__str__, object.__repr__):
-        raise IdentityError(f"a {kind.__name__} is given as the key of a sample but cannot be one: {_REMEDY}")
+        raise IdentityError(f"a {kind.__name__} cannot be the key of a sample: {_REMEDY}")
     return _hash_text(str(key))
 
 
-_REMEDY = "give one key per sample, an integer, text or a tuple of these"
+_REMEDY = "use an integer, a string, or a tuple of these"
 
 
 def _as_keys(batch: Any) -> list[Hashable] | None:
-    """Return a batch that holds only strings or only integers as keys; None for other batches."""
+    """Return the values of a batch of strings or integers as keys; None for other batches."""
     if isinstance(batch, str | bytes) or type(batch) is int:
         return [batch]  # One sample that is not collated.
     if hasattr(batch, "tolist") and hasattr(batch, "ndim"):
@@ -159,12 +165,12 @@ def _as_keys(batch: Any) -> list[Hashable] | None:
 
 
 def _is_integer(value: Any) -> bool:
-    """Return whether a value is an integer of Python, or a single integer of numpy or torch."""
+    """Return whether a value is a Python integer or an integer scalar of numpy or torch."""
     return type(value) is int or (getattr(value, "ndim", None) == 0 and "int" in str(value.dtype))
 
 
 def _as_list(found: Any, key: Key) -> list[Hashable]:
-    """Return what was found at ``key`` as one key per sample."""
+    """Return the value at ``key`` as a list with one key per sample."""
     if isinstance(found, list):
         return found
     if isinstance(found, str | bytes | int | float):
@@ -174,17 +180,17 @@ def _as_list(found: Any, key: Key) -> list[Hashable]:
             return [tuple(row) for row in found.tolist()]
         if found.ndim > 1:
             raise IdentityError(
-                f"the values at key={key!r} have shape {list(found.shape)} and type {found.dtype}: a key is one value "
-                "per sample"
+                f"the values at key={key!r} have shape {list(found.shape)} and dtype {found.dtype}: a key must be one "
+                "value per sample"
             )
         return [found.item()] if found.ndim == 0 else list(found.tolist())
     if isinstance(found, Mapping) or not isinstance(found, Iterable):
-        raise IdentityError(f"the value at key={key!r} is a {type(found).__name__}: a key is one value per sample")
+        raise IdentityError(f"the value at key={key!r} is a {type(found).__name__}: a key must be one value per sample")
     return list(found)
 
 
 def _add_columns(batch: Any, columns: list[Any]) -> None:
-    """Add the columns that a batch holds, each with one value per sample."""
+    """Append the columns of a batch, each with one value per sample, to ``columns``."""
     if isinstance(batch, Mapping):
         for name in batch:
             _add_columns(batch[name], columns)

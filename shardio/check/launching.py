@@ -1,10 +1,12 @@
-"""Launching: several ranks as processes that end together.
+"""Launching: run several ranks as processes that end together.
 
-Each rank leads a session of its own, as in torch's elastic launcher, so a signal also reaches its worker processes. The
-first failure, Ctrl-C or SIGTERM ends all ranks: with SIGTERM, then with SIGKILL. Signals and exits arrive in one queue,
-so no step is interrupted. Ranks write to files, which never fill up as pipes do.
+Each rank leads its own session, as in torch's elastic launcher, so a signal also reaches its
+worker processes. The first failure, Ctrl-C or SIGTERM ends all ranks, first with SIGTERM, then
+with SIGKILL. Signals and exits arrive in one queue, so a signal never interrupts the launcher in
+the middle of a step. The standard error of a rank goes to a file, because a full pipe would block
+the rank.
 
-A rank is started like torchrun starts it, by a command of its own. So :mod:`shardio.background` is not used here.
+Each rank is started by a command, as torchrun does, and not by :mod:`shardio.background`.
 """
 
 from __future__ import annotations
@@ -24,21 +26,22 @@ from queue import Empty, SimpleQueue
 from shardio.errors import ShardioError
 
 GRACE_S = 5.0
-"""The time between SIGTERM and SIGKILL."""
+"""The longest time between SIGTERM and SIGKILL, in seconds."""
 
 SHOWN_BYTES = 8192
-"""How much of the end of a rank's output an error shows."""
+"""The number of bytes at the end of a rank's standard error that an error message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
-    """What one rank runs.
+    """The command of one rank.
 
     Attributes:
         command: The program and its arguments.
-        environment: Variables on top of this process's own.
+        environment: Variables to add to this process's environment.
         errors: The file for its standard error.
-        failed: The file that it creates when it fails. The file holds the time, in nanoseconds since 1970.
+        failed: The file that the rank creates if it fails. It holds the time of the failure, in
+            nanoseconds since 1970.
     """
 
     command: Sequence[str]
@@ -62,14 +65,15 @@ _Events = SimpleQueue[_Exit | _Signal]
 
 
 def run_ranks(ranks: Sequence[RankCommand], name: str) -> None:
-    """Run the processes of all ranks until they end. Their standard output goes to this process's standard error.
+    """Run all ranks until they end. Their standard output goes to this process's standard error.
 
     Args:
-        ranks: What each rank runs.
-        name: What they run, for messages.
+        ranks: The command of each rank.
+        name: The name of the program, for messages.
 
     Raises:
-        ShardioError: If a rank fails. The message names the rank that failed first and ends with its output.
+        ShardioError: If a rank fails. The message names the rank that failed first, and ends with
+            its output.
         KeyboardInterrupt: After Ctrl-C, when all ranks have ended.
         SystemExit: After SIGTERM or SIGHUP, when all ranks have ended.
     """
@@ -120,7 +124,7 @@ def _await(number: int, process: subprocess.Popen[bytes], events: _Events) -> No
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """End all processes and those that they started. A second signal ends them at once."""
+    """End all processes and those that they started. Kill them at once after a second signal."""
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         _send(process, signal.SIGTERM)
@@ -139,10 +143,10 @@ def _lives(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _send(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Send a signal to a process's group; return whether the group has processes."""
+    """Send a signal to a process's group, and return whether the group has processes."""
     try:
         os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):  # macOS raises the latter if the last process is not reaped.
+    except (ProcessLookupError, PermissionError):  # macOS raises the latter if the last process was not reaped.
         return False
     return True
 
@@ -150,11 +154,12 @@ def _send(process: subprocess.Popen[bytes], number: int) -> bool:
 def _describe_first(
     ranks: Sequence[RankCommand], processes: Sequence[subprocess.Popen[bytes]], exits: Mapping[int, int], name: str
 ) -> str:
-    """Describe the rank that failed first. A rank that failed because of it may have ended earlier."""
+    """Describe the rank that failed first, even if one that failed as a result ended earlier."""
     times = {number: int(rank.failed.read_text()) for number, rank in enumerate(ranks) if rank.failed.exists()}
     first = min({**exits, **times}.items(), key=lambda item: item[1])[0]
     code, errors = processes[first].returncode, ranks[first].errors.read_bytes()
-    how = f"was ended by signal {-code} ({signal.strsignal(-code)})" if code < 0 and first not in times else "failed"
+    by_signal = code < 0 and first not in times
+    how = f"was terminated by signal {-code} ({signal.strsignal(-code)})" if by_signal else "failed"
     text = errors[-SHOWN_BYTES:].decode(errors="replace").strip()
     cut = "… " if len(errors) > SHOWN_BYTES else ""
     return f"rank {first} of {name} {how}:\n{cut}{text or 'it wrote nothing to standard error'}"
@@ -162,7 +167,7 @@ def _describe_first(
 
 @contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Put signals that end this process into a queue. Only the main thread can handle signals."""
+    """Put signals that would end this process into a queue. Do nothing outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

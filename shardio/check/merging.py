@@ -1,4 +1,4 @@
-"""Merging: from the recordings of all ranks of a run to the coverage of each epoch."""
+"""Merging: combine the recordings of a run's ranks into the coverage of each epoch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from shardio.check.recording_file import Recording, read_recording
 from shardio.errors import FormatError
 
 CLOCK_SLACK_S = 60.0
-"""How much the clocks of two machines may differ."""
+"""The tolerated difference between the clocks of two machines, in seconds."""
 
 
 def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) -> list[Coverage]:
     """Return the coverage of each epoch from the recordings of all ranks.
 
     Args:
-        paths: The files, one per rank.
-        world_size: How many ranks there are; by default, the number in the recordings.
+        paths: The recordings, one file per rank.
+        world_size: The number of ranks; by default, the one in the recordings.
 
     Raises:
-        FormatError: If a file is not a recording, a rank has no recording or two, or they are from different runs.
+        FormatError: If a file is not a recording, a rank has none or several, or the recordings
+            are from different runs.
     """
     recordings = [(read_recording(path), path) for path in paths]
     seen: dict[int, Path] = {}
@@ -30,7 +31,8 @@ def merge_recordings(paths: Iterable[Path], *, world_size: int | None = None) ->
         rank = recording.rank
         if rank in seen:
             raise FormatError(
-                f"{path} and {seen[rank]} are both recordings of rank {rank}: merge the recordings of one run"
+                f"{path} and {seen[rank]} are both recordings of rank {rank}: pass one recording per rank, all from "
+                "the same run"
             )
         seen[rank] = path
     return merge([recording for recording, _ in recordings], world_size=world_size)
@@ -63,20 +65,20 @@ def _check_ranks(recordings: Sequence[Recording], world_size: int | None) -> Non
     sizes = sorted({recording.world_size for recording in recordings if recording.world_size is not None})
     if len(sizes) > 1:
         raise FormatError(
-            f"the recordings are from runs with {' and '.join(map(str, sizes))} ranks: merge the recordings of one run"
+            f"the recordings are from runs with {' and '.join(map(str, sizes))} ranks: pass the recordings of one run"
         )
     ranks = sorted(recording.rank for recording in recordings)
     expected = world_size or (sizes[0] if sizes else max(ranks, default=-1) + 1)
     missing = sorted(set(range(expected)) - set(ranks))
     if missing:
         raise FormatError(
-            f"there is no recording of {name_ranks(missing)} of {expected}: merge the files of all ranks. A rank that "
-            "ended early leaves no file"
+            f"there is no recording of {name_ranks(missing)} of {expected}: pass the files of all ranks. A rank that "
+            "ended early may have written none"
         )
     for one in recordings:
         for other in recordings:
             if one.process != other.process and one.written + CLOCK_SLACK_S < other.started:
                 raise FormatError(
-                    f"the recording of rank {one.rank} was written before that of rank {other.rank} began: they are "
-                    "from different runs. Delete the files of the earlier run and record again"
+                    f"the recording of rank {one.rank} was last written before that of rank {other.rank} began: they "
+                    "are from different runs. Delete the files of the earlier run and record all ranks again"
                 )

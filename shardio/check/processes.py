@@ -1,4 +1,4 @@
-"""Real ranks: a script's loader, built in one process per rank as with torchrun."""
+"""Real ranks: run a script's loader in one process per rank, as torchrun does."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from shardio.functions import load_function
 
 
 def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) -> list[Coverage]:
-    """Build a loader in ``world_size`` processes, iterate over it, and return the coverage of each epoch.
+    """Build a loader in ``world_size`` processes, read it, and return the coverage of each epoch.
 
-    If samples are identified by content, one more epoch may follow to compare contents.
+    If samples are identified by content, one more epoch may be read for comparison.
 
     Args:
         target: ``path/to/script.py:function``. The function takes no arguments and returns a loader.
-        world_size: How many processes, with torchrun's environment variables.
-        epochs: How many epochs. Each is set on the loader, or on its samplers and datasets.
-        key: The name or the index of the field with a batch's keys.
+        world_size: The number of processes. They get torchrun's environment variables.
+        epochs: The number of epochs. Each is set on the loader, or on its samplers and datasets.
+        key: The name or index of the field that holds a batch's keys; None if there is none.
 
     Raises:
-        ShardioError: If a process fails. The message names the first one and ends with its output.
+        ShardioError: If a process fails. The message names the first one that failed, and ends
+            with its output.
     """
     with tempfile.TemporaryDirectory(prefix="shardio-check-") as directory:
         with socket.socket() as free:
@@ -60,11 +61,11 @@ def record_ranks(target: str, *, world_size: int, epochs: int, key: str | None) 
 
 
 def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
-    """Build the loader, iterate over it, and write the recording of this process's rank."""
+    """Build the loader, read it, and write the recording of this process's rank."""
     loader = load_function(target)()
     if not isinstance(loader, Iterable):
         raise IdentityError(
-            f"{target} returned a {type(loader).__name__}: it must return a loader, an iterable of batches"
+            f"{target} returned a {type(loader).__name__}: it must return a loader or another iterable of batches"
         )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recording = Recording(rank=rank, world_size=world_size)
@@ -80,7 +81,7 @@ def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
 
 
 def record_failure(directory: str, time_ns: int) -> None:
-    """Record when this process failed: the launcher names the rank that failed first."""
+    """Record when this process failed, so that the launcher can name the first failure."""
     (Path(directory) / f"{_file_name(int(os.environ['RANK']))}.failed").write_text(str(time_ns))
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture ``assert_exactly_once`` in every project that has shardio installed."""
+"""The pytest plugin: the fixture ``assert_exactly_once``, which comes with shardio."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 @pytest.fixture(name="assert_exactly_once")
 def _assert_exactly_once() -> Callable[..., None]:
-    """Fail unless a loader delivers every sample exactly once; see shardio.check.assert_exactly_once.
+    """Assert that a loader delivers every sample exactly once.
+
+    See shardio.check.assert_exactly_once.
 
     ::
 

@@ -21,10 +21,11 @@ if __name__ == "__main__":
         if isinstance(error, IdentityError):
             sys.stderr.write(f"{error}\n")
         elif isinstance(error, SystemExit):
-            sys.stderr.write(f"{error.code if isinstance(error.code, str) else f'sys.exit({error.code}) was called'}\n")
+            called = f"the script called sys.exit({error.code})"
+            sys.stderr.write(f"{error.code if isinstance(error.code, str) else called}\n")
         else:
             traceback.print_exc()
-    # A thread that the script left running would keep the process alive.
+    # A thread that the script left running would otherwise keep the process alive.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

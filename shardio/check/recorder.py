@@ -1,4 +1,4 @@
-"""CoverageRecorder: records in a training run which samples a rank receives. Each rank writes one small file."""
+"""CoverageRecorder: record which samples each rank receives in a training run."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ from shardio.check.merging import merge
 from shardio.check.recording import observe
 from shardio.check.recording_file import Recording, dump_recording, load_recording, read_recording, write_recording
 from shardio.errors import FormatError
+from shardio.whole_writes import remove_unfinished
 from shardio.world import find_world
 
 
 class CoverageRecorder:
-    """Record which samples this rank receives, as a context manager. The file is written after each epoch.
+    """A context manager that records which samples this rank receives.
+
+    It writes its file after each epoch.
 
     >>> with CoverageRecorder("run", key=2) as recorder:  # doctest: +SKIP
     ...     for epoch in range(10):
     ...         for images, labels, keys in recorder.watch(loader): ...
 
-    ``shardio check --merge run/*.cov`` judges the recordings of all ranks.
+    ``shardio check --merge run/*.cov`` checks the recordings of all ranks.
 
     Args:
-        directory: The directory of the file ``rank-00000.cov``, which is created if missing. The file of an earlier run
-            becomes ``rank-00000.cov.old``.
+        directory: The directory for the file ``rank-00000.cov``. It is created if it is missing.
+            The file of an earlier run is renamed to ``rank-00000.cov.old``.
         key: How to find a batch's keys, as in :func:`shardio.check.assert_exactly_once`.
-        rank: The rank of this process; by default that of torch.distributed or torchrun.
-        world_size: How many ranks there are; by default those of torch.distributed or torchrun.
-        resume: What :meth:`state_dict` returned for the checkpoint that training resumes from. The existing file is
-            continued from there, without what was received after the checkpoint.
+        rank: The rank of this process; by default, that of torch.distributed or torchrun.
+        world_size: The number of ranks; by default, that of torch.distributed or torchrun, or
+            unknown if ``rank`` is given.
+        resume: The result of :meth:`state_dict` in the checkpoint that training resumes from. The
+            recording in the file continues from there, without its later entries.
 
     Raises:
-        FormatError: If the file to resume is missing or ends before the checkpoint.
+        FormatError: If the file to resume is missing, ends before the checkpoint, or was recorded
+            with another number of ranks.
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class CoverageRecorder:
             self._continue(resume)
         elif self.path.exists():
             self.path.replace(f"{self.path}.old")
+        if self.path.parent.is_dir():
+            remove_unfinished(self.path.parent, (self.path.name,))
         self.close()
 
     @property
@@ -69,14 +76,15 @@ class CoverageRecorder:
 
     @property
     def epochs(self) -> list[Coverage]:
-        """What this rank received in each epoch."""
+        """The coverage of each epoch on this rank."""
         return self.recording.epochs
 
     def watch(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of one epoch and record their samples.
 
         Raises:
-            IdentityError: If a key does not identify a sample, or samples cannot be found in a batch.
+            IdentityError: If a key does not identify a sample, or a batch cannot be split into
+                samples.
         """
         coverage = self._start_epoch(loader)
         world_size = self.recording.world_size or self.rank + 1
@@ -84,14 +92,14 @@ class CoverageRecorder:
             yield from observe(loader, coverage, rank=self.rank, key=self._key, world_size=world_size)
         finally:
             if self.rank in coverage.rank_epochs:
-                coverage.rank_epochs[self.rank].may_be_fewer = True  # A resumed epoch is a part of one.
+                coverage.rank_epochs[self.rank].may_be_fewer = True  # A resumed epoch delivers only the rest.
             self.close()
 
     def gather(self) -> list[Coverage]:
-        """Return the coverage of each epoch over all ranks, through torch.distributed. Every rank must call it.
+        """Gather the coverage of each epoch from all ranks. Every rank must call this.
 
         Raises:
-            FormatError: If the recordings do not belong together.
+            FormatError: If the recordings are from different runs.
         """
         import torch.distributed
 
@@ -100,9 +108,9 @@ class CoverageRecorder:
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
-        """Write the recording and return its length: the number of epochs, and of batches in the last one.
+        """Write the recording to its file; return the number of epochs, and of batches in the last epoch.
 
-        Save it in each checkpoint together with the loader's state.
+        Save the result in each checkpoint, together with the loader's state.
         """
         self.close()
         known = self.epochs[-1].rank_epochs.get(self.rank) if self.epochs else None
@@ -122,7 +130,7 @@ class CoverageRecorder:
         if len(epochs) < num_epochs or (last is not None and last.num_batches < num_batches):
             raise FormatError(
                 f"{self.path} ends before batch {num_batches} of epoch {num_epochs - 1}, where the checkpoint was "
-                "written: it is from another run"
+                "written: it is from another run. Use the file of the run that wrote the checkpoint"
             )
         self.recording.started = former.started
         self.epochs.extend(epochs)
@@ -130,7 +138,7 @@ class CoverageRecorder:
             self.epochs[-1] = self.epochs[-1].until(self.rank, num_batches)
 
     def _start_epoch(self, loader: Iterable[Any]) -> Coverage:
-        """Return the coverage to add to: a new one, or that of the epoch that resumes."""
+        """Return the coverage to add to: a new one, or that of the epoch that is resumed."""
         last = self.epochs[-1].rank_epochs.get(self.rank) if self._is_resumed and self.epochs else None
         self._is_resumed = False
         if last is not None and not last.is_whole:
@@ -142,7 +150,7 @@ class CoverageRecorder:
         return self.epochs[-1]
 
     def close(self) -> None:
-        """Write the recording."""
+        """Write the recording to its file."""
         write_recording(self.path, self.recording)
 
     def __enter__(self) -> CoverageRecorder:

@@ -49,18 +49,19 @@ def record(
     """Iterate over one epoch of a loader and add what it delivers to ``coverage``.
 
     Args:
-        loader: Any iterable of batches. Only the workers of a DataLoader are known.
-        coverage: What to add to.
+        loader: Any iterable of batches. Workers are recorded only for a DataLoader.
+        coverage: The coverage to add to.
         rank: The rank of the loader.
-        key: How to find a batch's keys, see :func:`shardio.check.assert_exactly_once`. Repeats that
-            ``remainder="mask"`` marks are left out, unless ``key`` is a function that leaves them out itself.
-        world_size: How many ranks there are; by default ``rank + 1``.
+        key: How to find a batch's keys; see :func:`shardio.check.assert_exactly_once`. Repeats
+            that ``remainder="mask"`` marks are left out. A function may leave them out itself.
+        world_size: The number of ranks; by default, ``rank + 1``.
 
     Returns:
-        Whether samples were identified by keys; otherwise by their content.
+        Whether samples were identified by keys rather than by content.
 
     Raises:
-        IdentityError: If a key does not identify a sample, or samples cannot be found in a batch.
+        IdentityError: If a key does not identify a sample, or a batch cannot be split into
+            samples.
     """
     with _tagged(loader):
         for _ in observe(loader, coverage, rank=rank, key=key, world_size=world_size or rank + 1):
@@ -74,7 +75,7 @@ def observe(loader: Iterable[Any], coverage: Coverage, *, rank: int, key: Key, w
     epoch = coverage.rank_epochs[rank] = find_claims(loader, world_size)
     epoch.is_whole = False
     source = source_of(loader)
-    before = find_cursor(source) if former is None else None  # The coverage holds what came before.
+    before = find_cursor(source) if former is None else None  # Otherwise, the coverage holds the epoch's start.
     has_marks = marks_repeats(source)
     epoch.num_marked = 0 if has_marks and not callable(key) else None
     if former is not None:
@@ -113,13 +114,16 @@ def marks_repeats(loader: Iterable[Any]) -> bool:
 
 
 def find_marks(batch: Any) -> NDArray[np.bool_] | None:
-    """Return which samples of a batch count, bool [n]: the field "valid" or the last of a tuple; None if absent."""
+    """Return which samples of a batch count, bool [n]; None if the batch has no marks.
+
+    The marks are the field "valid" of a dict, or the last field of a tuple.
+    """
     marks = batch.get("valid") if isinstance(batch, dict) else batch[-1] if isinstance(batch, list | tuple) else None
     return np.asarray(marks) if "bool" in str(getattr(marks, "dtype", "")) else None
 
 
 def leave_out_marked(keys: list[Hashable], valid: NDArray[np.bool_] | None) -> list[Hashable]:
-    """Return the keys of the samples that count. A user's function may have left out the others itself."""
+    """Return the keys of the samples that count. A key function may already omit the others."""
     return keys if valid is None or len(keys) != len(valid) else list(compress(keys, valid))
 
 
@@ -129,9 +133,9 @@ def _add_allowance(loader: Iterable[Any], coverage: Coverage, rank: int, before:
 
 
 def _refuse_tuple(loader: Iterable[Any]) -> None:
-    """Raise for a tuple that was not collated: (index, label) is one sample, not two keys."""
+    """Raise an error for a tuple that was not collated: (index, label) is not two keys."""
     if not isinstance(loader, HasWorkers):
-        raise IdentityError(f"a batch that is a tuple may hold one sample or one sample per value. {ASK_FOR_KEY}")
+        raise IdentityError(f"a batch is a tuple, which may be one sample or hold one sample per value. {ASK_FOR_KEY}")
     if not is_batching(loader):
         raise IdentityError(
             "the loader does not collate (batch_size=None) and yields tuples, in which any value may be the key. "
@@ -140,7 +144,7 @@ def _refuse_tuple(loader: Iterable[Any]) -> None:
 
 
 def _check_rows(loader: Iterable[Any], batch_number: int, num_rows: int) -> None:
-    """Raise if a batch has more rows than samples."""
+    """Raise an error if a batch has more rows than the loader's ``batch_size``."""
     batch_size = getattr(loader, "batch_size", None)
     if isinstance(batch_size, int) and num_rows > batch_size and not collates_columns(loader):
         raise IdentityError(
@@ -151,10 +155,10 @@ def _check_rows(loader: Iterable[Any], batch_number: int, num_rows: int) -> None
 
 @contextmanager
 def _tagged(loader: Iterable[Any]) -> Iterator[None]:
-    """Make a DataLoader's workers tag their batches inside the block."""
-    # Persistent workers would keep the tagging function after the block. A loader of shardio that needs no worker
-    # processes of torch would start them to call another collate function. Accelerate's loader moves batches to a
-    # device, which a tagged batch does not support.
+    """Make a DataLoader's workers tag their batches within the block."""
+    # Persistent workers would keep the tagging function after the block. A loader of shardio without torch's workers
+    # would start them to call another collate function. Accelerate's loader moves batches to a device, which a tagged
+    # batch does not support.
     if (
         not isinstance(loader, HasWorkers)
         or getattr(loader, "persistent_workers", False)

@@ -1,9 +1,10 @@
 """The file of a recording: what one rank received in each epoch.
 
-A recording is a safetensors file. For each epoch ``e`` it has the tensors ``ids.e`` (uint64 [n]), ``batches.e`` (uint32
-[n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata key ``recording`` is a JSON object with the
-format, the rank, the number of ranks, the process and the times, and the keys if they are few. For each epoch it has
-what is known apart from the deliveries, and what the loader's remainder policy requires.
+A recording is a safetensors file. For each epoch ``e``, it has the tensors ``ids.e`` (uint64 [n]),
+``batches.e`` (uint32 [n]) and ``workers.e`` (int16 [n], -1 for an unknown worker). Its metadata
+key ``recording`` is a JSON object with the format, the rank, the number of ranks, the process, the
+times and, if they are few, the keys. For each epoch, the object also has the fields of RankEpoch
+and of the loader's Allowance.
 """
 
 from __future__ import annotations
@@ -28,23 +29,23 @@ from shardio.whole_writes import write_whole
 
 RECORDING_FORMAT = 2
 COLUMNS = {"ids": "<u8", "batches": "<u4", "workers": "<i2"}
-"""What a recording holds of each delivery: 14 bytes."""
+"""The columns of a recording and their types: 14 bytes per delivery."""
 
 MAX_SAVED_NAMES = 20_000
-"""A recording with more keys holds only their hashes."""
+"""The largest number of keys that a recording holds. With more, it holds only their hashes."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """What one rank received.
+    """The deliveries that one rank received.
 
     Attributes:
         rank: The rank.
-        world_size: How many ranks there are; None if unknown.
-        epochs: What the rank received in each epoch.
-        process: The machine and the process that recorded it.
+        world_size: The number of ranks; None if unknown.
+        epochs: The coverage of each epoch.
+        process: The machine and process that made the recording.
         started: When the recording began, in seconds since 1970.
-        written: When it was last written, in seconds since 1970.
+        written: When the recording was last written, in seconds since 1970.
     """
 
     rank: int
@@ -56,7 +57,7 @@ class Recording:
 
 
 def dump_recording(recording: Recording) -> bytes:
-    """Return the content of a recording's file."""
+    """Return a recording as the bytes of its file."""
     tensors, names, epochs = {}, {}, []
     recording.written = time.time()
     for epoch, coverage in enumerate(recording.epochs):
@@ -100,15 +101,15 @@ def read_recording(path: Path) -> Recording:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise FormatError(f"{path} is not a recording of CoverageRecorder: {error}") from error
+        raise FormatError(f"the recording {path} cannot be read: {error}") from error
     return load_recording(content, str(path))
 
 
 def load_recording(content: bytes, name: str) -> Recording:
-    """Return the recording in a file's content.
+    """Parse a recording from the bytes of its file.
 
     Args:
-        content: The content.
+        content: The bytes of the file.
         name: The name of the recording, for messages.
 
     Raises:
@@ -142,5 +143,5 @@ def load_recording(content: bytes, name: str) -> Recording:
                 coverage.allowances[rank] = Allowance(samples=None if samples is None else tuple(samples), **allowance)
             recording.epochs.append(coverage)
     except (safetensors.SafetensorError, struct.error, TypeError, KeyError, ValueError) as error:
-        raise FormatError(f"{name} is not a recording of CoverageRecorder: {error}") from error
+        raise FormatError(f"{name} is not a recording written by CoverageRecorder, or is damaged: {error}") from error
     return recording

@@ -14,22 +14,24 @@ from shardio.check.identity import Ids, key_ids
 from shardio.errors import CoverageError
 
 SHOWN = 10
-"""How many samples of each kind a report names."""
+"""The number of samples of each kind that a report names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedSamples:
-    """What an epoch should deliver.
+    """The samples that an epoch should deliver.
 
     Attributes:
-        ids: The identities of its samples, uint64 [n], in the dataset's order; a sample may occur several times. None
-            if only their number is known.
+        ids: The identities of the samples, uint64 [n], in the dataset's order. A sample may occur
+            several times. None if unknown.
         num_samples: The number of samples; None if unknown.
         names: The samples' keys, by identity.
-        num_repeats: How many extra deliveries the remainder policy requires (``pad``), spread evenly.
-        num_missing: How many samples the remainder policy leaves out (``drop``).
-        policy_ids: The samples that the policy repeats or leaves out, uint64 [n], sorted; None if unknown.
-        digest: The digest of the dataset if ``ids`` holds all of its keys in its order.
+        num_repeats: The number of extra deliveries that the remainder policy requires (``pad``),
+            spread evenly over the samples.
+        num_missing: The number of samples that the remainder policy leaves out (``drop``).
+        policy_ids: The sorted identities of the samples that the policy repeats or leaves out,
+            uint64 [n]; None if unknown.
+        digest: The digest of the dataset, if ``ids`` holds all of its samples in order.
     """
 
     ids: Ids | None = None
@@ -42,14 +44,14 @@ class ExpectedSamples:
 
     @classmethod
     def of_keys(cls, keys: Iterable[Hashable], *, num_repeats: int = 0, num_missing: int = 0) -> ExpectedSamples:
-        """Expect samples by their keys."""
+        """Return the expected samples with these keys."""
         keys = list(keys)
         ids = key_ids(keys)
         names = dict(zip(ids.tolist(), keys, strict=True))
         return cls(ids=ids, num_samples=len(keys), names=names, num_repeats=num_repeats, num_missing=num_missing)
 
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
-        """Return the same with what a remainder policy requires, and with the number of samples if it was unknown."""
+        """Return a copy that allows what a remainder policy requires, with its number of samples if unknown."""
         if allowance is None:
             return self
         policy_ids = None
@@ -66,29 +68,32 @@ class ExpectedSamples:
 
 @dataclass(slots=True)
 class CoverageReport:
-    """What an epoch delivered, compared with what it should have delivered. ``str`` of it is for people.
+    """A comparison of what an epoch delivered with what it should have delivered.
+
+    ``str(report)`` is a summary for humans.
 
     Attributes:
-        expected: What the epoch should have delivered.
-        num_deliveries: How many samples arrived.
-        num_once: How many of the expected samples arrived as often as they should.
-        num_repeated: How many samples arrived too often.
-        num_repeats: How many deliveries there are too many of these samples.
-        num_missing: How many deliveries are missing.
-        num_unexpected: How many samples arrived that were not expected, or how many arrived too many if only the
-            number is known.
-        num_late_repeats: How many repeats are in the last batch of their worker.
-        num_rank_repeats: How many came to a rank after another rank had received the sample.
-        num_worker_repeats: How many came from a worker after another worker of the same rank had delivered the sample.
-        num_own_repeats: How many came from a worker or to a rank that had delivered the sample itself.
-        most_surplus: How many deliveries the worst sample has too many.
+        expected: The samples that the epoch should have delivered.
+        num_deliveries: The number of samples that arrived, including repeats.
+        num_once: The number of samples that arrived as often as expected.
+        num_repeated: The number of samples that arrived more often than expected.
+        num_repeats: The number of surplus deliveries of these samples.
+        num_missing: The number of missing deliveries.
+        num_unexpected: The number of unexpected samples. If only the number of samples is known,
+            the surplus over that number.
+        num_late_repeats: The number of repeats in the last batch of their worker.
+        num_rank_repeats: The number of repeats across ranks.
+        num_worker_repeats: The number of repeats across workers of the same rank.
+        num_own_repeats: The number of repeats within a worker, or within a rank if workers are
+            unknown.
+        most_surplus: The largest number of surplus deliveries of one sample.
         repeated: The first repeated samples, with all their deliveries.
         unexpected: The first unexpected samples, with all their deliveries.
         missing: The first missing samples.
-        missing_indices: Where the missing samples are in the expected order, int64 [n].
-        totals: What each (rank, worker) delivered.
-        problems: What is wrong apart from the samples, in words.
-        causes: What has probably gone wrong, in words. Only :func:`shardio.check.judge` finds causes.
+        missing_indices: The indices of the missing samples in ``expected.ids``, int64 [n].
+        totals: The totals of each (rank, worker).
+        problems: Problems of the epoch as a whole, as text.
+        causes: The likely causes, as text. Only :func:`shardio.check.judge` finds them.
     """
 
     expected: ExpectedSamples
@@ -113,12 +118,12 @@ class CoverageReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether samples arrived, each exactly once, apart from what the remainder policy requires."""
+        """Whether each sample arrived exactly once, or as the remainder policy requires."""
         expected = self.expected
-        # An empty epoch is right only if it is known that no samples are expected.
+        # An empty epoch is right only if it is known to be empty.
         has_samples = self.num_deliveries > 0 or expected.num_samples in (0, expected.num_missing)
         num_samples = self.num_deliveries if expected.num_samples is None else expected.num_samples
-        # Padding cycles through the epoch, so the numbers of deliveries of two samples differ by at most one.
+        # Padding cycles through the epoch, so two samples' numbers of deliveries differ by at most one.
         most = -(-expected.num_repeats // max(num_samples, 1))
         return (
             has_samples
@@ -131,7 +136,7 @@ class CoverageReport:
 
     @property
     def samples_by_worker(self) -> list[tuple[int, int | None, int]]:
-        """How many samples each worker delivered: sorted (rank, worker, count); the worker is None if unknown."""
+        """Sorted tuples (rank, worker, number of samples). A worker is None if unknown."""
         return [
             (rank, None if worker < 0 else worker, totals.num_samples)
             for (rank, worker), totals in sorted(self.totals.items())
@@ -139,7 +144,7 @@ class CoverageReport:
 
     def __str__(self) -> str:
         expected = self.expected
-        repeats = f" ({_count(self.num_repeats, 'repeat')}, {expected.num_repeats} by the remainder policy)"
+        repeats = f" ({_count(self.num_repeats, 'repeat')}, {expected.num_repeats} required by the remainder policy)"
         left_out = f" ({expected.num_missing} left out by the remainder policy)"
         num_samples = self.num_deliveries - self.num_repeats if expected.num_samples is None else expected.num_samples
         head = (
@@ -219,7 +224,7 @@ def _add_missing(report: CoverageReport, missing: Ids, names: dict[int, Hashable
 
 
 def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeated: NDArray[np.bool_]) -> None:
-    """Count repeats by what delivered the sample before: another rank, another worker of the rank, or the same one."""
+    """Count the repeats across ranks, across workers of a rank, and within a worker."""
     ids, sources = deliveries.ids[is_repeated], deliveries.source_ids[is_repeated]
     ranks = np.array([rank for rank, _ in deliveries.sources])[sources]
     num_samples, num_by_rank, num_by_source = (
@@ -231,21 +236,21 @@ def _add_sharing(report: CoverageReport, deliveries: SortedDeliveries, is_repeat
 
 
 def _add_policy(report: CoverageReport, repeats: Ids, missing: Ids) -> None:
-    """Compare what was repeated or left out with what the remainder policy requires."""
+    """Compare the repeated or omitted samples with those that the remainder policy selects."""
     expected = report.expected
     if (report.num_repeats, report.num_missing) != (expected.num_repeats, expected.num_missing):
         return
     if expected.policy_ids is not None:
         found, what = (repeats, "repeated") if expected.num_repeats else (missing, "left out")
         if not np.array_equal(np.sort(found), expected.policy_ids):
-            report.problems.append(f"the samples that were {what} are not those that the remainder policy selects")
+            report.problems.append(f"the samples that were {what} are not the ones that the remainder policy selects")
     elif report.num_late_repeats < expected.num_repeats < (expected.num_samples or 0):
         early = _count(expected.num_repeats - report.num_late_repeats, "repeat")
         report.problems.append(f"the remainder policy puts repeats in the last batches, but {early} came earlier")
 
 
 def _look_up(ids: Ids, table: Ids, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the count of each of ``ids`` in a sorted table; 0 if it is not in the table."""
+    """Return the counts of ``ids`` in a sorted table; 0 for those that are not in the table."""
     if not len(table):
         return np.zeros(len(ids), dtype=np.int64)
     found = np.minimum(np.searchsorted(table, ids), len(table) - 1)

@@ -1,7 +1,8 @@
-"""Stability: whether a sample's content is the same on every read. Only then does it identify the sample.
+"""Stability: whether a sample's content is the same on every read.
 
-Three things show that it is not: transforms with random names, samples of the dataset that differ when they are read
-again, and epochs that together hold more contents than there are samples.
+Only stable content identifies samples. Three kinds of evidence show that contents change:
+transforms whose class names suggest randomness, samples of the dataset that differ when they are
+read again, and epochs that together hold more contents than samples.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from shardio.check.identity import ASK_FOR_KEY, content_ids
 from shardio.errors import IdentityError
 
 NUM_PROBES, NUM_READS = 8, 4
-"""How many samples are read, and how often. A flip with probability 1/2 is missed once in 2**24 times."""
+"""The number of samples to probe, and of reads per sample.
+
+A flip with probability 1/2 is missed once in 2**24 runs.
+"""
 
 _RANDOM = re.compile("Random|Jitter|Augment|AugMix|MixUp|Mixup|CutMix|Erasing")
 _NESTED = (
@@ -48,10 +52,10 @@ _NESTED = (
 
 
 def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
-    """Return what is known of an epoch, with whether its samples' contents are the same on every read.
+    """Read some samples several times, and return ``epoch`` with the findings.
 
     Raises:
-        IdentityError: If samples cannot be found in the loader's batches.
+        IdentityError: If the loader's batches cannot be split into samples.
     """
     if (name := _find_random(loader, depth=0)) is not None:
         return replace(epoch, instability=f"the loader has a random transform ({name})")
@@ -71,22 +75,23 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
             reads = [content_ids(collate([dataset[index]]), is_collated=is_collated) for _ in range(NUM_READS)]
             if any(len(ids) != 1 for ids in reads):
                 raise IdentityError(
-                    f"collate_fn makes {len(reads[0])} rows of one sample, so samples cannot be identified by their "
+                    f"collate_fn makes {len(reads[0])} rows from one sample, so samples cannot be identified by their "
                     f"content. {ASK_FOR_KEY}"
                 )
             if len({int(ids[0]) for ids in reads}) > 1:
                 return replace(epoch, instability=f"sample {index} differs when it is read again")
-    # User code may behave differently in workers: only another epoch shows it.
+    # User code may behave differently in workers, which only another epoch can show.
     has_workers = loader.num_workers > 0 and getattr(loader, "runs_torchs_workers", True)
     return replace(epoch, is_stable=None if has_workers else True)
 
 
 def contents_change(epochs: Sequence[Coverage], num_samples: int | None) -> bool | None:
-    """Return whether epochs together hold more contents than there are samples; None if there is only one epoch.
+    """Return whether epochs hold more contents than samples; None for fewer than two epochs.
 
     Args:
         epochs: The epochs of one loader, over all ranks.
-        num_samples: How many samples there are. If None, a later epoch must not hold contents that the first one lacks.
+        num_samples: The number of samples. If None, later epochs must not hold contents that the
+            first one lacks.
     """
     contents = [np.unique(epoch.arrays()[0]) for epoch in epochs if epoch.num_deliveries]
     if len(contents) < 2:
@@ -108,7 +113,7 @@ def _find_random(holder: Any, depth: int) -> str | None:
 def _copied(dataset: Any) -> Any:
     """Return a shallow copy of a dataset and of the datasets in it.
 
-    The original then opens no files here, which workers that are forked later would share.
+    Reading the copy opens no files in the original, which workers forked later would share.
     """
     copied = copy.copy(dataset)
     for name in ("dataset", "datasets"):
@@ -120,7 +125,7 @@ def _copied(dataset: Any) -> Any:
 
 @contextmanager
 def _generators_kept() -> Iterator[None]:
-    """Restore the global random generators, so that probing does not change a run."""
+    """Restore the global random generators after the block, to undo the effect of probing."""
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), None if torch is None else torch.get_rng_state()
     try:

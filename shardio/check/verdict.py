@@ -1,4 +1,4 @@
-"""The verdict on a loader's epochs: right, wrong, or not to be decided without keys."""
+"""The verdict on a loader's epochs: right, wrong, or undecidable without keys."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def judge(
 
     Args:
         epochs: The loader's consecutive epochs over all ranks.
-        expected: What each epoch should deliver.
-        num_judged: How many of the epochs are judged. The others only show whether contents change.
+        expected: The samples that each epoch should deliver.
+        num_judged: The number of epochs to judge. The others only show whether contents change.
         allow: Whether to allow for the loader's own remainder policy.
 
     Raises:
-        IdentityError: If samples are identified by their content, their number is right, and it is not certain that
-            each of them arrived once.
+        IdentityError: If samples are identified by their content, their number is right, and it is
+            uncertain whether each arrived exactly once.
     """
     judged = epochs[:num_judged]
     reports = [judge_epoch(coverage, expected, allow=allow) for coverage in judged]
@@ -36,9 +36,9 @@ def judge(
 
 
 def judge_epoch(coverage: Coverage, expected: ExpectedSamples, *, allow: bool = True) -> CoverageReport:
-    """Return the report of one epoch, with what is known of each rank and the probable causes."""
+    """Return the report of one epoch, with its problems and likely causes."""
     report = make_report(coverage, expected.allow(coverage.allowance) if allow else expected)
-    causes = find_causes(report)  # Before problems are added, which are causes themselves.
+    causes = find_causes(report)  # Before problems, which explain themselves, are added.
     report.problems += _find_problems(coverage, report, allow=allow)
     if not report.is_right:
         known = {epoch.cause: None for epoch in coverage.rank_epochs.values() if epoch.cause}
@@ -52,7 +52,7 @@ def is_by_content(coverage: Coverage) -> bool:
 
 
 def is_surely_wrong(report: CoverageReport) -> bool:
-    """Return whether an epoch is wrong whichever samples it has: by their number, or by what ranks did."""
+    """Return whether an epoch is wrong by its problems or its number of samples alone."""
     expected = report.expected
     if report.problems:
         return True
@@ -73,14 +73,17 @@ def _unequal_ranks(coverage: Coverage, report: CoverageReport) -> list[str]:
     described = "; ".join(f"{state} on rank {rank}" for rank, state in list(states.items())[:SHOWN])
     return [
         f"the ranks' samplers use different orders ({described}): call set_epoch with the same epoch on every rank, "
-        "and use one seed"
+        "and use the same seed"
     ]
 
 
 def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -> list[str]:
     problems = []
     if len(set(coverage.allowances.values())) > 1:
-        problems.append("the ranks are in different epochs or orders: set_epoch or the seed differs between ranks")
+        problems.append(
+            "the ranks are in different epochs or orders: call set_epoch with the same epoch on every rank, "
+            "and use the same seed"
+        )
     allowance = coverage.allowance
     marked = [epoch.num_marked for epoch in coverage.rank_epochs.values()]
     num_marked = sum(map(int, filter(None, marked)))
@@ -99,8 +102,12 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
         num_samples, num_claimed = coverage.num_delivered_by(rank), epoch.num_claimed
         if num_claimed is not None and num_samples > num_claimed:
             is_multiple = num_claimed > 0 and num_samples % num_claimed == 0
-            times = f", {num_samples // num_claimed} times as many" if is_multiple else ""
-            problems.append(f"rank {rank} delivered {num_samples:,} samples, but its loader has {num_claimed:,}{times}")
+            claim = (
+                f"{num_samples // num_claimed} times the {num_claimed:,} that its loader has"
+                if is_multiple
+                else f"but its loader has {num_claimed:,}"
+            )
+            problems.append(f"rank {rank} delivered {num_samples:,} samples, {claim}")
         elif not epoch.is_whole and num_samples != num_claimed:
             batches = f"{epoch.num_batches:,} {'batch' if epoch.num_batches == 1 else 'batches'}"
             problems.append(f"rank {rank} stopped after {batches}, before the end of the epoch")
@@ -110,7 +117,7 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
 
 
 def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: CoverageReport) -> None:
-    """Raise unless contents identify samples and show that the epoch is right."""
+    """Raise an error unless contents identify samples and show that the epoch is right."""
     by_content = [epoch for epoch in coverage.rank_epochs.values() if not epoch.by_keys]
     how = "samples are identified by their content"
     for epoch in by_content:
@@ -118,18 +125,18 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
             raise IdentityError(f"{how}, which changes from read to read: {epoch.instability}. {ASK_FOR_KEY}")
     if report.num_unexpected or (report.num_missing > report.expected.num_missing and not report.num_repeats):
         raise IdentityError(
-            f"{how}, but {max(report.num_unexpected, 1):,} do not have the content that the dataset itself returns "
-            f"(augmentation, or padding to the longest of a batch). {ASK_FOR_KEY}"
+            f"{how}, but the content of {max(report.num_unexpected, 1):,} of them differs from what the dataset "
+            f"itself returns (random augmentation, or padding to the longest sample of a batch?). {ASK_FOR_KEY}"
         )
     if not report.is_right:
         raise IdentityError(
-            f"{report.num_repeats} samples have the same content as another one: they are repeats or equal data. "
-            f"{ASK_FOR_KEY}"
+            f"{report.num_repeats} {'sample has' if report.num_repeats == 1 else 'samples have'} the same content as "
+            f"another one: they are either repeats or different samples with equal data. {ASK_FOR_KEY}"
         )
     if report.expected.ids is not None or all(epoch.is_stable for epoch in by_content):
         return
     changes = contents_change(epochs, report.expected.num_samples)
     if changes is None:
-        raise IdentityError(f"{how}, but could not be read twice to see whether it stays the same. {ASK_FOR_KEY}")
+        raise IdentityError(f"{how}, but they could not be read twice to check that it stays the same. {ASK_FOR_KEY}")
     if changes:
         raise IdentityError(f"{how}, which changes from epoch to epoch (random augmentation?). {ASK_FOR_KEY}")

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 STAGES = {
     "read": "reading bytes",
-    "transform": "reading image headers, drawing crops",
+    "transform": "reading image headers, choosing crops",
     "decode": "decoding, cropping, resizing",
     "idle": "idle until a batch is taken",
 }
-"""Descriptions of the stages that workers spend their time on."""
+"""Descriptions of the stages on which workers spend their time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int) -> str:
     start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
     if stats.num_workers and start_s > stats.elapsed_s / 2:
         return (
-            f"the epoch is too short to judge: about {start_s:.2f} s of {stats.elapsed_s:.2f} s passed before the "
-            "workers had started. Pass --epochs 2 or more: workers start only in the first epoch"
+            f"this epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to "
+            "start. They start only in the first epoch: see the next one (--epochs 2)"
         )
     longest = max(times, key=lambda stage: times[stage])
     more_workers = f"more workers (up to {num_cores}, the number of cores)" if stats.num_workers < num_cores else ""
@@ -63,7 +63,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int) -> str:
             bottleneck = "decoding is the bottleneck"
             remedies = [more_workers, _less_to_decode(stored)]
         case _:
-            bottleneck = "handing over batches is the bottleneck"
+            bottleneck = "handing batches to the training process is the bottleneck"
             remedies = ["a larger --batch-size"]
     suggestion = ", or ".join(filter(None, remedies))
     remedy = f"try {suggestion}" if suggestion else "there are already as many workers as cores"

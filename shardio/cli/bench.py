@@ -34,21 +34,24 @@ INTERRUPTED = 130
 
 
 def bench(
-    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, tars, or class folders of images.")],
+    source: Annotated[
+        Path, typer.Argument(help="A packed directory, a manifest, a directory of tars, or class folders of images.")
+    ],
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
     image_size: Annotated[int, typer.Option(min=1, help="Side length of the random crops in pixels.")] = 224,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. Workers start in the first epoch.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first one includes worker start-up.")] = 1,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[
-        str | None, typer.Option(help="Fields to load from shards, such as image,label; by default, the image.")
+        str | None,
+        typer.Option(help="Comma-separated fields to load from shards, such as image,label (default: image)."),
     ] = None,
     on_error: OnError = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,
 ) -> None:
     """Load a dataset as training would, and report the speed and the bottleneck.
 
-    Press Ctrl-C to stop early: the results so far are printed.
+    Press Ctrl-C to stop early and print the results so far.
     """
     with value_errors_as_usage_errors():
         loader, stored = _make_loader(
@@ -81,10 +84,10 @@ class ThroughputMeter:
     Attributes:
         num_batches: The number of batches so far.
         num_samples: The number of samples in them.
-        elapsed_s: The time of the last batch.
+        elapsed_s: The time of the last batch so far.
         first_batch_s: The time of the first batch; None before that.
         num_first: The number of samples in the first batch.
-        started: When the meter was created, by time.perf_counter.
+        started: The value of time.perf_counter() when the meter was created.
     """
 
     num_batches: int = 0
@@ -106,12 +109,12 @@ class ThroughputMeter:
 
     @property
     def samples_per_s(self) -> float:
-        """The rate, including the time in which workers start."""
+        """The rate, including the time that workers take to start."""
         return self.num_samples / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def samples_per_s_after_first_batch(self) -> float | None:
-        """The rate from the first batch to the last one; None if there are fewer than two batches."""
+        """The rate after the first batch; None if there are fewer than two batches."""
         if self.num_batches < 2 or self.first_batch_s is None:
             return None
         return (self.num_samples - self.num_first) / (self.elapsed_s - self.first_batch_s)

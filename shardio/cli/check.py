@@ -22,8 +22,8 @@ def check(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A packed directory, a manifest, or a directory of tars; script.py:function, which returns a loader; "
-            "or, with --merge, the recordings of all ranks.",
+            help="A packed directory, a manifest, a directory of tars, or script.py:function, a function that returns "
+            "a loader. With --merge, the recordings of all ranks.",
         ),
     ],
     world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
@@ -33,26 +33,28 @@ def check(
     remainder: Annotated[
         Remainder,
         typer.Option(
-            help="What to do with samples that do not fill a step (datasets only; a script's shardio loader sets its "
-            "own policy)."
+            help="What to do with samples that do not fill a step of all ranks: pad repeats other samples, mask also "
+            "marks the repeats, keep gives some ranks one sample more, drop leaves them out (datasets only; a "
+            "script's shardio loader sets its own policy)."
         ),
     ] = "pad",
-    shuffle: Annotated[bool, typer.Option(help="Whether to shuffle (datasets only).")] = True,
+    shuffle: Annotated[bool, typer.Option(help="Shuffle the order (datasets only).")] = True,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order (datasets only).")] = 0,
     merge: Annotated[bool, typer.Option("--merge", help="Check recordings written by CoverageRecorder.")] = False,
     expected: Annotated[
         str | None,
         typer.Option(
-            help="What a script's loader or the recordings should contain: a number of samples, or a packed dataset."
+            help="The samples that a script's loader or the recordings should contain: their number, or a packed "
+            "dataset."
         ),
     ] = None,
     key: Annotated[
-        str | None, typer.Option(help="Where a script's batches hold the keys: the name or the index of a field.")
+        str | None, typer.Option(help="The name or the index of the field that holds the keys in a script's batches.")
     ] = None,
 ) -> None:
-    """Report which samples come once, more than once, or never: in a dataset, a script's loader, or a training run.
+    """Report which samples a dataset, a script's loader or a training run delivers once, repeatedly or never.
 
-    Exits with code 1 unless every sample comes exactly once per epoch, or as the remainder policy says.
+    The exit code is 1 unless each epoch delivers every sample exactly once, or as the remainder policy specifies.
     """
     from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks
@@ -62,13 +64,15 @@ def check(
     elif len(sources) != 1:
         raise typer.BadParameter(f"expected one SOURCE, got {len(sources)} (only --merge accepts several)")
     elif ".py:" in sources[0]:
+        if not (script := Path(sources[0].rpartition(":")[0])).is_file():
+            raise typer.BadParameter(f"the script {script} does not exist")
         found = record_ranks(sources[0], world_size=world_size, epochs=epochs, key=key)
         wanted = _expect(expected)
     else:
         found, wanted = _record_dataset(
             sources[0], world_size, num_workers, batch_size, epochs, remainder, shuffle=shuffle, seed=seed
         )
-    # A script's loader may be read for one more epoch than asked for, to compare contents.
+    # A script's loader may be read for one more epoch than requested, to compare contents.
     num_judged = len(found) if merge else epochs
     reports = judge(found, wanted, num_judged=num_judged)
     for epoch, report in enumerate(reports):
@@ -87,7 +91,7 @@ def check(
 
 
 def _expect(expected: str | None) -> ExpectedSamples:
-    """Return the samples that ``--expected`` says to expect."""
+    """Return the samples that ``--expected`` specifies."""
     from shardio.check import ExpectedSamples
     from shardio.datasets import ShardDataset
 
@@ -97,7 +101,7 @@ def _expect(expected: str | None) -> ExpectedSamples:
 
 
 def _expect_all(dataset: ShardDataset) -> ExpectedSamples:
-    """Return the expectation that every key of a dataset comes once."""
+    """Return the expectation that every key of a dataset is delivered once."""
     from shardio.check import ExpectedSamples
 
     return replace(ExpectedSamples.of_keys(dataset), digest=dataset.digest)

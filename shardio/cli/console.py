@@ -1,4 +1,4 @@
-"""What several commands print: progress, counts and sizes as text, and usage errors."""
+"""Output that several commands share: progress, counts and sizes as text, and usage errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_png_path(path: Path | None) -> Path | None:
 def require_matplotlib() -> None:
     """Exit with code 1 if matplotlib is not installed."""
     try:
-        import matplotlib  # noqa: F401  # Only to see whether it is installed.
+        import matplotlib  # noqa: F401  # Only to check whether it is installed.
     except ImportError as error:
         echo("error: --plot needs matplotlib: pip install matplotlib", err=True)
         raise typer.Exit(1) from error

@@ -1,4 +1,4 @@
-"""Forecast which decoder each of a dataset's images needs on this machine, from the headers of the files."""
+"""Forecast which decoder each image of a dataset needs on this machine, from the headers of the images."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from shardio.shards import ShardTable
 
 MAX_SAMPLES = 1000
-"""The maximum number of samples to examine. In larger datasets, this many evenly spaced samples are examined."""
+"""The maximum number of samples to examine. In a larger dataset, they are evenly spaced."""
 
 SAMPLES_PER_READ = 16
-"""The number of samples to read at a time, whose files are in memory together."""
+"""The number of samples to read into memory at a time."""
 
 UNREADABLE, NO_KERNEL = "unreadable", "no kernel"
 
 
 def _decoder_texts() -> dict[str, str]:
-    """Return what to print after the number of images, by the name of their decoder."""
+    """Return the text to print after each decoder's number of images, by the name of the decoder."""
     from shardio.images import DECODER_DESCRIPTIONS
 
     texts: dict[str, str] = {name: f"by {description}" for name, description in DECODER_DESCRIPTIONS.items()}
@@ -39,7 +39,7 @@ class DecoderForecast:
         num_samples: The number of samples that were examined.
         is_partial: Whether the dataset has more samples.
         no_kernel: Why there is no kernel on this machine; None if there is one.
-        reasons: For each decoder, why the kernel does not decode the images, and how many images that concerns.
+        reasons: For each decoder, the number of its images by the reason why the kernel does not decode them.
     """
 
     num_samples: int
@@ -66,13 +66,13 @@ class DecoderForecast:
                 details = f" ({format_counts(known)})" if known else ""
                 parts.append(f"{reasons.total()} {texts[decoder_name]}{details}")
         if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
-            parts.append(f"{NO_KERNEL}: {self.no_kernel}")
+            parts.append(f"no kernel because {self.no_kernel}")
         examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
         return examined + ("; ".join(parts) or "no images")
 
 
 def forecast_decoders(table: ShardTable) -> DecoderForecast:
-    """Examine the headers of a dataset's images, or of evenly spaced ones if there are many.
+    """Forecast the decoders from the headers of a dataset's images, or of evenly spaced ones if there are many.
 
     Raises:
         ShardioError: If a sample cannot be read.
@@ -103,11 +103,11 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
 
 
 def _find_decoder(content: bytes, *, has_kernel: bool) -> tuple[str, str]:
-    """Return the name of an image's decoder, and why that is not the kernel."""
+    """Return the name of an image's decoder, and why the decoder is not the kernel."""
     from shardio.images import find_format, open_image, why_not_by_kernel
 
     name = find_format(content)
-    if name == "TIFF":  # Opening one decodes it.
+    if name == "TIFF":  # Opening a TIFF decodes it.
         return "pillow", name
     try:
         decoder_name = open_image(content).decoder_name

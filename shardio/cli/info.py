@@ -64,7 +64,7 @@ def info(
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
         "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
-        "decoded": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
+        "decoders": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
         "packed": packed or "unknown: there is no manifest",
         "digest": manifest.digest,
     }
@@ -78,7 +78,7 @@ def _format_range(smallest: int, largest: int) -> str:
 
 
 def _try_forecast(table: ShardTable) -> DecoderForecast | Exception:
-    """Return a forecast, or the error if the shards cannot be read: the manifest alone provides all other rows."""
+    """Return a forecast, or the error if the shards cannot be read. All other rows need only the manifest."""
     try:
         return forecast_decoders(table)
     except (ShardioError, OSError) as error:

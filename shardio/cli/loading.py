@@ -1,4 +1,4 @@
-"""What commands that load batches share: options, messages about ranks and unreadable samples, class folders."""
+"""Options, messages and checks that are shared by the commands that load batches."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_loader_options(batch_size: int, num_workers: int, on_error: OnErrorPoli
 
 
 def report_rank() -> None:
-    """Report the rank on standard error if there are several: the variables may be left over from another launcher."""
+    """Report the rank on standard error if there are several. RANK and WORLD_SIZE may be left over from a launcher."""
     from shardio.world import find_world
 
     with value_errors_as_usage_errors():
@@ -53,7 +53,7 @@ def report_rank() -> None:
 
 @contextmanager
 def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
-    """Name the option that loads the other samples in the error about an unreadable sample."""
+    """Add to an error about an unreadable sample the option that continues without it."""
     try:
         yield
     except SampleError as error:
@@ -66,7 +66,9 @@ def has_class_folders(source: Path) -> bool:
     """Return whether a directory holds class folders rather than shards."""
     from shardio.shards import MANIFEST_NAME
 
-    if not source.is_dir() or (source / MANIFEST_NAME).exists() or any(source.glob("*.tar")):
+    if not source.is_dir() or (source / MANIFEST_NAME).exists():
+        return False
+    if any(path.suffix.lower() == ".tar" for path in source.iterdir()):
         return False
     return bool(find_class_folders(source))
 

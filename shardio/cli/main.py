@@ -1,4 +1,4 @@
-"""The command line: ``shardio COMMAND …``. Exit codes: 0 done, 1 failed, 2 wrong usage."""
+"""The command line: ``shardio COMMAND …``. Exit codes: 0 success, 1 failure, 2 usage error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main() -> None:
         echo(f"error: {_describe(error)}", err=True)
         sys.exit(1)
     except MemoryError as error:
-        echo(f"error: not enough memory: {error}: use smaller images or batches", err=True)
+        echo(f"error: not enough memory ({error}): use smaller images or batches", err=True)
         sys.exit(1)
 
 

@@ -13,7 +13,7 @@ from shardio.cli.console import check_png_path, count, require_matplotlib, value
 from shardio.cli.terminal import echo
 
 MAX_POINTS = 100_000
-"""The maximum number of samples to plot. Of a larger dataset, a random subset is plotted."""
+"""The maximum number of samples to plot. For a larger dataset, a random subset is plotted."""
 
 
 def order(
@@ -23,12 +23,14 @@ def order(
     lanes: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Number of stretches of the epoch that take turns; leave unset to let shardio choose."
+            min=1,
+            help="Number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn; "
+            "leave unset to let shardio choose.",
         ),
     ] = None,
     window: Annotated[
         int | None,
-        typer.Option(min=1, help="Samples of a lane that are shuffled together; leave unset to let shardio choose."),
+        typer.Option(min=1, help="Number of samples of a lane to shuffle together; leave unset to let shardio choose."),
     ] = None,
     world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")] = 256,
@@ -36,7 +38,7 @@ def order(
         Path | None, typer.Option(callback=check_png_path, metavar="FILE.png", help="Plot the epoch to this file.")
     ] = None,
 ) -> None:
-    """Measure how well an epoch is shuffled and how much data a rank reads in that order; pass --plot to plot it."""
+    """Measure how well an epoch is shuffled and how much data a rank reads; pass --plot to plot the order."""
     from shardio.order import IDEAL_DISTANCE, EpochOrder, choose_settings, measure_quality
     from shardio.shards import open_table
 
@@ -90,7 +92,7 @@ def _plot_epoch(path: Path, samples: NDArray[np.int64], sizes: NDArray[np.int64]
     for axes, values, label in zip(
         figure.subplots(2, 1, sharex=True), (shards, indices), ("shard", "index in the shard"), strict=True
     ):
-        # The margin on either side gives a single lane a bright colour, too.
+        # The margins of the colour scale give a single lane a bright colour, too.
         axes.scatter(
             positions,
             values,

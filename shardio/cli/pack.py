@@ -78,8 +78,8 @@ def pack(
     jpeg: Annotated[
         JpegMode,
         typer.Option(
-            help="How to store JPEGs: copy them unchanged; tile them losslessly, so that crops decode faster; or "
-            "reencode them, smaller, upright and tiled."
+            help="How to store JPEGs: copy stores them unchanged, tile rewrites them losslessly so that crops decode "
+            "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
         ),
     ] = "copy",
     max_side: Annotated[
@@ -114,8 +114,8 @@ def pack(
         Path | None,
         typer.Option(
             metavar="FILE|DATASET",
-            help="The class names that define the labels: a text file with one name per line, a packed directory, or "
-            "class folders.",
+            help="Where to read the class names that define the labels: a text file with one name per line, a packed "
+            "directory, or class folders.",
         ),
     ] = None,
     on_changed: Annotated[
@@ -188,7 +188,7 @@ def _read_lines(path: Path) -> list[str]:
     for line_number, line in enumerate(lines, 1):
         if not line.strip():
             raise ValueError(
-                f"line {line_number} of {path} is empty, but each line defines a label: delete it or name a class"
+                f"line {line_number} of {path} is empty, but each line defines a label: delete it or write a class name"
             )
     return lines
 

@@ -1,4 +1,4 @@
-"""Writing to standard output and error: any name is accepted, and control characters are escaped."""
+"""Write to standard output and error. Any file name is accepted, and control characters are escaped."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def prepare_streams() -> None:
 def _open_closed_streams() -> None:
     """Open the null device in place of closed standard streams, such as after ``2>&-``.
 
-    Otherwise, a file opened later would get the descriptor of a closed stream, and output to that stream would end up
-    in the file.
+    Otherwise, a file opened later would get the descriptor of a closed stream, and output to that stream would go to
+    the file.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
@@ -83,7 +83,7 @@ def _take_any_name() -> None:
 def _format_printable_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Return the text of a warning. Only warnings about other code than shardio's show the line that they are about."""
+    """Return the text of a warning. It shows a line of source code unless the code is shardio's."""
     if Path(filename).is_relative_to(_PACKAGE):
         text = f"warning: {message}\n"
     else:

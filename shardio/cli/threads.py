@@ -1,4 +1,4 @@
-"""The threads in which torch computes on a CPU: the only place that chooses their number."""
+"""The number of torch's CPU threads. No other module chooses it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shardio.processors import count_processors
 from shardio.world import find_local_world_size
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which users choose torch's threads. torchrun sets the first to 1 if it starts several ranks."""
+"""Variables with which users set torch's threads. torchrun sets the first to 1 if it starts several ranks."""
 
 
 def choose_threads(num_processors: int, num_ranks: int, num_workers: int) -> int:
-    """Return how many threads each rank of a machine uses next to its loader's workers, at least 1.
+    """Return how many torch threads each rank of a machine uses in addition to its loader's workers, at least 1.
 
-    By default torch uses all processors. Its threads wait for each other after each operation, and spin meanwhile: if
-    one of them finds its processor busy, all waste their time.
+    By default, torch uses all processors. After each operation, its threads wait in a busy loop until all of them have
+    finished, so one thread on a busy processor delays all others.
 
     >>> choose_threads(8, 1, 2), choose_threads(8, 2, 2), choose_threads(2, 1, 2)
     (6, 2, 1)
@@ -29,12 +29,12 @@ def leave_processors_to_workers(num_workers: int, device: torch.device, num_befo
     """Reduce torch's threads if it computes on a CPU and the user has not chosen their number.
 
     Args:
-        num_workers: Workers of the loader.
+        num_workers: The number of the loader's workers.
         device: Where torch computes.
-        num_before: torch's threads when the process started. If they have changed since, that was a choice.
+        num_before: The number of torch's threads when the process started. A different number now is the user's choice.
 
     Returns:
-        A message that says what changed; None if nothing did.
+        A message about the change; None if nothing changed.
     """
     if device.type != "cpu" or torch.get_num_threads() != num_before or any(map(os.environ.get, VARIABLES)):
         return None

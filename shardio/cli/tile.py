@@ -16,8 +16,8 @@ Files = Annotated[list[Path], typer.Argument(help="JPEG files.", exists=True, di
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Directory to write the files to, under the same names. Existing files are overwritten, except the "
-        "originals: their own directory is refused. Leave unset to write nothing.",
+        help="Directory to write the files to, under the same names. Existing files are overwritten, so the directory "
+        "of the originals is refused. Leave unset to write nothing.",
         file_okay=False,
     ),
 ]
@@ -38,7 +38,7 @@ def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes],
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if out is not None and duplicate is not None:
         raise typer.BadParameter(
-            f"two files are named {duplicate}: write them to separate directories", param_hint="--out"
+            f"two files are named {duplicate}: use a separate run and directory for each", param_hint="--out"
         )
     if out is not None:
         for file in files:

@@ -27,7 +27,7 @@ from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.train import TrainConfig
 
 DATA, MODEL, LEARNING, RUN = "Data", "Model", "Learning", "The run"
-"""Panels of ``--help``."""
+"""The panels of ``--help``."""
 
 PANELS = {"channels_last": MODEL, "checkpoint_every": RUN, "log_every": RUN, "deterministic": RUN, "device": RUN}
 """The panels of the options that are made from TrainConfig, except those in LEARNING."""
@@ -36,7 +36,7 @@ DEFAULTS = {"lr": 2e-3}
 """Defaults that differ from those of TrainConfig: this learning rate suits the small model."""
 
 OTHERWISE = {"directory": "--out", "resume": "--fresh", "seed": "--seed"}
-"""Settings of TrainConfig whose options are written out below."""
+"""Settings of TrainConfig whose options are parameters of ``train``."""
 
 NO_OPTIONS = ("steps_per_epoch", "mean", "std", "data")
 """Settings of TrainConfig that have no option."""
@@ -44,48 +44,55 @@ NO_OPTIONS = ("steps_per_epoch", "mean", "std", "data")
 
 def train(
     source: Annotated[
-        Path, typer.Argument(help="A packed directory, a manifest, a directory of tars, or of class folders.")
+        Path, typer.Argument(help="A packed directory, a manifest, a directory of tars, or class folders of images.")
     ],
     *,
     val: Annotated[
-        Path | None, typer.Option(help="Another source of any of these kinds to validate on.", rich_help_panel=DATA)
+        Path | None,
+        typer.Option(help="The validation data, in any form that SOURCE accepts.", rich_help_panel=DATA),
     ] = None,
     val_share: Annotated[
         float | None,
         typer.Option(
-            help="Without --val, the share of SOURCE's samples to validate on; 0 for none (default: 0.2).",
+            help="Without --val, the share of SOURCE's samples to validate on; 0 disables validation (default: 0.2).",
             rich_help_panel=DATA,
         ),
     ] = None,
     batch_size: BatchSize = 32,
     image_size: Annotated[
-        int, typer.Option(min=8, max=4096, help="Side of the square images in pixels.", rich_help_panel=DATA)
+        int, typer.Option(min=8, max=4096, help="Side length of the square images in pixels.", rich_help_panel=DATA)
     ] = 64,
     num_workers: NumWorkers = 2,
     on_error: OnError = "raise",
     max_pixels: Annotated[
-        int, typer.Option(min=1, help="An image with more pixels is an error.", rich_help_panel=DATA)
+        int,
+        typer.Option(
+            min=1, help="Maximum number of pixels in an image; a larger image is an error.", rich_help_panel=DATA
+        ),
     ] = DEFAULT_MAX_PIXELS,
     model: Annotated[
         str,
         typer.Option(
-            help="small, a residual network; torchvision:NAME or timm:NAME, if they are installed; or your own "
+            help="small (a residual network), torchvision:NAME or timm:NAME (if installed), or your own "
             "module:function or file.py:function, which is called with num_classes.",
             rich_help_panel=MODEL,
         ),
     ] = "small",
     pretrained: Annotated[
-        bool, typer.Option("--pretrained", help="Start with torchvision's or timm's weights.", rich_help_panel=MODEL)
+        bool,
+        typer.Option("--pretrained", help="Start from pretrained weights (torchvision, timm).", rich_help_panel=MODEL),
     ] = False,
     compile_model: Annotated[
         bool, typer.Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=MODEL)
     ] = False,
     script: Annotated[
         bool,
-        typer.Option("--script", help="Convert the model to TorchScript (before Python 3.14).", rich_help_panel=MODEL),
+        typer.Option(
+            "--script", help="Convert the model to TorchScript (needs Python 3.13 or older).", rich_help_panel=MODEL
+        ),
     ] = False,
     gradient_penalty: Annotated[
-        float | None, typer.Option(help="Weight of the gradient's norm in the loss.", rich_help_panel=LEARNING)
+        float | None, typer.Option(help="Weight of the gradient norm to add to the loss.", rich_help_panel=LEARNING)
     ] = None,
     out: Annotated[
         Path | None,
@@ -95,14 +102,14 @@ def train(
         ),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start a new run over an earlier one in --out.", rich_help_panel=RUN)
+        bool, typer.Option("--fresh", help="Start a new run, replacing an earlier one in --out.", rich_help_panel=RUN)
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             callback=check_png_path,
             metavar="FILE.png",
-            help="Plot the planned and the actual learning rates.",
+            help="Plot the planned and the actual learning rates to this file.",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -116,7 +123,7 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Threads in which torch computes on the CPU (default: processors minus workers, at least 1).",
+            help="Number of torch's CPU threads (default on a CPU: processors minus workers, at least 1).",
             rich_help_panel=RUN,
         ),
     ] = None,
@@ -138,7 +145,7 @@ def train(
     if plot is not None:
         require_matplotlib()
     if val is not None and val_share is not None:
-        raise typer.BadParameter("use either --val or a share of SOURCE, not both", param_hint="--val-share")
+        raise typer.BadParameter("pass either --val or --val-share, not both", param_hint="--val-share")
     share = 0.2 if val_share is None else val_share
     if not 0 <= share < 1:
         raise typer.BadParameter(f"must be at least 0 and below 1, got {share}", param_hint="--val-share")
@@ -173,7 +180,7 @@ def train(
 
 
 def _make_options() -> list[inspect.Parameter]:
-    """Return an option for each setting of TrainConfig: its name, type, default and text."""
+    """Return an option for each setting of TrainConfig: its name, type, default and help text."""
     texts = dict(re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(TrainConfig) or "", re.MULTILINE))
     types = get_type_hints(TrainConfig)
     options = []
@@ -181,7 +188,7 @@ def _make_options() -> list[inspect.Parameter]:
         name = setting.name
         if name in OTHERWISE or name in NO_OPTIONS:
             continue
-        flag = [_option_of(name)] if setting.default is False else []  # Without --no-NAME, which typer would add.
+        flag = [_option_of(name)] if setting.default is False else []  # Without this, typer would add --no-NAME.
         help_text, panel = " ".join(texts.get(name, "").split()), PANELS.get(name, LEARNING)
         default = DEFAULTS.get(name, setting.default)
         option = typer.Option(default, *flag, help=help_text, rich_help_panel=panel)
@@ -194,7 +201,7 @@ def _option_of(setting: str) -> str:
 
 
 def _with_options() -> inspect.Signature:
-    """Return the signature of the command, from which typer makes its options: TrainConfig's stand for ``settings``."""
+    """Return the command's signature for typer, with the settings of TrainConfig in place of ``**settings``."""
     signature = inspect.signature(train, eval_str=True)
     *parameters, _ = signature.parameters.values()
     place = [parameter.name for parameter in parameters].index("gradient_penalty")
@@ -203,7 +210,7 @@ def _with_options() -> inspect.Signature:
 
 @contextmanager
 def _errors_name_the_option() -> Iterator[None]:
-    """Turn TrainConfig's errors, which start with the name of a setting, into wrong usage of its option."""
+    """Turn TrainConfig's errors, which start with the name of a setting, into usage errors about its option."""
     try:
         yield
     except ValueError as error:

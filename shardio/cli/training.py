@@ -30,7 +30,7 @@ MapDataset = ImageFolder | ShardMapDataset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainData:
-    """The data to train and to validate on.
+    """The training and validation data.
 
     Attributes:
         training: The training samples, with random crops.
@@ -57,7 +57,7 @@ class TrainData:
 def open_data(
     source: Path, val_source: Path | None, val_share: float, image_size: int, seed: int, max_pixels: int
 ) -> TrainData:
-    """Open the data to train on, and to validate on: another source, or a share of the same."""
+    """Open the training data and the validation data, which is another source or a share of the same one."""
     augmented = Compose([RandomResizedCrop(image_size, scale=(0.25, 1.0)), RandomHorizontalFlip()])
     central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
     training = _open_source(source, augmented, max_pixels)
@@ -65,14 +65,16 @@ def open_data(
         try:
             validation = _open_source(val_source, central, max_pixels, classes=training)
         except ValueError as error:
-            raise FormatError(f"{error}. The validation source must have the classes of {source}") from error
+            raise FormatError(
+                f"{error}. Here the list is the classes of {source}, which numbers the validation data as well"
+            ) from error
         return TrainData(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
     if not val_share:
         return TrainData(training=training, validation=None, num_classes=len(training.classes), seed=seed)
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(
-            f"{source} has {len(training)} samples, too few to validate on {val_share:.0%} of them: change --val-share"
+            f"{source} has {len(training)} samples, too few to set aside {val_share:.0%} of them: change --val-share"
         )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     return TrainData(
@@ -90,7 +92,7 @@ def make_network(name: str, num_classes: int, image_size: int, *, pretrained: bo
 
 
 class EpochBar(PrintEpochs):
-    """Print a line per epoch and, on a terminal, a bar within it; on rank 0. A context manager."""
+    """Prints a line for each epoch and, on a terminal, a progress bar, both on rank 0 only. A context manager."""
 
     def __init__(self, num_batches: int, *, is_shown: bool) -> None:
         self._bar = make_bar() if is_shown and find_world().rank == 0 else None

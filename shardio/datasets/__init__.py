@@ -1,4 +1,4 @@
-"""Datasets for torch: order meets reading."""
+"""Datasets and a sampler for torch, with shardio's order."""
 
 from shardio.datasets.epoch_sampler import EpochSampler, find_digest
 from shardio.datasets.image_folder import ImageFolder

@@ -14,17 +14,17 @@ _BEGINNING = Cursor(epoch=0)
 class EpochCell:
     """The epoch and position at which the next iteration begins, the same in all workers of a loader.
 
-    Workers start asynchronously, and by then the training process may have set the next epoch. So a worker's first
-    iteration begins at the value that was set when its process was started. Later iterations need persistent workers,
-    and torch does not tell the training process when they begin: the first worker that begins reads the value that was
-    set last, and the others follow it.
+    Workers start asynchronously: before they run, the training process may already set the next epoch. So a worker's
+    first iteration begins at the value that was current when its process was started. Later iterations happen in
+    persistent workers only, and torch does not report when they begin. The first worker to begin reads the latest
+    value, and the others use the same one.
 
     Attributes:
-        num_sets: How often this process set it. A loader compares this count to notice that its user set it.
+        num_sets: How many times this process set the cell. A loader compares this count to detect a call by the user.
     """
 
     def __init__(self, cursor: Cursor = _BEGINNING) -> None:
-        # Epoch and position of the next iteration, then what workers agreed on: see _agree.
+        # The epoch and position of the next iteration, then the agreement between workers: see _agree.
         self._numbers = SharedNumbers([cursor.epoch, cursor.position, 0, 0, 0, 0, 0])
         self._own = cursor  # Set by this process or, in a worker, by the process that started it.
         self._num_starts = 0
@@ -32,20 +32,21 @@ class EpochCell:
 
     @property
     def next(self) -> Cursor:
-        """Where the next iteration begins: the value that any process set last."""
+        """Where the next iteration begins: the latest value, whichever process set it."""
         epoch, position = self._numbers.array[:2].tolist()
         return Cursor(epoch=epoch, position=position)
 
     def set(self, cursor: Cursor) -> None:
-        """Set it for all processes that share the cell."""
+        """Set where the next iteration begins, for all processes that share the cell."""
         self._numbers.array[:2] = cursor.epoch, cursor.position
         self._own = cursor
         self.num_sets += 1
 
     def start(self, dataset: Any) -> Cursor:
-        """Return where an iteration over ``dataset`` begins that starts now."""
+        """Start an iteration over ``dataset``; return where it begins."""
         worker = find_worker_over(dataset)
-        if worker is None:  # In a worker: a dataset that wraps this one need not iterate over it once an epoch.
+        # A dataset that wraps this one may iterate over it any number of times per epoch.
+        if worker is None:
             return self.next
         self._num_starts += 1
         if self._num_starts == 1:
@@ -53,11 +54,11 @@ class EpochCell:
         return self._agree(worker.loader_seed, worker.num_workers)
 
     def _agree(self, loader: int, num_workers: int) -> Cursor:
-        """Return the value that the first of a loader's workers to call this reads.
+        """Return the same start to all workers of a loader: the latest value at the first of their calls.
 
         Args:
-            loader: The seed of the loader's workers. Another loader may have the same seed, so an agreement holds
-                for as many calls as there are workers.
+            loader: The seed of the loader's workers. Another loader may have the same seed, so an agreement ends
+                after ``num_workers`` calls.
             num_workers: The number of workers.
         """
         with self._numbers.locked():

@@ -26,28 +26,30 @@ from shardio.order import (
 
 
 class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
-    """Give each rank its share of a map-style dataset, in shardio's order.
+    """A sampler that gives each rank its share of a map-style dataset, in shardio's order.
 
-    It subclasses torch's DistributedSampler, so frameworks see that the data are split already. In
-    shardio.DataLoader its state counts the batches that the user received, in torch's DataLoader the samples that the
-    loader requested. Both loaders treat a subclass that overrides ``__iter__`` or ``__len__`` as a foreign sampler: see
+    It subclasses torch's DistributedSampler, so frameworks see that the data is already split. In shardio.DataLoader,
+    its state counts the batches that the user received. In torch's DataLoader, it counts the samples that the loader
+    requested. If a subclass overrides ``__iter__`` or ``__len__``, both loaders treat it like any other sampler: see
     :class:`shardio.DataLoader`.
 
     Args:
-        dataset: A map-style dataset. A dataset with shards is ordered by them, any other in one lane and one window.
-        batch_size: The loader's batch size, needed where the order is not shuffled or the remainder is ``drop``;
-            shardio.DataLoader sets it.
+        dataset: A map-style dataset. If it has shards, the order follows them. Otherwise it has one lane and one
+            window by default.
+        batch_size: The batch size of torch's DataLoader. ``drop`` requires it, and an unshuffled order needs it to
+            make the same batches as shardio.DataLoader, which uses its own batch size.
         shuffle: Whether to shuffle, differently in each epoch.
         seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
-        remainder: What happens to the samples that do not fill a step of all ranks, see
-            :class:`shardio.ShardDataset`; ``mask`` needs shardio.DataLoader.
-        rank: The rank of this process; by default torch.distributed's or torchrun's.
-        world_size: The number of ranks; by default torch.distributed's or torchrun's.
-        lanes: With ``shuffle``, the number of stretches of the epoch between which positions alternate.
+        remainder: What happens to the samples that do not fill a step of all ranks: see
+            :class:`shardio.ShardDataset`. ``mask`` requires shardio.DataLoader.
+        rank: The rank of this process; by default, that of torch.distributed or torchrun.
+        world_size: The number of ranks; by default, that of torch.distributed or torchrun.
+        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
+            equal parts, and consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
 
     Raises:
-        ValueError: If an argument is out of range, the dataset is empty, or its length differs from its shards'.
+        ValueError: If an argument is out of range, the dataset is empty, or its length differs from that of its shards.
     """
 
     def __init__(
@@ -63,20 +65,20 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         lanes: int | None = None,
         window: int | None = None,
     ) -> None:
-        # DistributedSampler.__init__ asks torch.distributed for the world at once. Here the world is read when it is
-        # first needed, so torch's attributes are properties below.
+        # DistributedSampler.__init__ queries torch.distributed at once. This class reads the world when it is needed,
+        # so torch's attributes are properties below.
         Ordered.__init__(self, remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
-        self.dataset = dataset  # type: ignore[assignment]  # torch's type wants a Dataset; a length is enough
+        self.dataset = dataset  # type: ignore[assignment]  # torch's type requires a Dataset; a length is enough
         self.num_all_samples = len(dataset)
         if self.num_all_samples == 0:
-            raise ValueError("the dataset is empty")
+            raise ValueError("the dataset is empty: pass a dataset with at least one sample")
         self.digest, old_digest = find_digest(dataset), find_digest(dataset, looks_at_parts=False)
         self.old_digest = old_digest if old_digest != self.digest else None
         sizes = getattr(dataset, "shard_sizes", None)
         if sizes is not None and sizes.sum() != len(dataset):
             raise ValueError(
                 f"the length of {type(dataset).__name__} is {len(dataset)}, but its shards hold {sizes.sum()} samples, "
-                "and the order is by shards: do not override __len__; use torch's Subset(dataset, indices) for a part"
+                "which determine the order: do not override __len__; use torch's Subset(dataset, indices) for a part"
             )
         self.shard_sizes = np.array([len(dataset)]) if sizes is None else sizes
         if sizes is None and shuffle:
@@ -105,7 +107,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         return len(self) * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. The loaded epoch keeps its position; another epoch drops it.
+        """Set the epoch of the next iteration.
+
+        If a state was loaded, setting its epoch resumes at its position. Any other epoch begins at its start.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
@@ -116,11 +120,11 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         self.counter.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the run: in the epoch in flight, even if ``set_epoch`` has set the next one."""
+        """Return the run's position. It is in the epoch in flight, even if ``set_epoch`` has set the next one."""
         return self.dump_cursor(self.counter.now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
+        """Resume from a state.
 
         Raises:
             StateError: If it belongs to another dataset or order.
@@ -132,20 +136,20 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         return self.own_split(Cursor(epoch=0)).num_own_samples
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the indices of this rank's samples. Without ``set_epoch`` an epoch is repeated, as in torch.
+        """Iterate over the indices of this rank's samples. Without ``set_epoch``, every iteration repeats one epoch.
 
         Raises:
             ValueError: If ``remainder`` is ``mask``.
             RuntimeError: If a caller splits the samples over ranks again.
         """
         if self.remainder == "mask":
-            raise ValueError("remainder='mask' needs shardio.DataLoader, which adds the field 'valid' to the batches")
+            raise ValueError("remainder='mask' requires shardio.DataLoader, which adds the field 'valid' to batches")
         iteration = SampleIterator(self, self.counter.find_start(self.num_all_samples), self._start)
         self.counter.start(self.num_all_samples, repeats=True)  # Not before: an iteration that raises does not count.
         return iteration
 
     def _start(self, cursor: Cursor, split: Split, num_left_out: int) -> Iterator[int]:
-        num_batches, start = divmod(num_left_out, split.batch_size)  # Only the last batch may have fewer.
+        num_batches, start = divmod(num_left_out, split.batch_size)  # Only the last batch may have fewer samples.
         self.counter.progress = progress = Progress(cursor=cursor, split=split, num_batches=num_batches)
         return self._yield_indices(progress, start)
 
@@ -158,19 +162,19 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             *first, last = indices.tolist()
             yield from first[start:]
             start = 0
-            # Before the last sample is yielded, so the state is right immediately after it.
+            # Before the last sample is yielded, so that the state is right as soon as the sample is received.
             hand_over([partial(setattr, progress, "num_batches", num_batches)])
             yield last
         hand_over([partial(setattr, progress, "is_finished", True)])
 
 
 def find_digest(dataset: Any, *, looks_at_parts: bool = True) -> str:
-    """Return a dataset's identity: its own or, for a Subset, one of the inner dataset and the indices.
+    """Return a dataset's identity: its ``digest`` or, for a Subset, a hash of the inner identity and the indices.
 
     Args:
         dataset: The dataset.
-        looks_at_parts: Whether the identity of a ConcatDataset or a StackDataset consists of those of its parts and
-            their lengths. In earlier versions it was empty.
+        looks_at_parts: Whether the identity of a ConcatDataset or StackDataset is a hash of its parts' identities and
+            lengths. If not, it is empty, as in earlier versions.
     """
     if isinstance(dataset, Subset):
         indices = check_integers(dataset.indices).astype(np.int64).tobytes()

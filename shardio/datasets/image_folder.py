@@ -1,4 +1,4 @@
-"""ImageFolder: a directory of class folders, laid out as for torchvision."""
+"""ImageFolder: a directory of class folders, with the same layout as in torchvision."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from shardio.storage import Location, parse_location, read_as_utf8
 
 
 class ImageFolder(MapDataset):
-    """The images below ``root/class/…``, labelled by class folder.
+    """A map-style dataset of the images in ``root/class/…``, labelled by class folder.
 
     Args:
         root: The directory.
-        transform: Applied to the image.
+        transform: A callable applied to each image.
         decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
-        orientation: ``apply`` honours the EXIF orientation.
-        max_pixels: The largest number of pixels of an image; a larger image is an error, since small files can hold
-            huge images.
-        classes: Class names, or another dataset that has them, in the order of their labels; by default the sorted
+        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
+        max_pixels: The largest number of pixels of an image; a larger image is an error, because a small file can
+            hold a huge image.
+        classes: Class names in the order of their labels, or another dataset that has them; by default, the sorted
             names of the class folders. Classes without a folder are allowed.
 
     Attributes:
         classes: The class names, by label.
         class_to_idx: The label of each class name.
-        samples: (absolute path, label) of each image, in torchvision's order. Another list can be set; a label that is
-            not an integer raises a TypeError when it is read.
+        samples: (absolute path, label) of each image, in torchvision's order. You can set another list; a label that
+            is not an integer raises TypeError when it is read.
 
     Raises:
-        FileNotFoundError: If there is no such directory, it has no class folders, or one of them has no image.
+        FileNotFoundError: If the directory does not exist, has no class folders, or a class folder has no images.
         ValueError: If a class folder is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
@@ -97,7 +97,7 @@ class ImageFolder(MapDataset):
 def _find_classes(root: Location) -> dict[str, Location]:
     """Return the class folders by name, sorted."""
     if not root.is_folder():
-        raise FileNotFoundError(f"there is no directory {root}")
+        raise FileNotFoundError(f"the directory {root} does not exist")
     names = sorted(name[:-1] for name in root.list() if name.endswith("/") and not name.startswith("."))
     if not names:
         raise FileNotFoundError(f"{root} has no class folders: images are expected in {root}/<class>/")
@@ -107,7 +107,7 @@ def _find_classes(root: Location) -> dict[str, Location]:
 def _find_samples(
     folders: Mapping[str, Location], labels: Mapping[str, int]
 ) -> tuple[list[tuple[str, int]], list[Path]]:
-    """Return (path, label) of each image, and the other files."""
+    """Return the (path, label) of each image, and all other files."""
     samples = []
     others = list[Path]()
     for name, folder in folders.items():
@@ -115,7 +115,9 @@ def _find_samples(
         for path in map(Path, folder.walk()):
             (images if path.suffix[1:].lower() in IMAGE_FIELDS else others).append(path)
         if not images:
-            raise FileNotFoundError(f"the class folder {folder} holds no image ({', '.join(IMAGE_FIELDS)})")
+            raise FileNotFoundError(
+                f"the class folder {folder} holds no images: add images ({', '.join(IMAGE_FIELDS)}) or remove it"
+            )
         # torchvision's order: by directory, then by name.
         images.sort(key=lambda path: (str(path.parent), path.name))
         samples += [(str(path), labels[name]) for path in images]

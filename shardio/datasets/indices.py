@@ -1,4 +1,4 @@
-"""Indices as users and samplers give them."""
+"""Checks of the indices that users and samplers pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
         num_samples: The size of the dataset.
 
     Raises:
-        TypeError: If one of them is not an integer. A float would name the sample below it.
+        TypeError: If one of them is not an integer: a float would select the sample below it.
         IndexError: If one of them is out of range.
     """
     integers = check_integers(indices)
@@ -30,7 +30,7 @@ def check_indices(indices: Any, num_samples: int) -> NDArray[np.int64]:
 
 
 def check_integers(indices: Any) -> NDArray[Any]:
-    """Return indices as an array [n] of signed integers, or of Python's own where 64 bits are not enough.
+    """Return indices as an array [n] of signed integers, or of Python integers if 64 bits are not enough.
 
     Raises:
         TypeError: If one of them is not an integer.

@@ -1,4 +1,4 @@
-"""Labels that follow a different list of class names than the one that a dataset was packed with."""
+"""Labels by the user's list of class names, instead of the list that a dataset was packed with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardio.decoding import FieldDecoder
 def follow_classes(
     packed: Sequence[str], classes: Classes | None, decoder: FieldDecoder, where: str
 ) -> tuple[tuple[str, ...], FieldDecoder]:
-    """Return a dataset's class names, by label, and a decoder that returns those labels. Stored data do not change.
+    """Return a dataset's class names, by label, and a decoder that returns those labels. The stored data stays as is.
 
     Args:
         packed: The class names, by stored label.
@@ -21,7 +21,7 @@ def follow_classes(
         where: The dataset's source, for messages.
 
     Raises:
-        TypeError: If ``classes`` is not a list of names and has none.
+        TypeError: If ``classes`` is neither a list of names nor a dataset that has them.
         ValueError: If the dataset has no class names, or one that is not in ``classes``.
     """
     if classes is None:

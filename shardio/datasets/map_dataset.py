@@ -1,4 +1,4 @@
-"""The common part of map-style datasets."""
+"""The base class of map-style datasets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from shardio.values import check_integer
 
 
 class MapDataset(Transformed, Dataset[Any]):
-    """Samples by index.
+    """The base class of shardio's map-style datasets.
 
     Attributes:
-        decoder: Decodes what was read.
-        reader: Reads samples by what :meth:`locate` returns.
-        map_epoch: The seed and epoch, where the user set them.
+        decoder: Decodes the stored fields.
+        reader: Reads samples, given the result of :meth:`locate`.
+        map_epoch: The seed and epoch, if the user set them.
     """
 
     def __init__(self, decoder: FieldDecoder, reader: SampleReader | FileReader) -> None:
@@ -38,22 +38,22 @@ class MapDataset(Transformed, Dataset[Any]):
     def set_epoch(self, epoch: int, seed: int | None = None) -> None:
         """Make random transforms a function of (seed, epoch, sample) from now on.
 
-        With an EpochSampler in shardio.DataLoader they are one without this call.
+        An EpochSampler in shardio.DataLoader does not need this call.
 
         Args:
             epoch: The epoch's number.
-            seed: The seed of the transforms; by default the previous one, which is 0 at first.
+            seed: The seed of the transforms; by default, the previous one, which is initially 0.
 
         Raises:
             TypeError: If an argument is not an integer.
-            ValueError: If one is negative, or the epoch is not below 2**62.
+            ValueError: If one is negative, the epoch is not below 2**62, or the seed is not below 2**63.
         """
         if seed is None:
             seed, _ = self.map_epoch.known or (0, 0)
         self.map_epoch.set(check_epoch(epoch), check_integer("seed", seed, at_least=0, below=2**63))
 
     def locate(self, indices: NDArray[np.int64]) -> Any:
-        """Return what the reader reads samples by: their indices, unless a subclass overrides this."""
+        """Return what the reader needs to find samples: their indices, unless a subclass overrides this."""
         return indices
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -76,13 +76,13 @@ class MapDataset(Transformed, Dataset[Any]):
         return self._get([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return a batch of samples (torch's DataLoader calls this).
+        """Return a batch of samples. torch's DataLoader calls this method.
 
-        If a subclass overrides ``__getitem__`` alone, the samples come from that method.
+        If a subclass overrides only ``__getitem__``, the samples come from that method.
 
         Raises:
             TypeError: If an index is not an integer.
-            IndexError: If one is out of range.
+            IndexError: If an index is out of range.
             SampleError: If a sample cannot be read or decoded.
         """
         single = self._owner("__getitem__")
@@ -106,7 +106,7 @@ class MapDataset(Transformed, Dataset[Any]):
         return self.read(checked, self.map_epoch.rng_keys(checked))
 
     def read(self, indices: NDArray[np.int64], rng_keys: Words) -> list[Any]:
-        """Return samples by indices, int64 [n], with the rng keys of their transforms, uint64 [n].
+        """Return the samples at the indices, int64 [n], with the rng keys of their transforms, uint64 [n].
 
         Raises:
             SampleError: If a sample cannot be read or decoded.

@@ -18,9 +18,9 @@ _LOADERS_EPOCH: ContextVar[tuple[int, int] | None] = ContextVar("loaders_epoch",
 
 @contextmanager
 def known_epoch(seed: int, epoch: int) -> Iterator[None]:
-    """Use this seed and epoch for samples that are read in the block, through any wrappers.
+    """Use this seed and epoch for samples that are read in the block, even through wrapper datasets.
 
-    shardio.DataLoader sends both with the indices, so two loaders over one dataset do not disturb each other.
+    shardio.DataLoader sends both with the indices, so two loaders over one dataset do not interfere.
     """
     token = _LOADERS_EPOCH.set((seed, epoch))
     try:
@@ -30,7 +30,7 @@ def known_epoch(seed: int, epoch: int) -> Iterator[None]:
 
 
 class MapEpoch:
-    """The seed and epoch of a map-style dataset, if its user set them; shared with worker processes."""
+    """The seed and epoch of a map-style dataset, if the user set them. Worker processes share them."""
 
     def __init__(self) -> None:
         self._cell = SharedCell(False, 0, 0)
@@ -46,6 +46,6 @@ class MapEpoch:
         return (seed, epoch) if is_set else None
 
     def rng_keys(self, indices: NDArray[np.int64]) -> Words:
-        """Return an rng key for each sample, uint64 [n], from torch's generator if the epoch is not known."""
+        """Return one rng key per sample, uint64 [n]; they come from torch's generator if the epoch is not known."""
         known = _LOADERS_EPOCH.get() or self.known
         return rng_keys_from_torch(len(indices)) if known is None else augment_rng_keys(*known, indices)

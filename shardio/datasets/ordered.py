@@ -1,4 +1,4 @@
-"""The common part of ShardDataset and EpochSampler: they hold an order and split it over ranks."""
+"""The base class of ShardDataset and EpochSampler, which hold an order and split it over ranks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from shardio.world import CarriedWorld, World, find_world
 
 
 class Ordered:
-    """An order over a dataset, with the user's settings.
+    """The base class of datasets and samplers that hold an order.
 
     Attributes:
         settings: The order's settings.
-        digest: The dataset's identity, or "" where it has none.
+        digest: The dataset's identity, or "" if it has none.
         old_digest: The identity that earlier versions computed, which states may still hold; None if it is the same.
-        num_all_samples: The samples of the whole dataset, over all ranks.
-        shard_sizes: int64 [shards], the samples of each shard.
+        num_all_samples: The number of samples in the whole dataset, over all ranks.
+        shard_sizes: int64 [shards], the number of samples of each shard.
         remainder: What happens to the samples that do not fill a step.
-        batch_size: The batch size that the user gave, if any.
+        batch_size: The batch size that the user set, if any.
         has_loader: Whether it belongs to a shardio.DataLoader.
     """
 
@@ -64,7 +64,7 @@ class Ordered:
 
     @property
     def lanes(self) -> int:
-        """The number of stretches of the epoch between which positions alternate."""
+        """The number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn."""
         return self.settings.lanes
 
     @property
@@ -74,23 +74,23 @@ class Ordered:
 
     @property
     def rank(self) -> int:
-        """This process among the training processes, as it is now."""
+        """The current rank of this process."""
         return self.world().rank
 
     @property
     def world_size(self) -> int:
-        """The number of training processes, as it is now."""
+        """The current number of ranks."""
         return self.world().world_size
 
     def world(self) -> World:
-        """Return the rank and world size that the user gave, else the current ones."""
+        """Return the rank and world size that the user set, or else the current ones."""
         return self._world or find_world(carried=self._carried_world)
 
     def check_split_once(self) -> World:
-        """Return the world, after checking that no caller splits the samples over ranks again.
+        """Check that no caller splits the samples over ranks again, and return the world.
 
         Raises:
-            RuntimeError: If one does.
+            RuntimeError: If a caller does.
         """
         world = self.world()
         refuse_second_split(self, world, has_loader=self.has_loader)
@@ -104,7 +104,7 @@ class Ordered:
         """Return the cursor of a state.
 
         Raises:
-            StateError: If it belongs to another dataset or order; the message names what differs.
+            StateError: If the state belongs to another dataset or order; the message names what differs.
         """
         found: Any = state.get("dataset") if isinstance(state, dict) else None
         is_old = self.old_digest is not None and isinstance(found, dict) and found.get("digest") == self.old_digest
@@ -112,7 +112,7 @@ class Ordered:
         return read_state(state, self.settings, digest, self.num_all_samples)
 
     def split(self, cursor: Cursor, *, batch_size: int, remainder: Remainder) -> Split:
-        """Return this rank's share of an epoch from ``cursor`` on.
+        """Return this rank's share of an epoch, from ``cursor`` to the end.
 
         Raises:
             RuntimeError: If a caller splits the samples over ranks again.
@@ -139,15 +139,15 @@ class Ordered:
     def steps(
         self, cursor: Cursor, split: Split, first: int = 0
     ) -> Iterator[tuple[list[NDArray[np.int64]], NDArray[np.int64]]]:
-        """Yield several batches at a time: the positions of each, and the indices of all of them end to end."""
+        """Yield several batches at a time: the positions of each, and the concatenated indices of all."""
         order = EpochOrder(self.shard_sizes, self.settings, cursor.epoch)
         return iterate_steps(order, split, range(first, split.num_batches))
 
     def own_split(self, cursor: Cursor) -> Split:
-        """Return this rank's share by the user's own batch size and remainder, as torch's DataLoader needs it."""
+        """Return this rank's share for torch's DataLoader, with the batch size and remainder that the user set."""
         if self.batch_size is None and self.remainder == "drop":
             raise ValueError(
-                "remainder='drop' leaves out what does not fill a batch, but torch's DataLoader does not pass on the "
-                f"batch size: set {type(self).__name__}(batch_size=...) to the loader's, or use shardio.DataLoader"
+                "remainder='drop' leaves out samples that do not fill a batch, but torch's DataLoader does not pass on "
+                f"its batch size: set {type(self).__name__}(batch_size=...) too, or use shardio.DataLoader"
             )
         return self.split(cursor, batch_size=self.batch_size or 1, remainder=self.remainder)

@@ -17,21 +17,21 @@ from shardio.world import find_worker
 Value = TypeVar("Value")
 
 Start = Callable[[Cursor, Split, int], Iterator[Value]]
-"""Iterates over a share, from a cursor, a split and the number of samples to leave out at the start."""
+"""A function that iterates over a share, given a cursor, a split and the number of samples to leave out first."""
 
 
 class SampleIterator(Iterator[Value], Generic[Value]):
-    """Yield the samples of a share and count them. The error of one sample does not end the iteration.
+    """An iterator that yields the samples of a share and counts them. An error in one sample does not end it.
 
-    After an error a loader drops the batch of that sample and asks for the next one, so the rest of the batch is left
-    out here.
+    After an error, a loader drops that sample's batch and requests the next one, so this iterator leaves out the rest
+    of the batch.
 
-    StatefulDataLoader asks each worker's iterator for its state after every batch and sends the state with the batch.
-    So a state counts what was received, not what was prefetched. It fits the same rank and worker only.
+    StatefulDataLoader saves the state of each worker's iterator after every batch and sends it with the batch. So a
+    state counts what was received, not what was prefetched. It fits only the same rank and worker.
 
     Args:
         order: Defines the share.
-        cursor: Where in the epoch it begins.
+        cursor: Where in the epoch the share begins.
         start: Iterates over the share.
     """
 
@@ -52,7 +52,7 @@ class SampleIterator(Iterator[Value], Generic[Value]):
             value = next(self._values)
         except StopIteration:
             raise
-        except BaseException as error:  # From a signal handler, say: the generator has ended, but the epoch has not.
+        except BaseException as error:  # Such as one from a signal handler: the generator has ended, the epoch has not.
             self._cut_short_by = describe_error(error)
             raise
         self._num_samples += 1
@@ -63,7 +63,7 @@ class SampleIterator(Iterator[Value], Generic[Value]):
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in this share: a small JSON-able dict."""
+        """Return the position in this share: a small JSON-serializable dict."""
         return {
             **self._order.dump_cursor(self._cursor),
             "share": self._share(),
@@ -71,7 +71,7 @@ class SampleIterator(Iterator[Value], Generic[Value]):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where a state was taken.
+        """Resume from a state.
 
         Raises:
             StateError: If it belongs to another dataset, order, rank, worker or batch size; the message names what
@@ -87,11 +87,11 @@ class SampleIterator(Iterator[Value], Generic[Value]):
         if differences:
             raise StateError(
                 f"this state of a StatefulDataLoader belongs to another share of the epoch: {'; '.join(differences)}. "
-                "Use the same ranks and workers, or shardio.DataLoader, whose state fits any number of them"
+                "Restore these settings, or use shardio.DataLoader, whose state fits any number of ranks and workers"
             )
         num_samples = state.get("yielded")
         if not isinstance(num_samples, int) or num_samples < 0:
-            raise StateError(f"the state's 'yielded' must be an integer of at least 0, got {num_samples!r}")
+            raise StateError(f"the state's 'yielded' must be an integer, at least 0, got {num_samples!r}")
         self._begin(cursor, num_samples)
 
     def _begin(self, cursor: Cursor, num_samples: int) -> None:

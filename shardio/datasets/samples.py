@@ -1,4 +1,4 @@
-"""From decoded columns to the samples that a dataset yields."""
+"""The samples that a dataset yields, made from decoded columns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def make_samples(decoder: FieldDecoder, columns: Sequence[Sequence[Any]]) -> lis
 
 
 def mark_valid(sample: Any, is_valid: bool) -> Any:
-    """Return a sample with the mark of ``remainder="mask"``, which is false on repeats.
+    """Return a sample with the mark of ``remainder="mask"``, which is false for repeats.
 
-    The mark is the last value of a tuple, the key ``valid`` of a dict, or the second value next to a bare one.
+    The mark becomes the last value of a tuple or the key ``valid`` of a dict. A bare value and its mark become a pair.
     """
     if isinstance(sample, dict):
         return {**sample, "valid": is_valid}
@@ -31,7 +31,7 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
 
 
 def _as_tensor(image: Any) -> Any:
-    """Return pixels as a tensor that views the array, and anything else unchanged."""
+    """Return pixels as a tensor that shares the array's memory; return anything else unchanged."""
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
         return torch.from_numpy(image).permute(2, 0, 1)
     return image

@@ -1,4 +1,4 @@
-"""ShardDataset: the samples of packed shards, each exactly once, in a pure order."""
+"""ShardDataset: the samples of packed shards, each exactly once per epoch, in a reproducible order."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from shardio.world import CarriedWorld, World, find_worker
 
 
 class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
-    """Iterate over the samples of packed shards.
+    """An iterable-style dataset over the samples of packed shards.
 
-    Each sample of an epoch is delivered exactly once over all ranks and workers (or as ``remainder`` says), for any
-    number of shards, in torch's DataLoader and in shardio's. A subclass that overrides ``__iter__`` must yield one
-    value for each sample of ``super().__iter__()``, in that order.
+    In an epoch, all ranks and workers together deliver each sample exactly once, apart from those that ``remainder``
+    repeats or leaves out. This holds for any number of shards, in torch's DataLoader and in shardio's. A subclass that
+    overrides ``__iter__`` must yield one value for each sample of ``super().__iter__()``, in that order.
 
     >>> dataset = ShardDataset("out", shuffle=True, transform=RandomResizedCrop(224))  # doctest: +SKIP
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=2)  # doctest: +SKIP
@@ -54,30 +54,32 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
             ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls`` and ``npy`` are
             decoded, all others are bytes. A single name instead of a tuple yields the bare value.
-        shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, ``set_epoch`` sets the epoch.
+        shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
+            epoch.
         seed: The seed of the order and of the transforms.
-        transform: Applied to the image.
+        transform: A callable applied to each image.
         decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
-        orientation: ``apply`` honours the EXIF orientation.
-        max_pixels: The largest number of pixels of an image; a larger image is an error, since small files can hold
-            huge images.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
+        max_pixels: The largest number of pixels of an image; a larger image is an error, because a small file can
+            hold a huge image.
         remainder: What happens to the samples that do not fill a step of all ranks. ``pad`` repeats some samples so
-            that all ranks have equally many; ``mask`` also marks the repeats, by a last value ``valid``; ``keep``
-            gives some ranks one sample more; ``drop`` leaves them out.
-        batch_size: The batch size of torch's DataLoader, which makes its batches equal to those of
-            shardio.DataLoader. shardio.DataLoader sets it.
-        rank: The rank of this process; by default torch.distributed's or torchrun's.
-        world_size: The number of ranks; by default torch.distributed's or torchrun's.
-        lanes: With ``shuffle``, the number of stretches of the epoch between which positions alternate.
+            that all ranks have the same number. ``mask`` does the same, and adds a last value ``valid``, which is
+            false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
+        batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
+            which uses its own batch size.
+        rank: The rank of this process; by default, that of torch.distributed or torchrun.
+        world_size: The number of ranks; by default, that of torch.distributed or torchrun.
+        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
+            equal parts, and consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
-        trusted: Whether pickled fields may be unpickled, which runs code that they name.
+        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         verify: ``first`` compares each sample's tar header and content with the index when a process first reads
             it; ``off`` compares nothing.
 
     Raises:
-        FileNotFoundError: If there is nothing at ``source``.
-        FormatError: If it is not a dataset.
+        FileNotFoundError: If ``source`` does not exist.
+        FormatError: If ``source`` is not a dataset.
         ValueError: If an argument is out of range, no sample has a requested field, or ``classes`` is given and the
             dataset has no classes or one that is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
@@ -139,7 +141,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
 
     @property
     def num_epoch_sets(self) -> int:
-        """How often the epoch was set. A loader compares this count to notice that its user set it."""
+        """How many times the epoch was set. A loader compares this count to detect a call by the user."""
         return self._cell.num_sets
 
     @property
@@ -153,9 +155,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         return type(self).__iter__ is not ShardDataset.__iter__
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration; running workers see it too.
+        """Set the epoch of the next iteration, also in running workers.
 
-        Call it before ``iter(loader)``: an iteration that has begun keeps its epoch, in all its workers. If another
+        Call this before ``iter(loader)``: an iteration that has begun keeps its epoch in all workers. If another
         dataset iterates over this one in torch's workers, each worker reads the epoch when it begins.
 
         Raises:
@@ -167,7 +169,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         self._cell.set(Cursor(epoch=check_epoch(epoch)))
 
     def locate(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return what the reader reads samples by."""
+        """Return what the reader needs to find samples: their indices."""
         return indices
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -177,14 +179,14 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     def __len__(self) -> int:
         """Return the number of samples that this rank yields in a full epoch.
 
-        If torch's DataLoader asks and will make a different number of batches, a RuntimeWarning says so.
+        If torch's DataLoader calls this but will make a different number of batches, a RuntimeWarning says so.
         """
         split = self.own_split(Cursor(epoch=0))
         warn_of_other_length(self, split)
         return split.num_own_samples
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over this worker's samples of this rank's share of the epoch.
+        """Iterate over this worker's samples in this rank's share of the epoch.
 
         Raises:
             RuntimeError: If a caller splits the samples over ranks again.
@@ -199,16 +201,16 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         self._cell.set(cursor)
 
     def bound(self, split: Split, bad_samples: BadSamples | None) -> ShardDataset:
-        """Return a copy for one loader, with the batch size and world of ``split`` and its own epoch.
+        """Return a copy for one loader, with the batch size and world of ``split`` and with its own epoch.
 
         It yields Broken for samples that cannot be made, unless a subclass overrides ``__iter__``.
 
         Args:
             split: The loader's share.
-            bad_samples: Decides on samples that cannot be read; those that it leaves out are yielded as Skipped.
+            bad_samples: The policy for unreadable samples; those that it leaves out are yielded as Skipped.
         """
         dataset = copy.copy(self)
-        dataset._shared_num_sets = self._shared_num_sets  # So this copy notices a transform that is set later.
+        dataset._shared_num_sets = self._shared_num_sets  # So that this copy notices a transform that is set later.
         dataset.batch_size, dataset.remainder = split.batch_size, split.remainder
         dataset._world = World(rank=split.rank, world_size=split.world_size)
         dataset.reader = SampleReader(self.table, self._verify)

@@ -15,25 +15,26 @@ from shardio.shards import DatasetSource, open_table
 
 
 class ShardMapDataset(MapDataset):
-    """The samples of packed shards by index, in manifest order.
+    """A map-style dataset over the samples of packed shards, in manifest order.
 
     As with any map-style dataset, the sampler decides which samples a rank gets, and in which order:
-    :class:`shardio.EpochSampler` provides shardio's order. All arguments are those of :class:`shardio.ShardDataset`.
+    :class:`shardio.EpochSampler` provides shardio's order. The arguments mean the same as in
+    :class:`shardio.ShardDataset`.
 
     Args:
         source: A packed directory, its manifest, a tar, a brace pattern, or a list of tars.
         fields: The fields of a sample: a tuple of names, or one name for bare values.
-        transform: Applied to the image.
+        transform: A callable applied to each image.
         decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
-        orientation: ``apply`` honours the EXIF orientation.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The largest number of pixels of an image.
-        trusted: Whether pickled fields may be unpickled, which runs code that they name.
-        classes: Class names, or another dataset that has them, for labels to follow.
+        trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
+        classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         verify: When to compare samples with the index: ``first`` or ``off``.
 
     Raises:
-        FileNotFoundError: If there is nothing at ``source``.
-        FormatError: If it is not a dataset.
+        FileNotFoundError: If ``source`` does not exist.
+        FormatError: If ``source`` is not a dataset.
         ValueError: If no sample has a requested field, or ``classes`` is given and the dataset has no classes or one
             that is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.

@@ -1,7 +1,8 @@
-"""An epoch is split over ranks once: a dataset or sampler that holds its rank's share refuses a second split.
+"""Checks that an epoch is split over ranks only once.
 
-Frameworks wrap loaders and datasets in objects that give each process a part of what they iterate over. Such a wrapper
-does not announce itself to the dataset, so this module looks for it among the callers.
+Frameworks wrap loaders and datasets in objects that give each process a part of the samples. If a dataset or sampler
+already yields its rank's share, a second split would lose samples. The wrapper does not announce itself, so this module
+looks for it among the callers.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from torch.utils.data import DistributedSampler
 from shardio.world import World
 
 _METHODS = frozenset({"__iter__", "__len__", "set_epoch"})
-"""The methods in which a wrapper calls what it wraps. Only their frames' local variables are read: reading those of a
-training loop would keep a batch alive."""
+"""The methods in which a wrapper calls what it wraps. Only the local variables of their frames are read: reading those
+of a training loop would keep a batch alive."""
 
 _SHARDS = frozenset({"IterableDatasetShard", "BatchSamplerShard"})
-"""Classes of Accelerate and Transformers that give each process its part of what they wrap."""
+"""Classes of Accelerate and Transformers that give each process a part of what they wrap."""
 
 _SKIPPERS = frozenset({"SkipBatchSampler", "SkipDataLoader"})
 """Classes that ``accelerate.skip_first_batches`` creates."""
 
 
 def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
-    """Check that no caller splits what ``order`` yields again, or skips batches of a loader that it rebuilt.
+    """Check that no caller splits the samples of ``order`` again, or skips batches through a rebuilt loader.
 
     Args:
         order: The dataset or sampler that takes its rank's share.
@@ -34,25 +35,25 @@ def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
         has_loader: Whether it belongs to a shardio.DataLoader.
 
     Raises:
-        RuntimeError: If a caller does; the message names it and the remedy.
+        RuntimeError: If a caller does; the message names the caller and the remedy.
     """
     name = type(order).__name__
     for caller in find_callers():
         kind = f"{type(caller).__module__}.{type(caller).__name__}"
         if has_loader and type(caller).__name__ in _SKIPPERS:
             raise RuntimeError(
-                f"{kind} reads the {name} through a loader of its own, which does not know the epoch and the batches "
-                "of the shardio.DataLoader that it was made from: to resume, call load_state_dict() of the "
+                f"{kind} reads the {name} through its own loader, which does not know the epoch and the batches of the "
+                "shardio.DataLoader that it was created from: to resume, call load_state_dict() of the "
                 "shardio.DataLoader instead of skip_first_batches(). See docs/frameworks.md"
             )
         if world.world_size == 1 or caller is order:
             continue
         if (num_parts := _num_parts(caller)) > 1:
             raise RuntimeError(
-                f"{kind} splits the samples over {num_parts} processes, but the {name} has split them already (this is "
-                f"rank {world.rank} of {world.world_size}): samples would be lost. Pass a shardio.DataLoader to the "
-                "framework, which does not split it again. Or let only the framework split: with "
-                f"{name}(..., rank=0, world_size=1) every rank reads every sample. See docs/frameworks.md"
+                f"{kind} splits the samples over {num_parts} processes, but the {name} has already split them (this is "
+                f"rank {world.rank} of {world.world_size}), so samples would be lost. Pass a shardio.DataLoader to the "
+                "framework, which does not split it again. Or let only the framework split: create "
+                f"{name}(..., rank=0, world_size=1). See docs/frameworks.md"
             )
 
 
@@ -66,11 +67,11 @@ def find_callers() -> Iterator[Any]:
 
 
 def _num_parts(caller: Any) -> int:
-    """Return over how many processes an object splits what it iterates over."""
-    if type(caller).__name__ == "DataLoaderDispatcher":  # Of Accelerate: rank 0 reads for all ranks.
+    """Return the number of processes over which an object splits what it iterates over."""
+    if type(caller).__name__ == "DataLoaderDispatcher":  # Accelerate's: rank 0 reads for all ranks.
         return int(caller.state.num_processes)
     if isinstance(caller, DistributedSampler):
         return caller.num_replicas
     if _SHARDS & {kind.__name__ for kind in type(caller).__mro__}:
         return int(caller.num_processes)
-    return 1  # Other classes may hold such numbers for what they wrap.
+    return 1  # In other classes, such attributes may describe what they wrap.

@@ -1,4 +1,4 @@
-"""Torch's Subsets, unwrapped: which samples of the dataset inside they select."""
+"""Unwrapping of torch's Subsets: which samples of the inner dataset they select."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Unwrapped:
     """A dataset and the Subsets around it.
 
     Attributes:
-        dataset: The dataset inside, which is not a Subset.
-        subsets: The Subsets around it, outermost first; empty if there is none.
+        dataset: The inner dataset, which is not a Subset.
+        subsets: The Subsets around it, outermost first; empty if there are none.
     """
 
     dataset: Any
@@ -31,9 +31,9 @@ class Unwrapped:
         return len(self.subsets[0] if self.subsets else self.dataset)
 
     def inner_indices(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices in the dataset inside, from those in the outermost, int64 [n].
+        """Map indices in the outermost dataset to indices in the inner dataset, int64 [n].
 
-        A Subset's indices are read anew each time, as torch does, and never copied as a whole.
+        Like torch, this reads a Subset's indices on every call and never copies the whole list.
 
         Raises:
             TypeError: If a Subset holds an index that is not an integer.
@@ -46,7 +46,7 @@ class Unwrapped:
         return check_indices(indices, len(self.dataset))
 
     def locate(self, indices: NDArray[np.int64]) -> Any:
-        """Return what the reader of the dataset inside reads samples by."""
+        """Return what the reader of the inner dataset needs to find samples."""
         return self.dataset.locate(self.inner_indices(indices))
 
     def describe(self, index: int) -> tuple[str, str]:
@@ -59,14 +59,14 @@ class Unwrapped:
     ) -> tuple[Words, Words]:
         """Return two rng keys for each sample: one for its transforms, and one that draws a replacement.
 
-        Transforms depend on the index in the dataset inside, so a sample looks the same in all its Subsets. A
-        replacement comes from the outermost dataset, so it depends on the index there.
+        Transforms depend on the index in the inner dataset, so a sample looks the same in all Subsets. A replacement
+        comes from the outermost dataset, so it depends on the index there.
 
         Args:
-            seed: The order's seed, or the dataset's own.
+            seed: The seed of the order or of the dataset.
             epoch: The epoch's number.
             indices: int64 [n], the samples' indices in the outermost dataset.
-            repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None for never.
+            repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None if never.
 
         Returns:
             Two arrays uint64 [n].
@@ -78,7 +78,7 @@ class Unwrapped:
 
 
 def unwrap_subsets(dataset: Any) -> Unwrapped:
-    """Unwrap torch's Subsets, however deep. A subclass may override anything, so it is not unwrapped."""
+    """Unwrap torch's Subsets at any depth. A subclass may override anything, so it is not unwrapped."""
     subsets = []
     while type(dataset) is Subset:
         subsets.append(dataset)
@@ -87,6 +87,6 @@ def unwrap_subsets(dataset: Any) -> Unwrapped:
 
 
 def _take(subset_indices: Any, indices: NDArray[Any]) -> NDArray[Any]:
-    if isinstance(subset_indices, torch.Tensor | np.ndarray):  # One by one, a tensor takes 2.4 µs an index.
+    if isinstance(subset_indices, torch.Tensor | np.ndarray):  # Indexing a tensor one by one takes 2.4 µs.
         return check_integers(np.asarray(subset_indices)[indices])
     return check_integers([subset_indices[index] for index in indices.tolist()])

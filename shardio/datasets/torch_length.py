@@ -1,4 +1,4 @@
-"""The number of batches that torch's DataLoader makes of a ShardDataset, which may differ from its length."""
+"""The number of batches that torch's DataLoader makes from a ShardDataset, which may differ from its length."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from shardio.order import Split
 
 
 def warn_of_other_length(dataset: Any, split: Split) -> None:
-    """Warn if a loader of torch's that asks for the dataset's length makes a different number of batches of it.
+    """Warn if torch's DataLoader requests the dataset's length but makes a different number of batches.
 
-    torch divides the length by the batch size, but each of its workers ends with an incomplete batch of its own. The
-    calling loader provides the batch size and the number of workers.
+    torch divides the length by the batch size, but each of its workers may end with an incomplete batch. The batch size
+    and the number of workers are those of the calling loader.
 
     Args:
-        dataset: The dataset whose length is asked for.
+        dataset: The dataset whose length is requested.
         split: The rank's share, in blocks of the dataset's ``batch_size``, or of one sample.
     """
     loader = next((one for one in find_callers() if isinstance(one, DataLoader) and one.dataset is dataset), None)

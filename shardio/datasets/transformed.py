@@ -1,4 +1,4 @@
-"""The transform of a dataset as an attribute, as in torchvision's datasets."""
+"""The transform as an attribute of a dataset, as in torchvision."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Transformed:
     """A dataset whose transform can be read and set.
 
     Attributes:
-        decoder: Decodes what was read.
+        decoder: Decodes the stored fields.
     """
 
     def __init__(self, decoder: FieldDecoder) -> None:
         self.decoder = decoder
         self._num_sets = 0
-        self._shared_num_sets = SharedCell(0)  # Tells copies in workers that their transform is old.
+        self._shared_num_sets = SharedCell(0)  # Copies in workers compare it to notice an old transform.
 
     @property
     def transform(self) -> Transform | None:
@@ -58,12 +58,12 @@ class Transformed:
 
     @property
     def target_transform(self) -> None:
-        """None: labels are not transformed. Override ``__getitem__`` to change them."""
+        """Always None: labels are not transformed. Override ``__getitem__`` to change them."""
         return
 
     @property
     def fields(self) -> Fields:
-        """The fields of a sample. Like the next four settings, they are fixed at construction."""
+        """The fields of a sample. Like the four settings below, they are fixed at construction."""
         return self.decoder.fields
 
     @property

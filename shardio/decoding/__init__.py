@@ -1,4 +1,4 @@
-"""From the bytes of samples' fields to values: arrays, numbers and strings. Nothing here needs torch."""
+"""Decoding of fields: from stored bytes to arrays, numbers and strings, without torch."""
 
 from shardio.decoding.fields import Decode, FieldDecoder, Fields
 from shardio.decoding.planned_images import PlannedImages

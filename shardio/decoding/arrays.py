@@ -12,11 +12,11 @@ import numpy as np
 def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
     """Return the array in an npy file.
 
-    Unlike ``np.load``, refuse zips of arrays and bare pickles, and check that all declared values are there before
-    allocating the array.
+    Unlike ``np.load``, this function refuses zip archives and bare pickles, and checks that the file holds all declared
+    values before it allocates the array.
 
     Args:
-        content: The file.
+        content: The bytes of the file.
         trusted: Whether objects may be unpickled.
 
     Raises:
@@ -24,12 +24,12 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
     """
     file = io.BytesIO(content)
     version = np.lib.format.read_magic(file)
-    # Version 3 differs from 2 only in how it encodes the names of fields.
+    # Version 3 differs from version 2 only in how it encodes field names.
     read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, _, dtype = read_header(file)
     if dtype.hasobject:
         if not trusted:
-            raise ValueError("it holds Python objects, which may run code when unpickled: trusted=True allows that")
+            raise ValueError("it holds Python objects, which can run code when unpickled: set trusted=True to allow it")
     elif min(shape, default=0) < 0 or math.prod(shape) * max(dtype.itemsize, 1) > len(content) - file.tell():
         raise ValueError(
             f"it declares an array of shape {shape!s:.200} and dtype {dtype!s:.200}, but only "

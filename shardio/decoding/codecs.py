@@ -1,6 +1,6 @@
-"""How the bytes of a field become a value, by the field's name.
+"""Field codecs: the functions that decode a field's bytes, by the field's name.
 
-Add a line to :data:`DECODERS` to add a codec.
+To add a codec, add a line to :data:`DECODERS`, and to :data:`UNBOUNDED` if it parses integers of any size.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from shardio.shards import LABEL_FIELD
 
 
 def decode_label(content: bytes) -> int:
-    """Return a label, which is written in ASCII digits.
+    """Return a label from its ASCII digits.
 
     Raises:
-        ValueError: If the content is not an integer, or has more than 64 bits.
+        ValueError: If the content is not an integer, or does not fit in 64 bits.
     """
     if not re.fullmatch(rb"-?[0-9]+", content.strip()):
-        raise ValueError(f"a label is written in ASCII digits, got {content[:20]!r}")
+        raise ValueError(f"a label must be an integer in ASCII digits, got {content[:20]!r}")
     label = int(content)
     if not -(2**63) <= label < 2**63:
-        raise ValueError(f"a label is an integer of 64 bits, got {content[:40]!r}")
+        raise ValueError(f"a label must fit in 64 bits, got {content[:40]!r}")
     return label
 
 
@@ -38,6 +38,9 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 """The decoder of each field, by the field's name. Fields without a decoder stay bytes."""
 
+UNBOUNDED = frozenset({"json"})
+"""Fields whose values may contain integers of more than 64 bits, which tensors cannot hold."""
+
 TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     **DECODERS,
     "npy": partial(decode_npy, trusted=True),
@@ -45,4 +48,4 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pickle": pickle.loads,
     "pyd": pickle.loads,
 }
-"""The decoders if the caller allows the data to run code. The names of pickles are WebDataset's."""
+"""The decoders for data that is trusted to run code. The field names of pickles are WebDataset's."""

@@ -1,4 +1,4 @@
-"""From the bytes of samples' fields to values, one column for each field."""
+"""Decoding of samples: from the bytes of their fields to one column of values for each field."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ Fields = str | Sequence[str]
 Decode = Literal["array", "pil"]
 
 CHUNK, CHUNK_OF_WHOLE = 64, 16
-"""Samples decoded together: fewer if whole images are held in memory before they are cropped."""
+"""How many samples are decoded together: fewer if whole images are in memory before they are cropped."""
 
 _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
-"""For values that are not named after their field: the fields that may hold them."""
+"""The stored fields of values that are not named after their field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldDecoder:
-    """Turns stored samples into columns of values.
+    """A decoder from stored samples to columns of values.
 
     Attributes:
-        fields: Names of fields for samples that are tuples of values, or a single name for bare values. ``image`` is
-            the sample's image in any format, ``label`` its class, ``key`` its key.
+        fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
+            sample's image in any format, ``label`` its class, ``key`` its key.
         transform: Applied to the image, or None.
-        decode: ``array`` gives transforms uint8 [height, width, 3] arrays, ``pil`` Pillow images.
-        orientation: Whether the EXIF orientation turns the image.
-        max_pixels: An image with more pixels is an error.
-        trusted: Whether fields may be unpickled.
+        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
+        max_pixels: The largest number of pixels of an image; a larger image is an error.
+        trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
     """
 
@@ -53,7 +53,7 @@ class FieldDecoder:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise ValueError("fields must name at least one field")
+            raise ValueError(f"fields must name at least one field, got {self.fields!r}")
         check_choice("decode", self.decode, Decode)
         check_choice("orientation", self.orientation, Orientation)
         object.__setattr__(self, "max_pixels", check_integer("max_pixels", self.max_pixels, at_least=1))
@@ -115,7 +115,7 @@ class FieldDecoder:
         ]
 
     def plan_images(self, samples: StoredSamples, rng_keys: Words) -> PlannedImages:
-        """Open the samples' images and draw their transforms' parameters.
+        """Open the samples' images and draw the transform's parameters.
 
         No image is decoded here, unless the transform needs its pixels.
 
@@ -129,7 +129,7 @@ class FieldDecoder:
         except DecodeError as error:
             raise undecodable(samples, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
-            raise RuntimeError(f"the transform {self.transform!r} raised StopIteration") from error
+            raise RuntimeError(f"the transform {self.transform!r} raised StopIteration: raise another error") from error
         return PlannedImages(samples=samples, images=images, plan=plan)
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
@@ -151,13 +151,13 @@ class FieldDecoder:
             decode = self._decode_renumbered
         values = list[Any]()
         try:
-            values.extend(map(decode, column))  # type: ignore[arg-type]  # No content is None.
-        except Exception as error:  # Each decoder raises errors of its own.
+            values.extend(map(decode, column))  # type: ignore[arg-type]  # None was excluded above.
+        except Exception as error:  # Each decoder raises its own errors.
             let_through(error)
             row = len(values)
             key, where = samples.describe(row, (field,))
-            if isinstance(error, MemoryError):  # The sample need not be at fault.
-                message = f"memory ran out while decoding field {field!r} of sample {key} in {where}"
+            if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
+                message = f"out of memory while decoding field {field!r} of sample {key} in {where}"
                 raise MemoryError(message) from error
             message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
             raise SampleError(message, row=row, key=key, where=where) from error

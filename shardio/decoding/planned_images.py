@@ -1,4 +1,4 @@
-"""The images of a chunk, on their way from bytes to pixels: opened, planned, then rendered."""
+"""The images of a chunk: opened and planned first, then rendered to pixels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shardio.reading import StoredSamples
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedImages:
-    """Images whose transforms' parameters are drawn. :meth:`render` makes their pixels.
+    """Opened images and the drawn parameters of their transforms. :meth:`render` makes their pixels.
 
     Attributes:
-        samples: Their samples, for errors.
+        samples: The images' samples, for errors.
         images: n pictures to render; without a plan, n finished images.
         plan: How to render them, or None if nothing is left to render.
     """
@@ -34,10 +34,10 @@ class PlannedImages:
         """Render the images.
 
         Args:
-            rows: Where to write, if the images fit: uint8 [n, height, width, 3]. By default, new arrays.
+            rows: Where to write the images, if they fit: uint8 [n, height, width, 3]. By default, new arrays.
 
         Returns:
-            The images, and what decoded each of them.
+            The images, and the name of the decoder of each.
 
         Raises:
             SampleError: If an image is damaged.
@@ -55,7 +55,7 @@ def open_images(samples: StoredSamples, open_one: Callable[[bytes], Any]) -> lis
 
     Args:
         samples: n samples.
-        open_one: Opens an image, and raises ValueError if it cannot.
+        open_one: Opens an image; raises ValueError if that fails.
 
     Raises:
         SampleError: If an image is missing, empty or damaged.
@@ -70,7 +70,7 @@ def _open(samples: StoredSamples, row: int, contents: Sequence[bytes | None], op
         raise undecodable(samples, row, "it is empty (0 bytes)")
     if content is None:
         key, where = samples.describe(row)
-        message = f"sample {key} in {where} has no image (none of {', '.join(IMAGE_FIELDS)})"
+        message = f"sample {key} in {where} has no image: none of the fields {', '.join(IMAGE_FIELDS)}"
         raise SampleError(message, row=row, key=key, where=where)
     try:
         return open_one(content)

@@ -6,11 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from shardio.decoding.codecs import UNBOUNDED
 from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 
 _LONG = re.compile(rb"[0-9]{19}")
-"""A text without so many digits in a row has no wide integer."""
+"""Text without 19 consecutive digits holds no integer of more than 64 bits."""
 
 
 def find_wide(value: Any) -> int | None:
@@ -22,12 +23,14 @@ def find_wide(value: Any) -> int | None:
 
 
 def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> None:
-    """Raise SampleError if a sample's JSON holds an integer of more than 64 bits."""
+    """Raise SampleError if a sample's field holds an integer of more than 64 bits."""
+    if field not in UNBOUNDED:
+        return
     for row, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
         if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:
             key, where = samples.describe(row, (field,))
             message = (
                 f"field {field!r} of sample {key} in {where} holds the integer {wide}, which has more than 64 bits and "
-                "does not fit into a tensor: store it as a string, or pass a collate_fn that does not convert it"
+                "does not fit in a tensor: store it as a string, or pass a collate_fn that does not convert it"
             )
             raise SampleError(message, row=row, key=key, where=where)

@@ -1,4 +1,4 @@
-"""Copy a loader's batches to a device."""
+"""Prefetching: copy a loader's batches to a device before they are needed."""
 
 from shardio.device.choice import choose_device
 from shardio.device.prefetcher import DevicePrefetcher

@@ -1,4 +1,4 @@
-"""Apply functions to the tensors of nested batches."""
+"""Nested batches: apply functions to their tensors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ class Movable(Protocol):
 
 
 def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any] | None = None) -> Any:
-    """Apply a function to every tensor of a nested batch, and to every numpy array of numbers as a tensor.
+    """Apply a function to every tensor of a nested batch, and to every numeric array as a tensor.
 
     Args:
-        batch: Tensors and arrays in tuples, named tuples, lists, mappings and dataclasses. Other values are kept.
-        function: Applied to tensors.
-        movable: Applied to other objects with a method ``to``; if None, they are kept.
+        batch: Tensors and numpy arrays in tuples, named tuples, lists, mappings and dataclasses.
+            Other values are kept.
+        function: The function for tensors.
+        movable: The function for other objects with a method ``to``; if None, they are kept.
 
     Returns:
-        A batch of the same types with new containers. The given batch stays unchanged.
+        A batch with new containers of the same types. The given batch does not change.
     """
 
     def walk(value: Any) -> Any:
@@ -40,9 +41,9 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
         if movable is not None and isinstance(value, Movable) and not isinstance(value, type):
             return movable(value)
         if isinstance(value, MutableMapping) and (isinstance(value, dict) or hasattr(value, "__copy__")):
-            mapped = copy.copy(value)  # Keeps the class and settings such as default_factory.
+            mapped = copy.copy(value)  # This keeps the class, and settings such as default_factory.
             for name, item in value.items():
-                mapped[name] = walk(item)  # A Counter's update() would add.
+                mapped[name] = walk(item)  # Counter.update() would add.
             return mapped
         if isinstance(value, Mapping):  # Without __copy__, a shallow copy may share its items with the original.
             return type(value)({name: walk(item) for name, item in value.items()})  # type: ignore[call-arg]
@@ -58,7 +59,7 @@ def map_tensors(batch: Any, function: OnTensor, movable: Callable[[Movable], Any
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
-    """Return an array as a tensor over the same memory; None if torch does not support its dtype."""
+    """Return an array as a tensor, in the same memory if possible; None if torch cannot."""
     if array.dtype.kind not in "biufc" or not array.dtype.isnative:
         return None
     try:
@@ -70,5 +71,5 @@ def _as_tensor(array: np.ndarray[Any, Any]) -> torch.Tensor | None:
 def _walk_dataclass(value: Any, walk: Callable[[Any], Any]) -> Any:
     mapped = copy.copy(value)
     for field in dataclasses.fields(value):
-        object.__setattr__(mapped, field.name, walk(getattr(value, field.name)))  # It may be frozen.
+        object.__setattr__(mapped, field.name, walk(getattr(value, field.name)))  # The class may be frozen.
     return mapped

@@ -1,4 +1,4 @@
-"""The choice of a device: the only place that says which is the best and whether torch can use it."""
+"""The choice of a device: which one is best, and whether torch can use it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import torch
 
 
 def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1) -> torch.device:
-    """Return the device of a name; without a name the best available: CUDA, then MPS, then the CPU.
+    """Return a device by name, or the best available device: CUDA, then MPS, then the CPU.
 
     Args:
-        name: A device that torch knows, such as ``"cuda"``, ``"cuda:1"`` or ``"cpu"``.
-        num_ranks: How many ranks train together. Several cannot share an MPS device.
+        name: A device that torch knows, such as ``"cuda"``, ``"cuda:1"`` or ``"cpu"``; None for
+            the best available.
+        num_ranks: The number of ranks that train together. Several ranks cannot share an MPS
+            device.
 
     Raises:
-        ValueError: If torch does not know the device, or cannot use it.
+        ValueError: If torch does not know the device or cannot use it.
     """
     if name is None:
         if _is_available("cuda"):
@@ -26,7 +28,7 @@ def choose_device(name: str | torch.device | None = None, *, num_ranks: int = 1)
     if not _is_available(device.type):
         raise ValueError(
             f"device {str(name)!r} is not available, because torch finds no {device.type.upper()} device: use 'cpu', "
-            "or leave device out to use the best available"
+            "or omit device to use the best available one"
         )
     return device
 

@@ -19,7 +19,7 @@ class _Sent(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What a copy reads: the loader's memory, which the loader may reuse once it is released, and pinned buffers."""
+    """The source of a copy: memory that the loader may reuse after its release, and buffers."""
 
     copy: BatchCopy
     batch: Any
@@ -27,13 +27,13 @@ class _Source(NamedTuple):
 
 
 class InFlightBatches:
-    """The batches of one iteration that are in flight on a stream. Closing waits until all copies are done.
+    """The batches of one epoch that are in flight on a stream.
 
     Args:
         stream: The stream for copies.
-        pool: Buffers for tensors that are not in pinned memory.
-        copy: Copies a batch to the device.
-        prepare: Makes the final batch from the copied one.
+        pool: The buffers for tensors that are not in pinned memory.
+        copy: A function that copies a batch to the device.
+        prepare: A function that makes the final batch from the copied one.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class InFlightBatches:
         self._events: deque[StreamEvent] = deque()
 
     def __len__(self) -> int:
-        """Return how many batches were sent and not yet received."""
+        """Return the number of batches that were sent but not yet received."""
         return len(self._sent)
 
     def send(self, batch: Any, note: Any) -> None:
@@ -57,7 +57,7 @@ class InFlightBatches:
         def pin(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_pinned():
                 return tensor
-            if type(tensor) is not torch.Tensor:  # A copy of a subclass, such as a mask, would lose its class.
+            if type(tensor) is not torch.Tensor:  # A copy of a subclass, such as a mask, would lose the subclass.
                 return tensor
             pinned, buffer = self._pool.take(tensor)
             buffers.append(buffer)
@@ -76,7 +76,8 @@ class InFlightBatches:
     def wait_for_consumer(self, max_batches: int) -> None:
         """Wait until the device has at most ``max_batches`` batches of the consumer's work left.
 
-        Otherwise, a fast program would run ahead of its device, and each step ahead needs memory of its own.
+        Without this limit, a fast program runs ahead of its device, and each step ahead takes more
+        memory.
         """
         self._events.append(self._stream.record_event())
         if len(self._events) > max_batches:
@@ -98,10 +99,10 @@ class InFlightBatches:
 
 
 class SynchronousBatches:
-    """The same without a stream: a batch is copied and prepared when it is sent.
+    """The same interface without a stream: each batch is copied and prepared when it is sent.
 
     Args:
-        prepare: Copies a batch to the device and makes the final batch from it.
+        prepare: A function that copies a batch to the device and makes the final batch from it.
     """
 
     def __init__(self, prepare: Callable[[Any], Any]) -> None:
@@ -109,7 +110,7 @@ class SynchronousBatches:
         self._sent: deque[tuple[Any, Any]] = deque()
 
     def __len__(self) -> int:
-        """Return how many batches were sent and not yet received."""
+        """Return the number of batches that were sent but not yet received."""
         return len(self._sent)
 
     def send(self, batch: Any, note: Any) -> None:

@@ -1,4 +1,4 @@
-"""The iterator of a DevicePrefetcher: one epoch of a loader's batches on their way to a device."""
+"""The iterator of a DevicePrefetcher: one epoch of batches on the device."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class LastReceived:
     """The last batch that the user received. It outlives an iterator that is left early.
 
     Attributes:
-        state: The loader's state as of that batch; None if the loader's own state is right.
+        state: The loader's state as of that batch; None if the loader's own state is up to date.
     """
 
     state: dict[str, Any] | None = None
 
 
 class _OnReceipt(NamedTuple):
-    """What to count, and the loader's state, once the user receives a batch."""
+    """The functions to call, and the loader's state, when the user receives a batch."""
 
     counts: list[Count]
     state: dict[str, Any] | None
 
 
 class _Failure(NamedTuple):
-    """An error in place of a batch. StopIteration is one of them."""
+    """An error instead of a batch. StopIteration counts as one."""
 
     error: Exception
     counts: list[Count]
@@ -40,17 +40,19 @@ class _Failure(NamedTuple):
 
 
 class PrefetchIterator:
-    """An iterator over batches on the device. Several batches are in flight.
+    """An iterator over batches on the device, with several batches in flight.
 
-    An error of the loader is raised after the batches before it. It ends this iterator only if it ends the loader's. A
-    batch that failed counts when the next one is requested.
+    An error of the loader is raised after the batches that precede it. It ends this iterator only
+    if it ends the loader's iterator. A batch that fails on its way to the device counts as
+    received when the next batch is requested.
 
     Args:
         loader: The source of batches.
         batches: The batches in flight. This iterator closes them.
-        depth: How many batches to keep in flight.
-        last_received: Updated whenever a batch is returned.
-        is_ahead: Whether the loader counts a batch when it is requested, so that its own state is ahead of the user.
+        depth: The number of batches to keep in flight.
+        last_received: The record of the last batch, updated when a batch is returned.
+        is_ahead: Whether the loader counts a batch when it is requested, so that the loader's
+            state is ahead of the user.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class PrefetchIterator:
             self.close()
 
     def _receive(self) -> tuple[Any, Exception | None]:
-        """Return the next batch, or the error in its place."""
+        """Return the next batch and None, or None and the error instead of a batch."""
         if self._has_consumer:
             self._in_flight.wait_for_consumer(self._depth)
             self._has_consumer = False
@@ -123,8 +125,8 @@ class PrefetchIterator:
         return None, error
 
     def _send_next(self) -> _Failure | None:
-        """Request the loader's next batch and send it; return the failure if there is one."""
-        # The state of a loader that is ahead includes everything it wraps, so that must count at the same time.
+        """Request the loader's next batch and send it. Return the failure, if there is one."""
+        # The state of a loader that is ahead includes its parts, so they must count at the same time.
         with nullcontext(list[Count]()) if self._is_ahead else held_back() as counts:
             try:
                 if self._batches is None:

@@ -1,4 +1,4 @@
-"""Pinned memory, which a device copies from while the processor continues."""
+"""Pinned memory, which a device can copy from while the CPU continues."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SMALLEST = 512
 
 
 class PinnedPool:
-    """Pinned buffers for reuse: pinning memory takes much longer than copying it.
+    """Pinned buffers for reuse, because pinning memory takes much longer than copying it.
 
     Args:
-        pin: Returns n bytes of pinned memory, uint8 [n].
+        pin: A function that returns n bytes of pinned memory, uint8 [n].
     """
 
     def __init__(self, pin: Any = None) -> None:
@@ -25,7 +25,7 @@ class PinnedPool:
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
 
     def take(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copy a tensor into a buffer. Return the copy, which has the same layout, and the buffer, to be put back."""
+        """Copy a tensor into a buffer. Return the copy, in the same layout, and the buffer."""
         dense = torch.empty_like(tensor, device="meta")
         num_bytes = dense.numel() * dense.element_size()
         size = max(_SMALLEST, 1 << (num_bytes - 1).bit_length()) if num_bytes else _SMALLEST
@@ -34,7 +34,7 @@ class PinnedPool:
         return copied.copy_(tensor), buffer
 
     def put_back(self, buffer: torch.Tensor) -> None:
-        """Take back a buffer that no copy reads any more."""
+        """Return a buffer to the pool after its copy to the device is done."""
         self._free[len(buffer)].append(buffer)
 
     def clear(self) -> None:
@@ -43,9 +43,10 @@ class PinnedPool:
 
 
 def register(memory: NDArray[np.uint8]) -> None:
-    """Pin memory in place for as long as it lives. Leave it alone if it is pinned already or CUDA refuses.
+    """Pin memory in place until it is freed, unless it is already pinned or CUDA refuses.
 
-    CUDA may refuse because the system allows little pinned memory. Batches then go through a :class:`PinnedPool`.
+    CUDA may refuse because the system limits pinned memory. Batches then go through a
+    :class:`PinnedPool`.
     """
     address, cudart = memory.ctypes.data, torch.cuda.cudart()
     if not torch.from_numpy(memory).is_pinned() and int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:

@@ -29,35 +29,40 @@ _NO_STATE = (
 
 
 class DevicePrefetcher:
-    """Wrap a loader so that its batches arrive on a device, normalised.
+    """A wrapper around a loader that delivers its batches on a device, normalised.
 
-    On CUDA, batches are copied from pinned memory on a separate stream, ``depth`` batches ahead. Images cross the bus
-    as uint8 and are cast and normalised on the device. Other devices get the same results without streams.
+    On CUDA, up to ``depth`` batches are copied ahead, from pinned memory and on a separate stream.
+    Images are copied as uint8, then cast and normalised on the device. Other devices get the same
+    results without streams.
 
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
-    Iterate over it once per epoch. If you leave an iteration early, its batches are released with its iterator or at
-    the end of a ``with`` block. The state of the prefetcher, and that of a loader of shardio, is as of the last batch
-    that you received.
+    Iterate over it once per epoch. If you leave an iteration early, its batches are released with
+    its iterator or at the end of a ``with`` block. The state of the prefetcher, and of a shardio
+    loader inside it, reflects the last batch that you received.
 
     Args:
-        loader: Any iterable of batches: tensors and numpy arrays, nested in tuples, lists, mappings and dataclasses,
-            and objects with a method ``to(device, non_blocking=...)``. Other values are passed on unchanged.
-        device: The device; by default CUDA if available, else MPS, else the CPU.
-        depth: How many batches are in flight at a time, on CUDA.
-        normalize: (mean, std) of each channel, in units of [0, 1]: images become (x / 255 - mean) / std.
-        dtype: The dtype of the images; float32 with ``normalize``. Without ``normalize``, it casts without scaling.
-        channels_last: Whether images are in channels_last memory on the device.
-        transform: Takes and returns a whole batch on the device, after normalisation; on CUDA, on the prefetcher's
-            stream.
+        loader: Any iterable of batches. A batch may nest tensors, numpy arrays and objects with a
+            method ``to(device, non_blocking=...)`` in tuples, lists, mappings and dataclasses.
+            Other values are passed on unchanged.
+        device: The device; by default, CUDA if available, else MPS, else the CPU.
+        depth: The number of batches in flight on CUDA.
+        normalize: (mean, std) of each channel, for pixels scaled to [0, 1]. Images become (x / 255 - mean)
+            / std.
+        dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without.
+            Without ``normalize``, values are cast but not scaled.
+        channels_last: Whether images have the channels_last memory format on the device.
+        transform: A function that takes and returns a batch, called on the device after
+            normalisation. On CUDA, it runs on the prefetcher's stream.
 
-    ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to labels or
-    ``tv_tensors.Mask``. With ``normalize``, tensors with another number of channels stay unchanged.
+    ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to
+    labels or ``tv_tensors.Mask``. With ``normalize``, tensors with another number of channels stay
+    unchanged.
 
     Raises:
-        ValueError: If an argument is out of range, ``normalize`` is used with an integer ``dtype``, or a CUDA device is
-            requested and none is available.
+        ValueError: If an argument is out of range, ``normalize`` is used with an integer
+            ``dtype``, or the device is not available.
     """
 
     def __init__(
@@ -103,7 +108,7 @@ class DevicePrefetcher:
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration on the loader, or on those of its samplers and datasets that take one.
+        """Set the next epoch on the loader, or on its samplers and datasets that take one.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
@@ -124,7 +129,7 @@ class DevicePrefetcher:
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state as of the last batch that you received.
 
-        If the loader has no state, return an empty one and issue a RuntimeWarning.
+        If the loader has no state, return an empty dict and issue a RuntimeWarning.
         """
         if self._last_received.state is not None:
             return self._last_received.state
@@ -134,10 +139,12 @@ class DevicePrefetcher:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state into the loader. If the loader has no state, an empty one only issues a RuntimeWarning.
+        """Load a state into the loader.
+
+        If the loader has no state, accept only an empty one and issue a RuntimeWarning.
 
         Raises:
-            TypeError: If the loader has no state and this one is not empty.
+            TypeError: If the loader has no state and ``state`` is not empty.
         """
         self.close()
         self._last_received = LastReceived()
@@ -179,9 +186,9 @@ class DevicePrefetcher:
 
 
 def _no_iterator() -> None:
-    """Stand in for the reference to an iterator before there is one."""
+    """Return None, like a weak reference to an iterator that no longer exists."""
 
 
 def _has_state(loader: Any) -> bool:
-    """Return whether a loader has a state. shardio's loaders always have the methods."""
+    """Return whether a loader has a state. shardio's loaders have an attribute for this."""
     return bool(getattr(loader, "has_state", callable(getattr(loader, "state_dict", None))))

@@ -1,4 +1,4 @@
-"""Prepare images on the device: cast, normalise, set the memory format."""
+"""The preparation of images on the device: casting, normalisation and memory format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import torch
 
 Normalize = tuple[Sequence[float], Sequence[float]]
-"""Mean and standard deviation of each channel, in units of [0, 1]."""
+"""Mean and standard deviation of each channel, for pixels scaled to [0, 1]."""
 
 
 class ImagePreparation:
-    """Prepares images, which are uint8 tensors [N, C, H, W]. Masks and all other tensors stay unchanged.
+    """A function that prepares images: uint8 tensors [N, C, H, W].
+
+    It returns masks and all other tensors unchanged.
 
     Args:
         device: The device of the images.
@@ -34,7 +36,7 @@ class ImagePreparation:
         if tensor.dtype != torch.uint8 or tensor.ndim != 4 or _is_mask(tensor):
             return tensor
         if self._affine is not None and len(self._affine[0]) not in (1, tensor.shape[1]):
-            return tensor  # Another number of channels, such as a label image.
+            return tensor  # The number of channels differs, as in a label image.
         if self._affine is not None:
             scale, shift = self._affine
             tensor = tensor.to(torch.float32, memory_format=self._memory_format).mul_(scale).add_(shift)

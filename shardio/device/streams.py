@@ -1,6 +1,7 @@
-"""The stream on which batches are copied to the device while the consumer computes on another one.
+"""The stream that copies batches to the device while the consumer computes on another stream.
 
-This is the only module that uses CUDA's streams, so tests can run the prefetcher's logic on a simulated stream.
+This is the only module that uses CUDA streams, so tests can run the prefetcher on a simulated
+stream.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class BatchCopy(Protocol):
 
 
 class StreamEvent(Protocol):
-    """A point in the work that a stream has been given."""
+    """A point in the work that is queued on a stream."""
 
     def synchronize(self) -> None:
         """Wait until the stream reaches this point."""
@@ -37,14 +38,15 @@ class CopyStream(Protocol):
     """A stream for copies."""
 
     def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> BatchCopy:
-        """Queue a copy to the device, then the preparation of what was copied.
+        """Queue a copy to the device and the preparation of the copied batch.
 
-        Both run after what was sent before, and after the work that the caller's stream already has. So memory that the
-        caller has freed is not overwritten while the device still reads it.
+        Both run after all earlier sends, and after the work that is already queued on the caller's
+        stream. So memory that the caller has freed is not overwritten while the device still reads
+        it.
         """
 
     def record_event(self) -> StreamEvent:
-        """Return the point that the work given to the caller's stream has reached."""
+        """Return an event after the work that is queued on the caller's stream."""
 
 
 class CudaStream:
@@ -86,7 +88,7 @@ class CudaBatchCopy:
         consumer.wait_event(self._ready)
 
         def record(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.is_cuda:  # When the tensor is freed, the allocator keeps its memory until the consumer is done.
+            if tensor.is_cuda:  # After the tensor is freed, the allocator keeps its memory until the consumer is done.
                 tensor.record_stream(consumer)
             return tensor
 

@@ -1,4 +1,4 @@
-"""From an image's bytes to pixels: decode only what a crop needs, with exactly the pixels of a full decode."""
+"""Decode images: only the parts that a crop needs, with exactly the pixels of a full decode."""
 
 from shardio.images.by_kernel import why_not_by_kernel
 from shardio.images.by_libjpeg import JpegPicture

@@ -1,4 +1,4 @@
-"""JPEGs, decoded by the kernel: which images it renders, in what form it gets them, and why it leaves others."""
+"""JPEG decoding by the kernel: which images it renders, which it skips and why, and its form of crop plans."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 def why_not_by_kernel(content: bytes) -> str | None:
     """Return why the kernel cannot render an image, or None if it can.
 
-    Only the file's head and its end are read. The kernel also leaves damaged files and very rare heads, such as JFIF 2,
-    which are not recognised here. It leaves some crops, too, whatever the file is: antialiased ones, images that an
-    EXIF orientation turns, regions above a million pixels, and those of :func:`_is_for_opencv`. The answers are few
-    and short, so that they can be counted.
+    This checks only the file's head and its end. It does not detect damaged files and very rare heads, such as JFIF 2,
+    which the kernel skips, too. The kernel also skips some crops of any file: antialiased crops, images that an EXIF
+    orientation turns, regions above a million pixels, and those of :func:`_is_for_opencv`. There are few different
+    answers, all short, so that they can be counted.
 
     Args:
         content: The image's file.
@@ -51,15 +51,15 @@ def why_not_by_kernel(content: bytes) -> str | None:
 
 
 def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels | Sequence[Pixels]) -> NDArray[np.bool_]:
-    """Render those images that the kernel can render, if there is a kernel.
+    """Render the images that the kernel can render, if a kernel is available.
 
     Args:
         pictures: n pictures.
-        plan: What to make of each.
-        rows: Where to write.
+        plan: Their crop plan.
+        rows: The destination: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3].
 
     Returns:
-        bool [n], whether each is rendered.
+        bool [n], whether each picture was rendered.
     """
     is_rendered = np.zeros(len(pictures), np.bool_)
     kernel = None if plan.antialias else find_kernel()
@@ -73,7 +73,7 @@ def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels |
         return is_rendered
     records = as_records(plan)
     if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
-        # Sorted by how much of an untouched file must be read: images that take equally long are decoded side by side.
+        # Sorted by how much of an untiled file must be read, so that images decoded side by side take equally long.
         bottom = (plan.box[:, 0] + plan.box[:, 2]) / [picture.size[0] for picture in pictures]
         order = np.argsort(bottom * [len(content) for content in contents])
         return kernel.decode(contents, records, order, rows)
@@ -86,8 +86,8 @@ def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels |
 def _is_for_opencv(plan: CropPlan) -> NDArray[np.bool_]:
     """Return which images the kernel must leave to OpenCV, whatever their files are, bool [n].
 
-    :func:`shardio.images.rendering.prepare_render` renders some from a smaller inverse DCT, and refuses others. For
-    images that become exactly half as high and half as wide, OpenCV's INTER_LINEAR becomes INTER_AREA (resize.cpp).
+    :func:`shardio.images.rendering.prepare_render` renders some from a smaller inverse DCT, and refuses others. Where
+    both sides are halved exactly, OpenCV replaces INTER_LINEAR by INTER_AREA (resize.cpp).
     """
     box, size = plan.box[:, 2:], plan.size
     is_scaled = (box.min(axis=1) >= MIN_SCALED_SIDE) & (box >= min(SCALES) * size).all(axis=1)

@@ -1,4 +1,4 @@
-"""JPEGs, decoded by libjpeg-turbo: only the parts that are read."""
+"""JPEG decoding by libjpeg-turbo, which decodes only the parts that are read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class JpegPicture(Picture):
     """A JPEG. Each part is decoded when it is read.
 
     Attributes:
-        content: Its file.
+        content: The bytes of the file.
     """
 
     can_scale = True
@@ -62,7 +62,7 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
         head = read_head(content)
     except ValueError:
         with suppress(KeyError):
-            simplejpeg.decode_jpeg_header(content)  # If libjpeg finds an error as well, raise it in libjpeg's words.
+            simplejpeg.decode_jpeg_header(content)  # If libjpeg finds an error as well, raise that one.
         return None
     if not _can_convert(content, head):
         return None
@@ -75,13 +75,13 @@ def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -
 
 
 def _can_convert(content: bytes, head: JpegHead) -> bool:
-    """Return whether simplejpeg converts a JPEG to RGB: one or three components, with usual sampling factors."""
+    """Return whether simplejpeg can convert a JPEG to RGB. It needs 1 or 3 components and known sampling factors."""
     if len(head.factors) not in (1, 3) or not head.height or not head.width:
         return False
     if len(head.factors) == 1 or head.factors in _USUAL_FACTORS:
         return True
     try:
         simplejpeg.decode_jpeg_header(content)
-    except (ValueError, KeyError):  # KeyError: factors that libjpeg knows, but simplejpeg has no name for.
+    except (ValueError, KeyError):  # KeyError: factors that libjpeg knows, but simplejpeg does not.
         return False
     return True

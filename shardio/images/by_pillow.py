@@ -1,4 +1,4 @@
-"""Images of any format, decoded whole by Pillow, as its ``convert("RGB")`` does."""
+"""Image decoding by Pillow: whole images of any format, with the pixels of its ``convert("RGB")``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardio.images.pixels import Pixels
 
 
 class PillowPicture(Picture):
-    """An image of any format. All of it is decoded each time a part is read."""
+    """An image of any format. Each read of a part decodes the whole image."""
 
     can_scale = False
     decoder_name = "pillow"
@@ -33,7 +33,7 @@ class PillowPicture(Picture):
             pixels = np.array(image.convert("RGB"))
         if pixels.shape[:2] != self.size:
             declared, found = (f"{width}×{height}" for height, width in (self.size, pixels.shape[:2]))
-            raise ValueError(f"the header declares {declared} pixels, but the file has {found}")
+            raise ValueError(f"the header declares {declared} pixels, but Pillow decoded {found}")
         return pixels
 
 
@@ -47,6 +47,6 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
         check_size(image.height, image.width, max_pixels)
         if orientation == "ignore" and image.format != "TIFF":
             return PillowPicture(content, image.height, image.width)
-        # How a picture is turned, and therefore its size, is certain only once the whole file is read.
+        # The orientation, and therefore the size, is certain only after the whole file has been read.
         pixels = np.array(image.convert("RGB"))
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels))

@@ -1,4 +1,4 @@
-"""From the pictures of a chunk and their crop plan to pixels in the rows of a batch."""
+"""Render a chunk's pictures into the rows of a batch, following their crop plan."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class DecodeError(ValueError):
 
 
 class RenderedImages(NamedTuple):
-    """The images of a chunk.
+    """The rendered images of a chunk.
 
     Attributes:
         images: n images: uint8 [height, width, 3], or what other libraries' transforms returned.
-        decoder_names: What decoded each image; empty where that is not known.
+        decoder_names: The decoder of each image. The list is empty if the decoders are unknown.
     """
 
     images: list[Any]
@@ -51,21 +51,21 @@ def render_chunk(
     """Decode, crop, resize and mirror some images.
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
-    that is then cropped and resized. There is one exception: without antialiasing, a JPEG whose box is at least 2, 4
+    that is then cropped and resized, with one exception: without antialiasing, a JPEG whose box is at least 2, 4
     or 8 times as large as its new size is decoded at 1/2, 1/4 or 1/8 of its size, then sampled at the same points.
 
     Args:
         pictures: n pictures.
-        plan: What to make of each.
-        rows: Where to write: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3] of the plan's output
+        plan: Their crop plan.
+        rows: The destination: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3] of the plan's output
             sizes. By default, new arrays.
 
     Returns:
-        The rows, and what decoded each image.
+        The rows, and the decoder of each image.
 
     Raises:
         DecodeError: If an image is truncated or damaged, or would be too large when resized.
-        MemoryError: If memory runs out; the images need not be at fault.
+        MemoryError: If memory runs out, which does not mean that an image is damaged.
     """
     if rows is None:
         rows = _make_rows(plan)
@@ -73,7 +73,7 @@ def render_chunk(
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
     flips = plan.flip.tolist()
     renders: list[tuple[int, Render]] = []
-    # First all Python, then all decoding: each finds its memory in the processor's caches.
+    # First all Python code, then all decoding, so that each finds its memory in the processor's caches.
     for row in np.flatnonzero(~is_rendered).tolist():
         height, width = sizes[row]
         try:

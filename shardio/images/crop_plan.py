@@ -1,4 +1,4 @@
-"""Crop plans: which part of each image becomes which pixels, known before anything is decoded."""
+"""Crop plans: how to render images, determined before anything is decoded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Boxes = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlan:
-    """What to make of n images: take a box of each, resize it, take a window of the result, and mirror that.
+    """How to render n images: take a box of each, resize it, take a window of the result, and mirror the window.
 
-    Transforms extend the plan one after another. While that works, nothing is decoded between them.
+    Transforms extend the plan in order. As long as they can, nothing is decoded between them.
 
     Attributes:
-        box: A part of the image, inside it.
+        box: The part of each image to read. It does not reach beyond the image.
         size: The size that the box is resized to.
-        window: A part of the resized box. Pixels outside the box are black.
+        window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
         antialias: Whether resizing averages over all pixels of the box.
     """
@@ -54,7 +54,7 @@ class CropPlan:
     def pads(self, boxes: Boxes) -> NDArray[np.bool_]:
         """Return whether cropping by ``boxes`` would pad a part of an image, bool [n].
 
-        Such images must be rendered before they are cropped: around a part lie the image's pixels, not black ones.
+        Such images must be rendered first. Otherwise their surrounding pixels would appear instead of black ones.
         """
         is_part = _any((self.window[:, :2] != 0) | (self.window[:, 2:] != self.size))
         return is_part & _reach_beyond(boxes, self.output_size)
@@ -68,7 +68,7 @@ class CropPlan:
 
     @property
     def is_final(self) -> NDArray[np.bool_]:
-        """Whether each image is resized or padded, bool [n]: then it must be rendered before it is resized again."""
+        """Whether each image is resized or padded, bool [n]. If so, it must be rendered before it is resized again."""
         return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
     def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlan:
@@ -87,7 +87,7 @@ class CropPlan:
         return replace(self, box=self.box[rows], size=self.size[rows], window=self.window[rows], flip=self.flip[rows])
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
-        """Return a plan that leaves some of the images, which have been rendered, as they are."""
+        """Return a plan that leaves some of the images as they are, because they have been rendered."""
         box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
         whole = CropPlan.whole(self.output_size[rows])
         box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
@@ -100,5 +100,5 @@ def _reach_beyond(boxes: Boxes, sizes: Sizes) -> NDArray[np.bool_]:
 
 
 def _any(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether any value of each row is true, given bool [n, m]."""
+    """Return whether any value of each row is true, for bool [n, m]."""
     return np.asarray(mask.any(axis=1))

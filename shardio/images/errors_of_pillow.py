@@ -1,4 +1,4 @@
-"""Turn what Pillow's many readers raise for a damaged file into one kind of error."""
+"""Convert the errors that Pillow's readers raise for damaged files to ValueError."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ PILLOW_ERRORS = (
     zlib.error,
     PIL.Image.DecompressionBombError,
 )
-"""Not MemoryError, which says nothing about the file, nor the user's own classes, which a signal handler may raise."""
+"""The errors that Pillow raises for damaged files.
+
+MemoryError is not one of them, because it says nothing about the file. Neither are users' own classes, which a signal
+handler may raise.
+"""
 
 
 @contextmanager
 def errors_of_pillow() -> Iterator[None]:
-    """Raise ValueError for whatever Pillow raises for a damaged file."""
+    """Convert any error that Pillow raises for a damaged file to ValueError."""
     try:
         yield
     except PILLOW_ERRORS as error:
@@ -40,5 +44,5 @@ def errors_of_pillow() -> Iterator[None]:
         if isinstance(error, ValueError):
             raise
         if isinstance(error, PIL.UnidentifiedImageError):  # Pillow's message names a memory address.
-            raise ValueError("it is not an image of a known format") from error
+            raise ValueError("it is not an image in a known format") from error
         raise ValueError(str(error) or repr(error)) from error

@@ -1,4 +1,4 @@
-"""Image formats: their names, their suffixes, and the first bytes of their files."""
+"""Image formats: names, suffixes and file signatures."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _FORMATS = (
     _Format("BMP", ("bmp",), None),
     _Format("TIFF", ("tif", "tiff"), re.compile(rb"II\*\x00|MM\x00\*")),
 )
-"""The formats that are packed and read: Pillow's name of the format, its suffixes, and how its files begin.
+"""The formats that are packed and read: Pillow's name, the suffixes and the file signature of each.
 
-Add a line here to add a format that Pillow reads. Without a signature, Pillow identifies the format, more slowly.
+To add a format that Pillow reads, add a line here. Without a signature, Pillow identifies the format, more slowly.
 """
 
 IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suffix in image_format.suffixes}
-"""By suffix, which is also the name of the sample's field: the format that the suffix promises."""
+"""The format of each suffix. The suffix is also the name of the sample's field."""
 
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
-"""The fields that hold an image."""
+"""The fields that contain an image."""
 
 _CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
 _JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
 _FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")
 
-_OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES))
+_OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).difference(IMAGE_FORMATS)
 """Suffixes of image formats that are neither packed nor read."""
 
 
 def read_format(path: Path) -> str | None:
     """Return an image file's format (``"JPEG"``, ``"PNG"``, as Pillow names them), or None if it is not an image.
 
-    Only the header is read; the file's name does not matter.
+    Only the header is read. The file's name is ignored.
     """
     with path.open("rb") as file:
         return _find_format(file)
@@ -64,13 +64,17 @@ def find_format(content: bytes) -> str | None:
 
 
 def describe_other_images(paths: Iterable[Path]) -> str:
-    """Count, by suffix, the images of unsupported formats among files that were left out; "" if there are none."""
+    """Return a message that counts the images in unsupported formats by suffix, or "" if there are none.
+
+    Args:
+        paths: The files that were left out.
+    """
     counts = Counter(path.suffix.lower() for path in paths if path.suffix[1:].lower() in _OTHER_IMAGES)
     if not counts:
         return ""
     return (
-        f"left out {', '.join(f'{count} {suffix}' for suffix, count in sorted(counts.items()))}; only "
-        f".{', .'.join(IMAGE_FIELDS)} files are read as images: rename or convert the others"
+        f"left out images in other formats ({', '.join(f'{counts[suffix]} {suffix}' for suffix in sorted(counts))}): "
+        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert them, or rename those that only have another suffix"
     )
 
 

@@ -1,4 +1,4 @@
-"""From an image's bytes to a picture: which decoder opens it."""
+"""Open an image's bytes as a picture, with the first decoder that reads them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from shardio.images.orientation import Orientation
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture
 
 _OPENERS: tuple[Callable[[bytes, Orientation, int], Picture | None], ...] = (open_by_libjpeg,)
-"""Tried in this order. Each returns None for images that it does not read; Pillow opens those that are left.
+"""Decoders, tried in this order. Each returns None for images that it does not read. Pillow opens the others.
 
-Add a function here to add a decoder, and its name to :data:`shardio.images.pictures.DecoderName`.
+To add a decoder, add its function here and its name to :data:`shardio.images.pictures.DecoderName`.
 """
 
 
 def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixels: int = DEFAULT_MAX_PIXELS) -> Picture:
     """Open an image of any common format.
 
-    libjpeg-turbo reads JPEGs, strictly, and only the parts that are asked for. Pillow reads CMYK JPEGs and all other
-    formats whole, as its ``convert("RGB")`` does.
+    libjpeg-turbo decodes JPEGs. It refuses damaged data, and decodes only the parts that are read. Pillow decodes CMYK
+    JPEGs and all other formats whole, with the pixels of its ``convert("RGB")``.
 
     Args:
         content: The bytes of an image file.
-        orientation: Whether to honour the EXIF orientation. Pillow always turns TIFFs.
-        max_pixels: An image with more pixels is an error.
+        orientation: Whether to apply the EXIF orientation. Pillow always applies that of TIFFs.
+        max_pixels: The largest permitted number of pixels.
 
     Raises:
         ValueError: If the image is damaged, too large, or of an unknown format.

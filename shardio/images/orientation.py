@@ -12,7 +12,7 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.pixels import Pixels
 
 Orientation = Literal["ignore", "apply"]
-"""Whether the EXIF orientation turns the image. torchvision and Pillow ignore it by default."""
+"""Whether to apply the EXIF orientation. torchvision and Pillow ignore it by default."""
 
 _TAG = 0x0112  # Exif 2.32, table 4
 
@@ -29,17 +29,17 @@ class Turn(NamedTuple):
         return (width, height) if self.transposed else (height, width)
 
     def corner(self, below: float, right: float) -> tuple[float, float]:
-        """Return what lies above and to the left of the upright picture.
+        """Return how far the stored pixels extend above and to the left of the upright picture.
 
         Args:
-            below: What lies below the stored picture.
-            right: What lies to the right of the stored picture.
+            below: How far they extend below the stored picture.
+            right: How far they extend to the right of it.
         """
         above, left = below * self.upside_down, right * self.mirrored
         return (left, above) if self.transposed else (above, left)
 
     def stored_box(self, box: Box, height: int, width: int) -> Box:
-        """Return where a part of the upright picture lies in the stored one, whose size is ``height`` × ``width``."""
+        """Convert a box of the upright picture to one of the stored picture, whose size is ``height`` × ``width``."""
         if self.transposed:
             box = Box(box.left, box.top, box.width, box.height)
         top = height - box.top - box.height if self.upside_down else box.top
@@ -65,7 +65,7 @@ _TURNS = {
     7: Turn(upside_down=True, mirrored=True, transposed=True),
     8: Turn(mirrored=True, transposed=True),
 }
-"""By the value of the tag. 1, and any value that Exif does not define, means upright."""
+"""The turn for each value of the tag. 1 and undefined values mean upright."""
 
 
 def read_turn(image: PIL.Image.Image) -> Turn:

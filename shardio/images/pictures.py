@@ -1,4 +1,4 @@
-"""Pictures: opened images. Their size is known and parts of them can be read; most are not decoded yet."""
+"""Pictures, which are opened images. Their size is known and parts of them can be read; most are not decoded yet."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.pixels import Pixels
 
 DEFAULT_MAX_PIXELS = 178_956_970
-"""The most pixels of an image; Pillow, too, takes a larger file for a decompression bomb."""
+"""The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
 
 DecoderName = Literal["kernel", "libjpeg", "pillow"]
-"""What decodes an image. :data:`DECODER_DESCRIPTIONS` says what each name means."""
+"""The decoder of an image. :data:`DECODER_DESCRIPTIONS` says what each name means."""
 
 DECODER_DESCRIPTIONS: dict[DecoderName, str] = {"kernel": "the kernel", "libjpeg": "libjpeg-turbo", "pillow": "Pillow"}
-"""Each decoder's name for people. `by_kernel.py`, `by_libjpeg.py` and `by_pillow.py` hold the decoders."""
+"""Each decoder's name in reports. `by_kernel.py`, `by_libjpeg.py` and `by_pillow.py` contain the decoders."""
 
 Part = Callable[[], Pixels]
-"""Reads a part of a picture: returns uint8 [height, width, 3], valid until the same thread reads the next part.
+"""A function that reads a part of a picture.
 
-It raises ValueError if the image is truncated or damaged.
+It returns uint8 [height, width, 3], valid until the same thread reads the next part. It raises ValueError if the image
+is truncated or damaged.
 """
 
 
@@ -35,7 +36,7 @@ class Picture(ABC):
     Attributes:
         size: Height and width in pixels.
         can_scale: Whether :meth:`part` can read the picture at a smaller scale.
-        decoder_name: What decodes it in :meth:`part`, or has decoded it already.
+        decoder_name: The decoder that :meth:`part` uses, or that has decoded the picture already.
     """
 
     size: tuple[int, int]
@@ -52,14 +53,14 @@ class Picture(ABC):
         """
 
     def read(self, box: Box, scale: int = 1) -> Pixels:
-        """Read a part of the picture at once; the pixels are valid until this thread reads the next part."""
+        """Read a part of the picture. The pixels are valid until this thread reads the next part."""
         return self.part(box, scale)()
 
     def origin(self, scale: int) -> tuple[float, float]:
-        """Return the picture's top left corner, in pixels of the picture at 1/scale of its size.
+        """Return the position of the picture's top left corner, in pixels of the picture at 1/scale of its size.
 
         If the size is not a multiple of the scale, the last scaled pixel reaches beyond the picture. In a turned
-        picture, that pixel is the first.
+        picture, that pixel may be the first.
         """
         return 0.0, 0.0
 
@@ -69,7 +70,7 @@ class DecodedPicture(Picture):
 
     Args:
         pixels: uint8 [height, width, 3].
-        decoder_name: What decoded it. The default is for arrays of unknown origin.
+        decoder_name: The decoder that produced it. The default is for arrays of unknown origin.
     """
 
     can_scale = False

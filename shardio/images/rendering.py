@@ -1,4 +1,4 @@
-"""From one image's crop plan to a function that renders it: what to read, at which scale, and how to resize it."""
+"""Prepare the rendering of one image by its crop plan: what to read, at which scale, and how to resize it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ from shardio.images.resizing import resize, sample
 from shardio.images.scratch import scratch_pixels
 
 SCALES = (8, 4, 2)
-"""How many times smaller libjpeg can decode a JPEG, by a smaller inverse DCT of each block."""
+"""Factors by which libjpeg can shrink a JPEG while decoding, by a smaller inverse DCT of each block."""
 
 MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
-"""A long thin image can become huge when its shorter side is enlarged."""
+"""The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
 
 Render = Callable[[Pixels], object]
-"""Writes pixels to an array, uint8 [height, width, 3]; raises ValueError if the image is damaged."""
+"""A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
 
 
 def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, antialias: bool) -> Render:
-    """Return a function that renders a window of a resized box, black where the window reaches beyond it.
+    """Return a function that renders a window of a resized box, black where the window extends beyond it.
 
     Args:
         picture: The picture.
-        box: A part of it.
+        box: The part of it to resize.
         height: The height that the box is resized to.
         width: The width that the box is resized to.
-        window: A part of the resized box.
+        window: The part of the resized box to render.
         antialias: How the box is resized; see :func:`shardio.images.resizing.resize`.
 
     Raises:
         ValueError: If the resized box is too large.
     """
     if height * width > MAX_RESIZED_PIXELS:
-        raise ValueError(f"a part of {box.width}×{box.height} pixels cannot be resized to {width}×{height}: too large")
+        raise ValueError(
+            f"a part of {box.width}×{box.height} pixels cannot be resized to {width}×{height}: at most "
+            f"{MAX_RESIZED_PIXELS} pixels are allowed"
+        )
     visible = _intersect(window, height, width)
     if visible.height <= 0 or visible.width <= 0:
         return lambda out: out.fill(0)
@@ -70,7 +73,7 @@ def _prepare_window(picture: Picture, box: Box, height: int, width: int, visible
     """Return a function that renders a part of the resized box.
 
     OpenCV and Pillow can only resize a whole image: they would sample a part of it at other points. So they get the
-    whole box, where only the pixels that the visible part depends on are decoded.
+    whole box, in which only the pixels that the visible part depends on are decoded.
     """
     rows = _sources(visible.top, visible.height, box.height, height, antialias)
     columns = _sources(visible.left, visible.width, box.width, width, antialias)
@@ -90,7 +93,7 @@ def _prepare_window(picture: Picture, box: Box, height: int, width: int, visible
 def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible: Box, scale: int) -> Render:
     """Return a function that renders a part of the resized box from the picture at 1/scale of its size.
 
-    The box need not begin at a pixel of the scaled picture, so that picture is sampled at the exact points.
+    The box may begin between pixels of the scaled picture, so the picture is sampled at the exact points.
     """
     (picture_height, picture_width), (origin_top, origin_left) = picture.size, picture.origin(scale)
     rows = _Samples.lay(box.top, box.height, height, picture_height, scale, origin_top)
@@ -104,7 +107,7 @@ def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible
 
 
 class _Samples(NamedTuple):
-    """Evenly spaced points along one side of a scaled picture, in its pixels from the centre of the first one."""
+    """Evenly spaced points along a side of a scaled picture, in its pixels from the centre of the first pixel."""
 
     first: float
     step: float
@@ -113,7 +116,7 @@ class _Samples(NamedTuple):
 
     @classmethod
     def lay(cls, start: int, length: int, num_after: int, total: int, scale: int, origin: float) -> _Samples:
-        """Lay ``num_after`` points over a stretch of a side of ``total`` pixels, seen at 1/scale."""
+        """Space ``num_after`` points evenly over a part of a side of ``total`` pixels, at 1/scale of its size."""
         before, step = origin + start / scale, length / scale / num_after
         stop = min(math.ceil(before + length / scale), -(-total // scale))
         return cls(before + step / 2 - 0.5, step, math.floor(before), stop)
@@ -137,7 +140,7 @@ def _choose_scale(box: Box, height: int, width: int) -> int:
 
 
 def _sources(start: int, length: int, num_before: int, num_after: int, antialias: bool) -> range:
-    """Return the pixels of a side that a stretch of the resized side depends on."""
+    """Return the pixels of a side that a part of the resized side depends on."""
     ratio = num_before / num_after
     reach = max(ratio, 1.0) if antialias else 1.0
     first = math.floor((start + 0.5) * ratio - 0.5 - reach)
@@ -146,14 +149,14 @@ def _sources(start: int, length: int, num_before: int, num_after: int, antialias
 
 
 def _intersect(window: Box, height: int, width: int) -> Box:
-    """Return the part of a window that lies inside an image of this size."""
+    """Return the part of a window that is inside an image of this size."""
     top, left = max(window.top, 0), max(window.left, 0)
     bottom, right = min(window.top + window.height, height), min(window.left + window.width, width)
     return Box(top, left, bottom - top, right - left)
 
 
 def _inside(outer: Box, inner: Box) -> Box:
-    """Return where a part of a part lies in the whole."""
+    """Convert a box relative to ``outer`` to one relative to the whole picture."""
     return Box(outer.top + inner.top, outer.left + inner.left, inner.height, inner.width)
 
 

@@ -1,4 +1,4 @@
-"""Resizing: this module alone decides the pixels of a resized image."""
+"""Image resizing by OpenCV and Pillow. The kernel resizes some images itself, with OpenCV's pixels."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def use_one_thread() -> None:
 
 
 def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, out: Pixels | None = None) -> Pixels:
-    """Resize bilinearly.
+    """Resize an image bilinearly.
 
     Args:
         image: uint8 [rows, columns, 3].
         height: The new number of rows.
         width: The new number of columns.
-        antialias: Whether an image that gets smaller is averaged over all of its pixels (Pillow's BILINEAR, which is
-            torchvision's default), or each new pixel is computed from the nearest four (OpenCV's INTER_LINEAR).
+        antialias: Whether to average over all pixels when shrinking (Pillow's BILINEAR, which is torchvision's
+            default), or to compute each new pixel from the nearest four (OpenCV's INTER_LINEAR).
         out: uint8 [height, width, 3] to write to, or None to return a new array.
 
     Returns:
@@ -42,11 +42,11 @@ def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, o
 
 
 def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], out: Pixels) -> None:
-    """Sample an image bilinearly on a grid whose ends may lie between pixels.
+    """Sample an image bilinearly on a grid whose points may be between pixels.
 
     Args:
         image: uint8 [rows, columns, 3]. Beyond its border, the border's pixels are repeated.
-        corner: Where the first sample lies, down and across, in pixels from the centre of the first pixel.
+        corner: The position of the first sample, down and across, in pixels from the centre of the first pixel.
         step: The distance between samples, down and across, in pixels.
         out: uint8 [height, width, 3] to write to.
     """

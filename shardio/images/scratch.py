@@ -1,4 +1,4 @@
-"""Memory that a thread reuses for every image: fresh pages cost more than filling them."""
+"""Memory that a thread reuses for all images: allocating fresh pages costs more than filling them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_KEPT = 64 * 2**20
-"""Bytes; larger arrays are not kept."""
+"""The largest array to keep, in bytes."""
 
 
 class _Arrays(threading.local):
@@ -20,7 +20,7 @@ _arrays = _Arrays()
 
 
 def scratch(purpose: str, num_bytes: int) -> NDArray[np.uint8]:
-    """Return uint8 [num_bytes] with arbitrary content; this thread owns it until it asks again for the same purpose."""
+    """Return uint8 [num_bytes] with arbitrary content, valid until this thread calls again with the same purpose."""
     array = _arrays.by_purpose.get(purpose)
     if array is None or array.size < num_bytes:
         array = np.empty(num_bytes, np.uint8)

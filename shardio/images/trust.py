@@ -1,11 +1,11 @@
-"""Trust compiled code only if no user but this one and root can have written it.
+"""Load compiled code only if no user except this one and root can have written it.
 
 Compiled code runs in the process, so its author acts as this user. A file is trusted if it and its folder belong to
-this user or root, and neither their group nor others may write to them. Python demands less for its own ``.pyc`` files;
-OpenSSH demands the same for ``authorized_keys`` (StrictModes). A private group of the user is not accepted: whether a
-group has other members may depend on a remote directory. Folders further up are not checked. A user with write access
-to those can replace files, but only with files that this user or root owns. A POSIX ACL that grants write access to
-others shows in the group's bits.
+this user or root, and neither their group nor others may write to them. Python demands less for its own ``.pyc`` files.
+OpenSSH demands the same for ``authorized_keys`` (StrictModes). Even the user's private group must not have write
+access, because whether a group has other members may depend on a remote directory. Folders further up are not checked.
+A user with write access to those can replace files, but only with files that this user or root owns. A POSIX ACL that
+grants write access to others shows in the group's bits.
 
 The checks use open descriptors, and the content is read from the same descriptors, so nothing can be replaced between
 check and use. Symbolic links are followed, and their targets are checked.
@@ -52,7 +52,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 def why_untrusted(path: Path) -> str | None:
-    """Return why an existing file is not trusted; None if it is trusted or cannot be read."""
+    """Return why an existing file is not trusted, or None if it is trusted or cannot be read."""
     try:
         read_trusted(path)
     except UntrustedError as error:
@@ -68,14 +68,14 @@ def check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parent, which other users may read but not write to.
+    """Create a folder and its parent, which other users may read but not write to.
 
     If the folder exists and belongs to this user, other users lose write access to it. Folders further up follow the
     umask.
 
     Raises:
-        UntrustedError: If it belongs to another user, or other users may write to it.
-        OSError: If it cannot be made.
+        UntrustedError: If the folder belongs to another user, or other users may write to it.
+        OSError: If the folder cannot be created.
     """
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     for part in (folder.parent, folder):
@@ -83,7 +83,7 @@ def make_folder(folder: Path) -> None:
             part.mkdir()
         except FileExistsError:
             continue
-        descriptor = os.open(part, _NEW_FOLDER)  # By now, the name may lead elsewhere.
+        descriptor = os.open(part, _NEW_FOLDER)  # By now, the name may be a symbolic link.
         try:
             os.fchmod(descriptor, FOLDER_MODE)
         finally:

@@ -1,4 +1,4 @@
-"""The loader. Loaded lazily: its worker hosts start without torch."""
+"""The loader. Its classes are imported lazily, so that worker processes start without torch."""
 
 from __future__ import annotations
 

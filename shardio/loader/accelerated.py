@@ -1,7 +1,7 @@
-"""A prepared loader's duties to Accelerate: its end, its padding samples and its device.
+"""Support for Accelerate: the end of an epoch, the repeats in its last batch, and the device.
 
-``Accelerator.prepare`` returns a loader that splits over ranks unchanged. So this module does what Accelerate's own
-loaders do: ``accumulate`` must see the last batch, and ``gather_for_metrics`` the repeats in it.
+``Accelerator.prepare`` does not wrap a loader that already splits over ranks. So this module does what Accelerate's
+wrappers do: it reports the last batch to ``accumulate``, and the repeats in that batch to ``gather_for_metrics``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardio.order import Progress, Split
 
 
 class Preparable:
-    """A loader that ``Accelerator.prepare`` returns unchanged, where it has shardio's order."""
+    """A loader that ``Accelerator.prepare`` returns unchanged if it has shardio's order."""
 
     _order: LoaderOrder | None
     _is_in_accelerate = False
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Whether the loader needs no wrapper: ``prepare`` and ``prepare_data_loader`` read this name."""
+        """Whether the loader needs no wrapper. Accelerate's ``prepare`` methods read this attribute."""
         has_order = self._order is not None
         if has_order and sys._getframe(1).f_globals.get("__name__") == "accelerate.accelerator":
             self._is_in_accelerate = True  # Accelerate sets the attribute only in ``prepare``.
@@ -39,16 +39,16 @@ class Preparable:
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether ``save_state`` and ``load_state`` include the loader's state. Accelerate reads this name."""
+        """Whether ``save_state`` and ``load_state`` include the loader's state, for Accelerate."""
         return self._order is not None
 
     def _follow(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        """Return an epoch's batches; if the loader was prepared, they keep Accelerate's state up to date."""
+        """Return an epoch's batches. If the loader was prepared, they keep Accelerate's state up to date."""
         return PreparedEpoch(batches, progress) if self._is_in_accelerate else batches
 
 
 class PreparedEpoch(Iterator[Any]):
-    """Yield an epoch's batches on Accelerate's device, and keep its ``GradientState`` up to date.
+    """An iterator that moves an epoch's batches to Accelerate's device and keeps ``GradientState`` up to date.
 
     Args:
         batches: The epoch's batches.
@@ -99,8 +99,8 @@ class PreparedEpoch(Iterator[Any]):
 def find_remainder(split: Split) -> int:
     """Return how many samples of the last batches of all ranks ``gather_for_metrics`` must keep; 0 for all.
 
-    It gathers rank after rank and cuts off the end. If the repeats that pad the epoch lie elsewhere, as in a shuffled
-    epoch of three ranks, cutting would lose samples, so the repeats are kept.
+    It concatenates the batches by rank and truncates the result. If the repeats that pad the epoch are not at the end,
+    as in a shuffled epoch of three ranks, truncating would lose samples, so the repeats are kept.
     """
     ranks = [replace(split, rank=rank) for rank in range(split.world_size)]
     last = [rank.batch(rank.num_batches - 1) for rank in ranks if rank.num_batches]
@@ -110,7 +110,7 @@ def find_remainder(split: Split) -> int:
 
 
 def _check_parallelism(config: Any, split: Split) -> None:
-    """Raise ValueError if the split has more ranks than there are ranks with different data."""
+    """Raise ValueError if the split has more ranks than Accelerate has data-parallel ranks."""
     if config is None or config.non_data_parallel_size == 1 or split.world_size <= config.data_parallel_size:
         return
     raise ValueError(
@@ -126,7 +126,7 @@ def _gradients_class() -> type[Any]:
     from accelerate.state import GradientState
 
     class Gradients(DataLoaderStateMixin):  # type: ignore[misc]  # Accelerate has no types.
-        """The bookkeeping that Accelerate offers to foreign loaders."""
+        """The bookkeeping that Accelerate provides for other libraries' loaders."""
 
         def __init__(self) -> None:
             self.gradient_state = GradientState()

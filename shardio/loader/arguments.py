@@ -20,9 +20,9 @@ from shardio.world import find_world
 
 
 class Fixed:
-    """An argument that is a read-only attribute, because setting it would have no effect.
+    """A read-only attribute for an argument, because setting it later would have no effect.
 
-    It lies in the instance's dictionary under its name, where frameworks look for it to create the loader again.
+    Its value is in the instance's ``__dict__`` under its name, where frameworks look for it to re-create the loader.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -37,7 +37,7 @@ class Fixed:
 
 
 def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> None:
-    """Check a loader's dataset, ``shuffle`` and ``drop_last``; warn of parts that disagree on classes.
+    """Check a loader's dataset, ``shuffle`` and ``drop_last``; warn if parts of the dataset have different classes.
 
     Raises:
         TypeError: If ``shuffle`` or ``drop_last`` is not a boolean.
@@ -53,12 +53,12 @@ def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> Non
 
 
 def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool = False) -> None:
-    """Raise ValueError if an EpochSampler was created over a different dataset than the loader's, or it has changed.
+    """Raise ValueError if an EpochSampler belongs to another dataset than the loader's, or the dataset has changed.
 
     Args:
         dataset: The loader's dataset.
         sampler: Any sampler.
-        compares_digests: Whether to compare the datasets' digests, where both have one, as well as their sizes.
+        compares_digests: Whether to compare the datasets' digests, if both have one, as well as their sizes.
     """
     if not isinstance(sampler, EpochSampler) or not isinstance(dataset, Sized):
         return
@@ -74,13 +74,13 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
     said = sampler.digest if sampler.old_digest is None else sampler.old_digest
     if "" not in (digests := {find_digest(dataset, looks_at_parts=False), said}) and len(digests) > 1:
         raise ValueError(
-            f"the EpochSampler was created over other samples than those of the loader's {type(dataset).__name__}, "
-            f"though both have {len(dataset)}: {remedy}"
+            f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
+            f"although both have {len(dataset)} samples: {remedy}"
         )
 
 
 def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
-    """Return the number of batches that are made ahead, if the user set it.
+    """Check and return ``prefetch_factor``; None or a DefaultPrefetch means that the user did not set it.
 
     Raises:
         TypeError: If it is not an integer.
@@ -95,38 +95,38 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
     """Raise ValueError if bad samples cannot be replaced or skipped.
 
     Args:
-        on_error: What happens to them.
+        on_error: The user's policy.
         dataset: The loader's dataset.
         has_order: Whether the loader has shardio's order.
-        has_batches: Whether samples are delivered in batches.
+        has_batches: Whether the loader delivers batches, not single samples.
         obstacle: Why torch's workers make the batches; None if they do not.
     """
     if on_error == "raise":
         return
     if on_error == "skip" and not has_batches:
         raise ValueError(
-            "on_error='skip' makes batches smaller, but batch_size=None means no batches: use on_error='replace'"
+            "on_error='skip' makes batches smaller, but batch_size=None disables batching: use on_error='replace'"
         )
     if on_error == "skip" and isinstance(dataset, ShardDataset) and dataset.overrides_iteration:
         raise ValueError(
-            f"on_error='skip' leaves samples out, and the __iter__ of {type(dataset).__name__} would see the gaps: "
-            "use on_error='replace', or change samples in the transform or in collate_fn"
+            f"on_error='skip' leaves samples out, but the __iter__ of {type(dataset).__name__} would see placeholders: "
+            "use on_error='replace', or change samples in the transform or in collate_fn instead"
         )
     if has_order or obstacle is None:
         return
     if not yields_images(dataset):
         raise ValueError(
-            f"on_error={on_error!r} needs a dataset of shardio's, whose errors name the unreadable sample; "
+            f"on_error={on_error!r} requires one of shardio's datasets, whose errors name the unreadable sample; "
             f"got {type(dataset).__name__}: catch errors in its __getitem__"
         )
     raise ValueError(
-        f"on_error={on_error!r} needs shardio's order here, because torch's workers make the batches ({obstacle}): use "
-        "sampler=EpochSampler(dataset)"
+        f"on_error={on_error!r} requires shardio's order here, because torch's workers make the batches ({obstacle}): "
+        "use sampler=EpochSampler(dataset)"
     )
 
 
 def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], dataset: Any) -> BadSamples | None:
-    """Return the policy for samples that cannot be read; None makes them errors.
+    """Return the policy for unreadable samples; None if they raise errors.
 
     Raises:
         TypeError: If ``quarantine`` is not a path.
@@ -142,24 +142,26 @@ def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], data
 def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:
     """Raise ValueError if a loader's arguments contradict its order."""
     if not in_order:
-        raise ValueError("in_order=False would deliver other batches than the state counts: leave it unset")
+        raise ValueError(
+            "in_order=False is not supported, because the loader's state counts batches in order: leave it unset"
+        )
     if drop_last and order.remainder in ("mask", "keep"):
-        raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other")
+        raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other: remove one of them")
     said = order.batch_size
     if said is not None and said != (batch_size or 1):
         raise ValueError(
             f"the dataset or sampler has batch_size={said}, but the loader has batch_size={batch_size}: "
-            "set it on the shardio.DataLoader alone"
+            "set it only on the shardio.DataLoader"
         )
 
 
 def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None:
-    """Warn if each of several ranks gets all samples of a map-style dataset of shardio's.
+    """Warn if each of several ranks gets all samples of one of shardio's map-style datasets.
 
     Args:
         dataset: The loader's dataset.
         sampler: Its batch sampler or, without one, its sampler.
-        stacklevel: The frame that the warning names, as in ``warnings.warn`` when called here.
+        stacklevel: The stack level for ``warnings.warn``, counted from this function.
     """
     drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(drawing) not in (RandomSampler, SequentialSampler):
@@ -167,14 +169,14 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
     if isinstance(unwrap_subsets(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
         warnings.warn(
             f"{type(drawing).__name__} does not split samples over ranks: each of {num_ranks} ranks gets all "
-            f"{len(dataset)} of them. Pass DataLoader sampler=EpochSampler(dataset), or torch's DistributedSampler",
+            f"{len(dataset)} of them. Pass the DataLoader sampler=EpochSampler(dataset) or torch's DistributedSampler",
             RuntimeWarning,
             stacklevel=stacklevel,
         )
 
 
 def warn_of_no_batches(split: Split, warned_of: set[Split], *, stacklevel: int) -> None:
-    """Warn of epochs in which this rank gets no batches, unless they are in ``warned_of``; add them there."""
+    """Warn if this rank gets no batches in an epoch. ``warned_of`` holds the splits that were warned of before."""
     if split in warned_of:
         return
     warned_of.add(split)

@@ -1,4 +1,4 @@
-"""Which samples an epoch's batches hold, before anything is read."""
+"""Plans of an epoch's batches: which samples each batch holds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BatchPlan:
     Attributes:
         indices: int64 [n], the samples' indices in the loader's dataset.
         rng_keys: uint64 [n], one for each sample's transforms.
-        replacement_rng_keys: uint64 [n], which draw replacements for samples that cannot be read.
+        replacement_rng_keys: uint64 [n], the rng keys that draw replacements for unreadable samples.
         valid: bool [n], false for repeats; None unless ``remainder`` is ``mask``.
     """
 
@@ -36,7 +36,7 @@ class BatchPlan:
         return len(self.indices)
 
     def take(self, rows: slice | NDArray[np.int64]) -> BatchPlan:
-        """Return the plan of some rows."""
+        """Return the plan for some of the rows."""
         return BatchPlan(
             indices=self.indices[rows],
             rng_keys=self.rng_keys[rows],
@@ -47,12 +47,12 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSource:
-    """The samples of an epoch.
+    """The source of an epoch's samples.
 
     Attributes:
         dataset: The loader's dataset: one of shardio's, perhaps within Subsets.
-        decoder: The dataset's decoder when the epoch began.
-        epoch: The epoch, where it is known.
+        decoder: The dataset's decoder at the beginning of the epoch.
+        epoch: The epoch, if known.
     """
 
     dataset: Unwrapped
@@ -61,7 +61,7 @@ class SampleSource:
 
 
 class Planner(Protocol):
-    """Plans the batches of epochs.
+    """The interface of planners, which plan the batches of epochs.
 
     Attributes:
         dataset: The loader's dataset: one of shardio's, perhaps within Subsets.
@@ -70,16 +70,16 @@ class Planner(Protocol):
     dataset: Unwrapped
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
-        """Return the plans of an epoch's batches, and what they consist of.
+        """Return the plans of an epoch's batches, and the source of their samples.
 
         Args:
-            cursor: Where the epoch begins; None if the order is that of a foreign sampler.
-            split: This rank's share from there on; None in the same case.
+            cursor: Where the epoch begins; None if the order is not shardio's.
+            split: This rank's share, from the cursor to the end; None in the same case.
         """
 
 
 class OrderPlanner:
-    """Plans batches in shardio's order.
+    """A planner of batches in shardio's order.
 
     Args:
         dataset: The loader's dataset.
@@ -90,7 +90,7 @@ class OrderPlanner:
         self.dataset, self._order = dataset, order
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
-        """Return the plans of an epoch's batches, and what they consist of."""
+        """Return the plans of an epoch's batches, and the source of their samples."""
         assert cursor is not None, "the order is shardio's"
         assert split is not None, "the order is shardio's"
         source = SampleSource(dataset=self.dataset, decoder=self.dataset.dataset.decoder, epoch=cursor.epoch)
@@ -110,13 +110,13 @@ class OrderPlanner:
 
 
 class SamplerPlanner:
-    """Plans the batches that a foreign batch sampler returns.
+    """A planner of the batches that a batch sampler yields.
 
     Args:
         dataset: The loader's dataset, which is map-style.
         batch_sampler: Yields lists of indices.
-        generator: Seeds the rng keys where the dataset's epoch is not known; None for torch's global generator.
-        keeps_seed: Whether all epochs share one seed, as torch's persistent workers do.
+        generator: Seeds the rng keys if the dataset's epoch is not known; None for torch's global generator.
+        keeps_seed: Whether all epochs share one seed, as with torch's persistent workers.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class SamplerPlanner:
         self._num_epochs = 0
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
-        """Return the plans of an epoch's batches, and what they consist of.
+        """Return the plans of an epoch's batches, and the source of their samples.
 
         Raises:
-            IndexError: From the iterator, if a batch is empty or an index is out of range.
+            IndexError: By the iterator, if a batch is empty or an index is out of range.
         """
         if self._seed is None or not self._keeps_seed:
-            # torch's own iterators begin with this draw too, once for persistent workers.
+            # torch's iterators also begin with this draw, but only once for persistent workers.
             word = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self._generator)
             self._seed, self._num_epochs = int(word.item()), 0
         base_rng_key = make_rng_key(self._seed, self._num_epochs, "draws")
@@ -156,7 +156,7 @@ class SamplerPlanner:
         for batch in self._batch_sampler:
             indices = check_indices(batch, num_samples)
             if not len(indices):
-                raise IndexError("the batch sampler returned an empty batch: it must leave such batches out")
+                raise IndexError("the batch sampler yielded an empty batch: it must not yield batches without indices")
             if known is None:
                 counters = np.arange(num_planned, num_planned + len(indices), dtype=np.uint64)
                 rng_keys = replacement_rng_keys = derive_rng_key(base_rng_key, counters)
@@ -168,7 +168,7 @@ class SamplerPlanner:
 
 
 def repeat_error(error: Exception) -> Iterator[BatchPlan]:
-    """Return an iterator that raises an error at each step: that of a sampler that failed."""
+    """Return an iterator that raises the error of a failed sampler at every step."""
     return iter(partial(_raise, error), None)
 
 
@@ -177,10 +177,10 @@ def _raise(error: Exception) -> None:
 
 
 def _count_repetitions(num_returned: NDArray[np.uint32], indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Return how often each sample was returned before, also earlier in the batch, and count these ones.
+    """Return how often each sample was returned before, including earlier in the batch; update the counts.
 
     Args:
-        num_returned: uint32 [N], how often each sample of the dataset was returned. It is updated.
+        num_returned: uint32 [N], how often each sample of the dataset was returned; updated in place.
         indices: int64 [n], the batch.
     """
     order = np.argsort(indices, kind="stable")

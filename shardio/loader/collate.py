@@ -1,4 +1,4 @@
-"""From samples to a batch: torch's default, but images keep the memory layout of the decoder."""
+"""Collation of samples to a batch: as in torch, except that images keep the memory layout of the decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardio.world import is_torch_worker
 
 
 def yields_images(dataset: Any) -> bool:
-    """Return whether a dataset is shardio's, or torch's Subset or ConcatDataset of such datasets."""
+    """Return whether a dataset is one of shardio's, or torch's Subset or ConcatDataset of them."""
     if isinstance(dataset, Subset):
         return yields_images(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
@@ -29,13 +29,13 @@ def yields_images(dataset: Any) -> bool:
 
 
 def collate_channels_last(samples: Sequence[Any]) -> Any:
-    """Collate samples as torch does, but uint8 images into one [N, 3, H, W] tensor in channels_last memory.
+    """Collate samples as torch does, except that uint8 images become a channels_last tensor [N, 3, H, W].
 
     Args:
         samples: Tuples of values, or bare values.
 
     Returns:
-        A list of columns, one for each field of the tuples, or one column.
+        A list of columns, one for each field of the tuples, or a single column.
 
     Raises:
         ValueError: If images differ in size.
@@ -47,9 +47,10 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CollateKept:
-    """Collate the samples that were not left out; return a Failure for a batch that cannot be made.
+    """A collate function that ignores samples that were left out, and returns a Failure if the batch cannot be made.
 
-    An error that torch's loader saw would not say which batch failed and, from a worker process, lose its attributes.
+    If it raised the error instead, torch's loader could not tell which batch failed, and an error from a worker process
+    would lose its attributes.
 
     Attributes:
         collate: The user's function, or the default.
@@ -70,10 +71,10 @@ class CollateKept:
 
 @dataclass(frozen=True, slots=True)
 class CollateEndless:
-    """Collate with the user's function; raise RuntimeError where it raises StopIteration.
+    """A collate function that raises RuntimeError if the user's function raises StopIteration.
 
     Attributes:
-        collate: The function.
+        collate: The user's function.
     """
 
     collate: Callable[[Any], Any]
@@ -87,7 +88,7 @@ class CollateEndless:
 
 @contextmanager
 def endless_collate(loader: Any) -> Iterator[None]:
-    """Collate with CollateEndless in torch's iterators that are created in the block."""
+    """Use CollateEndless in iterators that torch creates in the block."""
     collate_fn = loader.collate_fn
     loader.collate_fn = CollateEndless(collate_fn)
     try:
@@ -115,11 +116,11 @@ def collate_column(values: Sequence[Any]) -> Any:
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:
         raise ValueError(
-            f"the images of a batch differ in size, {sizes[0]} and {sizes[1]} among others: give the dataset a "
-            "transform that makes them equal, such as RandomResizedCrop(224)"
+            f"the images of a batch differ in size (height, width), such as {sizes[0]} and {sizes[1]}: give the "
+            "dataset a transform that returns images of one size, such as RandomResizedCrop(224)"
         )
-    # [3, H, W] views of [H, W, 3] memory are stacked as they lie, and viewed as [N, 3, H, W].
-    # By numpy: torch.stack would start threads, which compete where several workers run.
+    # Stack [3, H, W] views of [H, W, 3] memory in that memory layout, then view the result as [N, 3, H, W].
+    # Use numpy, because torch.stack would start threads that compete with those of other workers.
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
 
 
@@ -130,7 +131,7 @@ def _collate_default(values: Sequence[Any]) -> Any:
         for row, value in enumerate(values):
             if (wide := find_wide(value)) is not None:
                 raise ValueError(
-                    f"sample {row} of a batch has the integer {wide}, of more than 64 bits, which no tensor can hold: "
-                    "write it as a string, or use a collate_fn that does not make a tensor of it"
+                    f"sample {row} of a batch holds the integer {wide}, which has more than 64 bits and does not fit "
+                    "in a tensor: store it as a string, or pass a collate_fn that does not convert it"
                 ) from error
         raise

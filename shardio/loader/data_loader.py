@@ -1,4 +1,4 @@
-"""DataLoader: torch's, with shardio's order, exact batches and a state."""
+"""DataLoader: torch's DataLoader with shardio's order, exact batches and a state."""
 
 from __future__ import annotations
 
@@ -43,33 +43,36 @@ NO_STATS = "torch's workers made these batches, because {reason}: per-stage timi
 
 
 class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
-    """Torch's DataLoader with the same arguments, and more features with shardio's order.
+    """torch's DataLoader, extended with shardio's order, a resumable state and shardio's worker processes.
 
-    With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, every ``iter``
-    is the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and
-    ``state_dict`` counts the batches that the user received. Images of shardio's datasets are delivered as uint8
-    [N, 3, H, W] tensors in channels_last memory. With anything else, it is torch's loader. A subclass of EpochSampler
-    that overrides ``__iter__`` or ``__len__`` counts as anything else: the loader has no state, and ``set_epoch`` sets
-    each epoch.
+    With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's
+    order: every ``iter`` begins the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means
+    ``remainder="drop"``, and ``state_dict`` counts the batches that the user received. Otherwise the loader behaves
+    like torch's and has no state. This also applies to subclasses of EpochSampler that override ``__iter__`` or
+    ``__len__``: call ``set_epoch`` before each epoch, as with torch's samplers.
+
+    Images of shardio's datasets are delivered as uint8 tensors [N, 3, H, W] in channels_last memory.
 
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    ``num_workers`` threads in a few worker processes decode shardio's datasets, and torch's Subsets of the map-style
-    ones, if all transforms are shardio's, and ``collate_fn``, ``worker_init_fn`` and ``multiprocessing_context`` are
-    not set. They write into memory that is reused when a batch is freed, so tensors cannot be resized in place. Torch's
-    workers make all other batches.
+    shardio's worker processes, with ``num_workers`` threads in total, decode shardio's datasets and torch's Subsets of
+    the map-style ones, if all transforms are shardio's and ``collate_fn``, ``worker_init_fn`` and
+    ``multiprocessing_context`` are not set. They write to memory that is reused when a batch is freed, so its tensors
+    cannot be resized in place. torch's workers make all other batches.
 
-    Args: Those of ``torch.utils.data.DataLoader``, and
-        prefetch_factor: In shardio's worker processes, the number of batches that all workers together make ahead;
-            leave unset to give each worker two chunks of a batch to work on, and at least 2 batches.
-        on_error: What happens to samples of shardio's datasets that cannot be read or decoded. ``raise`` stops with
-            an error that names the sample. ``replace`` takes another sample of the same dataset, or Subset, a function
-            of seed, epoch and sample. ``skip`` makes the batch smaller and changes nothing else; if every sample of a
-            batch would be skipped, the batch raises an error. At the end of an epoch a RuntimeWarning says how many
-            samples were replaced or skipped.
-        quarantine: The file that logs replaced and skipped samples, one JSON object a line. It is checked for
-            writability at construction and created on first use.
+    All arguments not listed here are those of ``torch.utils.data.DataLoader``.
+
+    Args:
+        prefetch_factor: In shardio's worker processes, the number of batches that all workers together prepare in
+            advance. By default 2, or more if batches are too small to keep all workers busy.
+        on_error: What happens to samples of shardio's datasets that cannot be read or decoded. ``raise`` raises an
+            error that names the sample. ``replace`` uses another sample of the same dataset or Subset, chosen by the
+            seed, the epoch and the sample. ``skip`` leaves the sample out, so the batch is smaller; a batch that would
+            be empty raises an error. At the end of an epoch, a RuntimeWarning reports how many samples were replaced
+            or skipped.
+        quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
+            that it can be written; the first entry creates it.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -134,8 +137,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         )
         if prefetch_factor is None and self.prefetch_factor is not None:
             self.prefetch_factor = DefaultPrefetch(self.prefetch_factor)
-        self.shuffle = shuffle  # Frameworks create loaders again from attributes named like the arguments.
-        self._latest: object = None  # Stands for the iteration that began last.
+        self.shuffle = shuffle  # Frameworks re-create loaders from attributes named like the arguments.
+        self._latest: object = None  # A token for the latest iteration.
         self._warned_of = set[Split]()  # Epochs without batches.
         self._executor: Executor | None = None
         self._executor_settings: ExecutorSettings | None = None
@@ -154,22 +157,22 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             source = self._order.source
             check_order(source, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
             if dataset is source:
-                # torch's loader refuses another sampler, though only frameworks read this one.
+                # torch's loader forbids setting the sampler, but only frameworks read this one.
                 object.__setattr__(self, "sampler", OrderSampler(self._order))
             source.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
 
     def watch_memory(self, callback: MemoryCallback) -> None:
-        """Register a callback that is invoked once per memory block, uint8 [n]; it must not keep the array."""
+        """Register a callback that is called once with each memory block, uint8 [n]. It must not keep the array."""
         if callback not in self._memory_callbacks:
             self._memory_callbacks.append(callback)
 
     def __len__(self) -> int:
-        """Return the number of batches of this rank in a full epoch."""
+        """Return the number of this rank's batches in a full epoch."""
         return super().__len__() if self._order is None else self._split(Cursor(epoch=0)).num_batches
 
     @explain_obstacles
     def __iter__(self) -> Any:
-        """Begin the next epoch; iterate over its batches."""
+        """Begin the next epoch and return an iterator over its batches."""
         with own_tensors():
             check_samplers_dataset(self.dataset, self._drawing_sampler)
             executor = self._find_executor()
@@ -179,11 +182,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             return self._begin(executor.start(cursor, split), cursor, split)
 
     def stats(self) -> LoaderStats:
-        """Return what happened, and where the time went, since the loader was last iterated.
+        """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
             TypeError: If torch's workers make the batches, because the dataset, its transforms or ``collate_fn`` are
-                not shardio's: torch does not measure the stages.
+                not shardio's: torch does not time the stages.
         """
         executor = self._find_executor()
         if executor is None or (stats := executor.stats()) is None:
@@ -192,11 +195,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     @property
     def runs_torchs_workers(self) -> bool:
-        """Whether torch's workers make the batches, not shardio's worker processes or the calling process."""
+        """Whether torch's workers make the batches, instead of shardio's worker processes or the calling process."""
         return why_not_ours(self) is not None
 
     def _find_executor(self) -> Executor | None:
-        """Return what makes the batches, for the attributes as they are now: they may be set at any time."""
+        """Return the executor for the current attributes, which may be set at any time."""
         settings = find_settings(self)
         if self._executor_settings is None or not settings.is_same(self._executor_settings):
             self._executor_settings = settings
@@ -204,7 +207,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         return self._executor
 
     def _find_start(self) -> tuple[Cursor | None, Split | None]:
-        """Return where the next epoch begins, and this rank's share of it; nothing for a foreign sampler's order."""
+        """Return the next epoch's start and this rank's share; both are None if the order is not shardio's."""
         if self._order is None:
             self._warn_of_sampler()
             return None, None
@@ -215,7 +218,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         return cursor, split
 
     def _begin(self, batches: BatchIterator, cursor: Cursor | None, split: Split | None) -> Any:
-        """Return the user's iterator. An epoch counts from here on, when nothing can fail any more."""
+        """Return the user's iterator. The epoch counts only from here on, when nothing else can fail."""
         decoder, token = find_decoder(self.dataset), object()
         self._latest = token
 
@@ -244,7 +247,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         return EpochIterator(TorchBatches(batches, continues=True), _allow, None, "")
 
     def _warn_of_sampler(self) -> None:
-        """Warn if a foreign sampler gives every rank all samples, or no batches."""
+        """Warn if the sampler gives every rank all samples, or if there are no batches."""
         sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
         warn_of_whole_epochs(self.dataset, sampler, stacklevel=6)
         if self.drop_last and yields_images(self.dataset) and hasattr(self.sampler, "__len__") and not len(self):
@@ -261,9 +264,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         return self._order.source.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy starts workers of its own.
+        # A copy starts its own workers.
         return {**self.__dict__, "_executor": None, "_executor_settings": None}
 
 
 def _allow() -> None:
-    """Allow a further batch."""
+    """Allow another batch."""

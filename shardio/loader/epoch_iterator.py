@@ -1,4 +1,4 @@
-"""An epoch's batches as the user gets them: all of them, and counted, whatever made them."""
+"""The iterator that the user gets: it counts an epoch's batches, whichever executor makes them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from shardio.torch_modes import own_tensors
 
 
 class EpochIterator:
-    """Iterate over the batches of an epoch.
+    """An iterator over the batches of an epoch.
 
-    The error of a batch does not end the epoch. Any other error does: after an error from a signal handler, for
-    example, a batch may be lost, so each further call raises.
+    An error in one batch does not end the epoch. Any other error does: after an error from a signal handler, for
+    example, a batch may be lost, so every further call raises.
 
-    Where shardio has the order, a batch counts when it is handed out. A batch that failed counts when the user requests
-    the next one: a run that ends with the error resumes with that batch.
+    In shardio's order, a batch counts when the user receives it. A failed batch counts when the user requests the next
+    one, so a run that ends with the error resumes at that batch.
 
     Args:
         batches: The executor's batches.
-        check: Raises if no further batch may be requested.
-        progress: Counts the batches, where shardio has the order.
+        check: Raises an error if no further batch may be requested.
+        progress: Counts the batches; None if the order is not shardio's.
         dataset: The name of the dataset's class, for messages.
     """
 
@@ -44,17 +44,17 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        """Return the next batch. A batch that cannot be made raises its error; the next call returns the next batch.
+        """Return the next batch. If it cannot be made, raise its error; the next call returns the batch after it.
 
         Raises:
-            RuntimeError: If the number of batches differs from the order's, or another error ended the epoch before.
+            RuntimeError: If the number of batches differs from the order's, or an earlier error ended the epoch.
         """
         if self._cut_short_by is not None:
             raise cut_short(self._cut_short_by)
         if self._is_over:
             raise StopIteration
         self._check()
-        self._cut_short_by = "an error"  # Until there is a batch: whatever happens meanwhile, one may be lost.
+        self._cut_short_by = "an error"  # Until there is a batch: an error before that may lose one.
         try:
             self._count()
             with before_shutdown(), own_tensors():
@@ -79,10 +79,10 @@ class EpochIterator:
         try:
             raise failure
         finally:
-            del made, failure  # Otherwise the error would keep itself alive, and what it came from.
+            del made, failure  # Otherwise the error's traceback would keep this frame, and so the error, alive.
 
     def close(self) -> None:
-        """Stop; drop batches that were made ahead."""
+        """End the epoch; drop batches that were made ahead."""
         self._is_over = True
         self._batches.close()
 
@@ -98,7 +98,7 @@ class EpochIterator:
         expected = self._progress.split.num_batches
         if self._num_counted != expected:
             raise RuntimeError(
-                f"the epoch had {self._num_counted} batches instead of {expected}: {self._dataset} yields other "
-                "samples than its order has, so no state could be right. Filter in collate_fn, or use torch's own "
-                "DataLoader"
+                f"the epoch had {self._num_counted} batches instead of {expected}: {self._dataset} does "
+                "not yield exactly the samples in its order, so the state would be wrong. Filter in collate_fn "
+                "instead, or use torch's DataLoader"
             )

@@ -1,4 +1,4 @@
-"""Errors in the place of a batch or a chunk, perhaps from another process."""
+"""Failures: errors that are returned instead of a batch or a chunk, perhaps from another process."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """Stands where a batch or a chunk should be.
+    """The failure of a batch or a chunk, returned instead of it.
 
     Attributes:
-        error: Why it is not there.
-        traceback: The error's traceback in another process; empty if the error carries its own.
+        error: The error.
+        traceback: The error's traceback in another process; empty if the error has its own.
     """
 
     error: BaseException
@@ -21,7 +21,7 @@ class Failure:
 
     def restore(self) -> BaseException:
         """Return the error, with its traceback in another process as the cause."""
-        if self.traceback:  # Pickled errors lose their own.
+        if self.traceback:  # Pickling drops the original one.
             self.error.__cause__ = RuntimeError(f"in a worker:\n{self.traceback}")
         return self.error
 
@@ -34,6 +34,6 @@ def describe_failure(error: BaseException) -> Failure:
 def _make_portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:  # A class may refuse in any way. Its message is still sent.
+    except Exception:  # Pickling may fail in any way. Send at least the message.
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

@@ -1,7 +1,7 @@
-"""Python's shutdown: it waits for batches that are being made, and none can be requested any more.
+"""An orderly shutdown: Python waits for batches that are being made, and further requests raise an error.
 
-Worker processes end with Python, so a batch that was requested later, in an exit handler or a ``__del__``, would never
-come. And a daemon thread that Python stops within compiled code crashes the process.
+Worker processes end with Python, so a batch that is requested later, in an exit handler or ``__del__``, would never
+arrive. Also, a daemon thread that Python stops within compiled code crashes the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PATIENCE_S = 5.0
 
 
 class _Gate:
-    """Counts the threads that are inside; closed, it admits no more."""
+    """A gate that counts the threads inside it, and admits no more once it is closed."""
 
     def __init__(self) -> None:
         self.clear()
@@ -51,7 +51,7 @@ _gate = _Gate()
 
 @contextmanager
 def before_shutdown() -> Iterator[None]:
-    """Make a batch in the block; Python's shutdown waits for it.
+    """Make a batch in the block, and let Python's shutdown wait for it.
 
     Raises:
         RuntimeError: If Python is shutting down.
@@ -66,6 +66,6 @@ def before_shutdown() -> Iterator[None]:
 
 @cache
 def _watch() -> None:
-    # With the first batch: exit handlers run in reverse order, and this one must run before those that end the workers.
+    # Called with the first batch: exit handlers run in reverse order, and this one must run before workers are ended.
     atexit.register(_gate.close)
-    call_at_fork(_gate, after_in_child=_Gate.clear)  # The child does not have the threads that were inside.
+    call_at_fork(_gate, after_in_child=_Gate.clear)  # The child lacks the threads that were inside.

@@ -1,4 +1,4 @@
-"""The state of a loader: the epoch that comes next, and the position that a run saves and resumes from."""
+"""The state of a loader: the next epoch, and the position that a run saves and resumes from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NO_STATE = (
 
 
 class LoaderOrder:
-    """An order of shardio's, and the epochs of it that one loader delivers.
+    """shardio's order in one loader, and the loader's progress in it.
 
     Attributes:
         source: The dataset or sampler that holds the order.
@@ -32,10 +32,10 @@ class LoaderOrder:
         self._num_epoch_sets = 0
 
     def update_counter(self) -> EpochCounter:
-        """Follow the source's ``set_epoch``; return the counter, which decides on the next epoch.
+        """Apply the source's ``set_epoch``; return the counter that determines the next epoch.
 
-        A sampler's counter is its own, so its ``set_epoch`` counts at once. A ShardDataset may serve several loaders,
-        so each loader has a counter, which is set when the dataset's epoch was set since the last update.
+        An EpochSampler has its own counter, so its ``set_epoch`` works too. A ShardDataset may serve several loaders,
+        so each loader has a counter, which follows the dataset's ``set_epoch``.
         """
         if isinstance(self.source, ShardDataset) and self.source.num_epoch_sets != self._num_epoch_sets:
             self._num_epoch_sets = self.source.num_epoch_sets
@@ -56,7 +56,7 @@ def find_order(dataset: Any, sampler: Any) -> LoaderOrder | None:
 
 
 class OrderSampler(torch.utils.data.Sampler[None]):
-    """The sampler of a loader of a ShardDataset. It yields no indices: frameworks set the epoch on samplers."""
+    """The sampler of a ShardDataset's loader. It yields no indices: frameworks call its ``set_epoch``."""
 
     def __init__(self, order: LoaderOrder) -> None:
         self._order = order
@@ -70,10 +70,10 @@ class OrderSampler(torch.utils.data.Sampler[None]):
 
 
 class Stateful:
-    """A loader that counts the batches that its user received, where it has shardio's order.
+    """A loader that counts the batches that the user received, if it has shardio's order.
 
-    Without that order the state is empty, and a RuntimeWarning says so. That is not an error, because frameworks ask
-    every loader whose class has the methods.
+    Without that order, the state is empty, and a RuntimeWarning says so. This is not an error, because frameworks save
+    the state of every loader that has the methods.
     """
 
     _order: LoaderOrder | None
@@ -83,21 +83,21 @@ class Stateful:
 
     @property
     def has_state(self) -> bool:
-        """Whether the loader can save its position: whether it has shardio's order."""
+        """Whether the loader has shardio's order, and so can save its position."""
         return self._order is not None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next ``iter``. The loaded epoch keeps its position; another epoch drops it.
+        """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
 
-        An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. Foreign samplers and
-        datasets with a ``set_epoch`` are called too.
+        An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. This also calls
+        ``set_epoch`` of other samplers and datasets.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
             ValueError: If it is negative, or not below 2**62.
         """
         epoch = check_epoch(epoch)
-        # A map-style dataset of shardio's has no order of its own, and may serve several loaders.
+        # shardio's map-style datasets have no order, and may serve several loaders.
         if self._order is None:
             set_epoch_of_parts(self, epoch, skip=(MapDataset,))
         else:
@@ -105,7 +105,7 @@ class Stateful:
             set_epoch(self.dataset, epoch, skip=(MapDataset, ShardDataset))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the user's position: a small JSON-able dict that fits any number of ranks and workers.
+        """Return the user's position: a small JSON-serializable dict that fits any number of ranks and workers.
 
         It is empty, and a RuntimeWarning says so, if neither the dataset nor the sampler has shardio's order.
         """
@@ -115,9 +115,9 @@ class Stateful:
         return self._order.source.dump_cursor(self._order.update_counter().now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state at the next ``iter``.
+        """Resume from a state at the next ``iter``.
 
-        An empty state changes nothing if neither the dataset nor the sampler has shardio's order, and a RuntimeWarning
+        If neither the dataset nor the sampler has shardio's order, an empty state changes nothing, and a RuntimeWarning
         says so.
 
         Raises:
@@ -127,7 +127,7 @@ class Stateful:
         if self._order is None:
             if state:
                 raise TypeError(
-                    "this state needs shardio's order: a ShardDataset, or sampler=EpochSampler(dataset); "
+                    "this state requires shardio's order: use a ShardDataset, or sampler=EpochSampler(dataset); "
                     f"got {type(self.dataset).__name__} with {type(self.sampler).__name__}"
                 )
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)

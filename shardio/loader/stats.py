@@ -1,4 +1,4 @@
-"""Statistics of an epoch: what was delivered, and where the time went."""
+"""Statistics of an epoch: what was delivered, and how long each stage took."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from shardio.loader.processes.messages import StageTimes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """Statistics since the loader was last iterated. Times are in seconds.
+    """Statistics since the latest ``iter`` of a loader. Times are in seconds.
 
     Attributes:
-        num_batches: Delivered batches.
-        num_samples: The samples in them.
+        num_batches: The number of delivered batches.
+        num_samples: The number of samples in them.
         elapsed_s: The time from ``iter(loader)`` to the last batch.
         first_batch_s: The time from ``iter(loader)`` to the first batch; None before it.
         wait_for_data_s: How long the training process waited for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
-        transform_s: The time for reading images' headers and drawing the transforms' parameters, summed alike.
-        decode_s: The time for decoding, cropping and resizing, summed alike.
-        idle_s: The time that workers waited for a chunk, summed alike: the loader is ahead of the training.
-        num_replaced: Samples that were replaced because they could not be read (``on_error="replace"``), in the batches
-            that were begun.
-        num_skipped: Samples that were left out because they could not be read (``on_error="skip"``), in the same
-            batches.
-        num_worker_restarts: Worker processes that died and were restarted.
-        num_images_by_decoder: Images in the delivered batches, by what decoded them: ``kernel`` is shardio's own JPEG
-            code; ``libjpeg`` is libjpeg-turbo, which takes the JPEGs that the kernel does not support, large ones that
-            it can decode at a smaller size, and all of them while there is no kernel; ``pillow`` takes all other
+        transform_s: The time for reading images' headers and drawing the transforms' parameters, summed over all
+            workers.
+        decode_s: The time for decoding, cropping and resizing, summed over all workers.
+        idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
+            of the training.
+        num_replaced: The number of unreadable samples that were replaced (``on_error="replace"``), in all batches that
+            were begun.
+        num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
+            begun.
+        num_worker_restarts: The number of worker processes that died and were restarted.
+        num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
+            code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, large ones that it
+            can decode at a smaller size, and all JPEGs while the kernel is not available. ``pillow`` decodes all other
             formats, and JPEGs that libjpeg-turbo cannot convert to RGB.
     """
 
@@ -54,13 +56,13 @@ class LoaderStats:
 
     @property
     def samples_per_s(self) -> float:
-        """The rate of delivery, which includes the training between batches."""
+        """The rate of delivery, including the time that the training takes between batches."""
         return self.num_samples / self.elapsed_s if self.elapsed_s else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """Counts what becomes :class:`LoaderStats`."""
+    """Running counts, which become :class:`LoaderStats`."""
 
     num_workers: int
     began: float = field(default_factory=time.perf_counter)
@@ -81,7 +83,7 @@ class Tally:
         return self.num_replaced + self.num_skipped
 
     def count_batch(self, num_samples: int, num_images_by_decoder: Counter[DecoderName], wait_s: float) -> None:
-        """Count a delivered batch, its images by decoder, and how long the training process waited for it."""
+        """Count a delivered batch, its images by decoder, and the time that the training process waited for it."""
         self.last = time.perf_counter()
         if self.first_batch_s is None:
             self.first_batch_s = self.last - self.began

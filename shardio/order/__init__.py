@@ -1,4 +1,4 @@
-"""Which sample comes when, and to whom: integers in, integers out, numpy only."""
+"""The order of an epoch's samples and its split over ranks: integers in, integers out, with numpy alone."""
 
 from shardio.order.bijection import permute
 from shardio.order.cursor import Cursor, EpochCounter, Progress, check_epoch

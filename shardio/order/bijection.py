@@ -1,9 +1,9 @@
-"""Keyed bijections on 0 … n-1: a shuffle that is evaluated only where it is wanted.
+"""Keyed bijections on 0 … n-1: a shuffle whose elements are computed one by one, on demand.
 
-An alternating Feistel network (Luby and Rackoff 1988; with halves of unlike width, Schneier and
-Kelsey 1996) permutes a power of two that holds n, and cycle walking (Black and Rogaway, "Ciphers with
+An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and
+Kelsey 1996) permutes 0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with
 arbitrary finite domains", 2002) keeps the result below n. Nothing is stored, so a window may be as
-long as the dataset.
+long as the dataset. Packing and the split into training and validation data use it, too.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from shardio.order.words import GAMMA, Words, mix64
 NUM_ROUNDS = 12
 
 MIN_BITS = np.uint64(6)
-"""Width of the smallest network. Below it, twelve rounds over halves of one or two bits are visibly
-uneven (chi-square over keys at n = 5 and 6); a short window walks a few steps further instead."""
+"""The width of the smallest network, in bits. In narrower ones, twelve rounds over halves of one or two bits
+are visibly uneven (chi-square over keys at n = 5 and 6). A short window takes more steps of cycle walking instead."""
 
 
 def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -> NDArray[np.int64]:
-    """Return where the bijection of ``rng_key`` on 0 … size-1 sends each index.
+    """Map each index by the bijection of ``rng_key`` on 0 … size-1.
 
     Args:
         index: int64 [n], 0 <= index < size.
         size: int64 [n] or [1].
-        rng_key: uint64 [n] or [1]. Elements of equal key and size share one bijection.
+        rng_key: uint64 [n] or [1]. Elements with the same key and size share one bijection.
 
     Returns:
         int64 [n], 0 <= result < size.
@@ -42,7 +42,7 @@ def permute(index: NDArray[np.int64], size: NDArray[np.int64], rng_key: Words) -
 
 
 def _bit_length(numbers: NDArray[np.int64]) -> Words:
-    """Return how many bits each number needs (0 needs none), exact for all of int64."""
+    """Return the bit length of each number (0 for 0), exact for all of int64."""
     powers = np.int64(1) << np.arange(63, dtype=np.int64)
     return np.searchsorted(powers, numbers, side="right").astype(np.uint64)
 
@@ -64,7 +64,7 @@ def _network(value: Words, bits: Words, rng_key: Words) -> Words:
 
 
 def _swap_first_two(value: Words, size: NDArray[np.int64], rng_key: Words) -> Words:
-    """Exchange outputs 0 and 1 for half of the keys, as a Feistel network is always an even permutation."""
+    """Swap outputs 0 and 1 for half of the keys, because a Feistel network is always an even permutation."""
     coin: Words = mix64(~rng_key) & np.uint64(1)
     swapped = (value < np.uint64(2)) & (size > 1)
     swap: Words = swapped.astype(np.uint64) & coin

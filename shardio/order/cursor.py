@@ -1,4 +1,4 @@
-"""The cursor, which is all that a run needs to resume, and the rules for the next epoch."""
+"""The cursor, from which a run resumes, and the rules for the next epoch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Progress:
     Attributes:
         cursor: Where the epoch began.
         split: The rank's share from there on.
-        num_batches: The batches that were delivered.
-        is_finished: Whether a further batch was requested and there was none.
+        num_batches: The number of delivered batches.
+        is_finished: Whether another batch was requested after the last one.
     """
 
     cursor: Cursor
@@ -36,18 +36,18 @@ class Progress:
     @property
     def now(self) -> Cursor:
         """The cursor once every rank has received this many batches, or all of its batches."""
-        # With `keep` a rank may finish before the others: then its epoch ends when it requests a further batch.
+        # With `keep`, a rank may finish before the others. Its epoch then ends when it requests another batch.
         position = self.split.num_samples if self.is_finished else self.split.position_after(self.num_batches)
         return Cursor(epoch=self.cursor.epoch, position=position)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of the epoch is left for this rank."""
+        """Whether this rank has no batches left in the epoch."""
         return self.is_finished or self.num_batches == self.split.num_batches
 
 
 def check_epoch(epoch: int) -> int:
-    """Return an epoch's number as an int; numpy's integers are accepted.
+    """Check an epoch's number and return it as an int. numpy's integers are accepted.
 
     Raises:
         TypeError: If it is not an integer.
@@ -57,15 +57,16 @@ def check_epoch(epoch: int) -> int:
 
 
 class EpochCounter:
-    """Decides which epoch begins next and where, and knows the progress of the last one.
+    """The choice of the next epoch and of its start, and the progress of the latest epoch.
 
-    The rules: each start is the next epoch, unless ``set_epoch`` sets one. A start after ``load`` resumes at the loaded
-    cursor; ``set_epoch`` of the loaded epoch keeps its position, another epoch drops it. A loaded cursor at the end
-    of its epoch starts the next one, unless ``set_epoch`` sets the loaded one, whose rest is empty.
+    Each start begins the next epoch, unless ``set_epoch`` has set one. A start after ``load`` resumes at the loaded
+    cursor. After ``load``, setting the loaded epoch keeps the position, and setting another epoch drops it. If the
+    loaded cursor is at the end of its epoch, the next epoch begins, unless ``set_epoch`` has set the loaded one: it
+    then has no samples left.
 
     Attributes:
         next: Where the next epoch begins.
-        progress: The progress of the last epoch; None before the first one and after ``load``.
+        progress: The progress of the latest epoch; None before the first one and after ``load``.
     """
 
     def __init__(self) -> None:
@@ -76,10 +77,10 @@ class EpochCounter:
 
     @property
     def now(self) -> Cursor:
-        """The cursor of training, which a state holds.
+        """The current cursor, which a state saves.
 
-        ``set_epoch`` does not end an epoch in flight. So the cursor is in that epoch until it is over or the next one
-        begins.
+        ``set_epoch`` does not end an epoch in flight. So the cursor stays in that epoch until the epoch is over or the
+        next one begins.
         """
         if self.progress is None or (self._is_set and self.progress.is_over):
             return self.next
@@ -100,16 +101,16 @@ class EpochCounter:
         self.progress = None
 
     def find_start(self, num_samples: int) -> Cursor:
-        """Return where the next epoch begins, if an epoch has ``num_samples`` samples."""
+        """Return where the next epoch begins, given the number of samples in an epoch."""
         is_over = self.next.position >= num_samples and not self._is_set
         return Cursor(epoch=self.next.epoch + 1) if is_over else self.next
 
     def start(self, num_samples: int, *, repeats: bool = False) -> Cursor:
-        """Begin an epoch and return where. The caller sets ``progress``.
+        """Begin an epoch and return where it starts. The caller sets ``progress``.
 
         Args:
-            num_samples: The samples of the whole epoch.
-            repeats: Whether the next start is the same epoch again, unless ``set_epoch`` sets one.
+            num_samples: The number of samples in a whole epoch.
+            repeats: Whether the next start repeats this epoch, unless ``set_epoch`` sets one.
         """
         cursor = self.find_start(num_samples)
         self.next = Cursor(epoch=cursor.epoch if repeats else cursor.epoch + 1)

@@ -1,8 +1,11 @@
 """The epoch's order: from positions to samples, by arithmetic.
 
-The shards are permuted and laid end to end (the tape), the tape is cut into lanes, each lane is shuffled
+The shards are permuted and laid end to end: this is the tape. The tape is cut into lanes, each lane is shuffled
 in consecutive windows, and positions alternate between the lanes. Only the table of shard sizes is in memory.
-Each position is computed alone, so an epoch can begin anywhere at no cost.
+Each position is computed independently, so an epoch can begin anywhere at no cost.
+
+To change the order, also increment ``STATE_VERSION`` in ``state.py``, so that no run resumes in an order that it did
+not begin with, and run ``tools/freeze_orders.py``.
 """
 
 from __future__ import annotations
@@ -35,11 +38,11 @@ class EpochOrder:
         self._tape_shifts = shard_starts[tape] - (self._tape_stops - shard_sizes[tape])
 
     def samples_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the samples at some positions of the epoch.
+        """Return the samples at the given positions of the epoch.
 
         Args:
-            positions: int64 [n], at least 0. After the last position the order repeats (position p mod N), which the
-                remainder policy ``pad`` needs.
+            positions: int64 [n], at least 0. Beyond the last position, the order repeats (position p mod N), as the
+                remainder policies ``pad`` and ``mask`` require.
 
         Returns:
             int64 [n], the samples' indices in manifest order.

@@ -1,8 +1,8 @@
-"""Measures of a shuffle's quality and its cost for the ranks that read it, for any order.
+"""Measures of how well an order shuffles and of how much the ranks read. They apply to any order.
 
-An epoch is given as what each rank reads: the samples' indices in manifest order, in the order in which the rank
-receives them. The global order takes one sample from each rank in turn, so that W * B consecutive samples are the
-batches of one step.
+An epoch is given as one array per rank: the indices (in manifest order) of the samples that the rank receives, in the
+order in which it receives them. The global order takes one sample from each rank in turn, so W * B consecutive samples
+are the batches of one step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IDEAL_DISTANCE = 1 / 3
-"""The mean distance of two random positions, as a share of the whole length."""
+"""The mean distance between two random positions, as a fraction of the total length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +26,9 @@ class OrderQuality:
         separation: See :func:`mean_separation`; ideally 1/3.
         same_shard: See :func:`same_shard_chance`, for the batches of all ranks together.
         ideal_same_shard: See :func:`ideal_same_shard_chance`.
-        mean_open: See :func:`count_open_shards`; the mean over the steps of all ranks.
-        max_open: The same, the maximum over the ranks.
-        read_factor: See :func:`read_factor`; at least 1, and 1 where no shard is read by two ranks.
+        mean_open: See :func:`count_open_shards`; the mean over the samples of all ranks.
+        max_open: See :func:`count_open_shards`; the maximum over all ranks.
+        read_factor: See :func:`read_factor`; at least 1, and exactly 1 if no two ranks read the same shard.
     """
 
     displacement: float
@@ -49,10 +49,11 @@ def measure_quality(
     """Measure one epoch.
 
     Args:
-        ranks: For each rank the samples that it reads, int64 [n], in their order. Together a permutation of 0 … N-1.
+        ranks: For each rank, the samples that it reads, int64 [n], in order. Together they are a permutation of
+            0 … N-1.
         shard_sizes: int64 [shards], the number of samples of each shard in manifest order.
         shard_bytes: int64 [shards], each shard's size in bytes.
-        global_batch_size: The samples of one step of all ranks together.
+        global_batch_size: The number of samples in one step of all ranks.
     """
     ranks = [samples for samples in ranks if len(samples)]
     order = take_turns(ranks)
@@ -76,15 +77,15 @@ def take_turns(ranks: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def shards_of(samples: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the shard in which each sample lies, int64 [n]."""
+    """Return the shard of each sample, int64 [n]."""
     return np.searchsorted(np.cumsum(shard_sizes), samples, side="right").astype(np.int64)
 
 
 def mean_displacement(order: NDArray[np.int64]) -> float:
     """Return the mean of abs(position - sample) / N: how far samples move from manifest order.
 
-    0 for an order that is not shuffled, and about 1/3 (exactly (1 - 1/N**2) / 3 on average) for a global shuffle.
-    Moving whole shards is enough to reach 1/3: this measure does not show whether samples of a shard are separated.
+    It is 0 for an unshuffled order, and about 1/3 (exactly (1 - 1/N**2) / 3 on average) for a global shuffle. Moving
+    whole shards is enough to reach 1/3, so this measure does not show whether samples of a shard are separated.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -93,10 +94,10 @@ def mean_displacement(order: NDArray[np.int64]) -> float:
 
 
 def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) -> float:
-    """Return the mean of abs(p - q) / N over all pairs of neighbours in a shard, which have positions p and q.
+    """Return the mean of abs(p - q) / N over all pairs of neighbours in a shard, where p and q are their positions.
 
-    1 / N for shards that are read in sequence, and about 1/3 for a global shuffle: how far neighbours on disk, which
-    may be of one class or one video, are separated. NaN if every shard holds one sample.
+    It shows how far the order separates neighbours on disk, which may belong to the same class or video. It is 1 / N
+    for shards that are read in sequence, about 1/3 for a global shuffle, and NaN if no shard has two samples.
 
     Args:
         order: int64 [N], the sample at each position.
@@ -106,21 +107,21 @@ def mean_separation(order: NDArray[np.int64], shard_sizes: NDArray[np.int64]) ->
     positions[order] = np.arange(len(order))
     distances = np.abs(np.diff(positions))
     is_within = np.ones(len(order), dtype=np.bool_)
-    # A boundary lies before sample `stop`; empty shards repeat one, the last is the end.
+    # Each stop is the first sample of the next shard. Empty shards repeat a stop; the last one, N, becomes 0.
     is_within[np.cumsum(shard_sizes) % len(order)] = False
     within = distances[is_within[1:]]
     return float(within.mean()) / len(order) if len(within) else float("nan")
 
 
 def same_shard_chance(shards: NDArray[np.int64], batch_size: int) -> float:
-    """Return the chance that two different samples of one batch, drawn at random, come from one shard.
+    """Return the probability that two random samples of one batch come from the same shard.
 
-    A batch with n samples, c of them from shard s, has the chance sum over s of c (c - 1) / (n (n - 1)); the result is
-    the mean over the batches of at least two samples, and NaN if there is none.
+    For a batch of n samples, c of them from shard s, it is the sum over s of c (c - 1) / (n (n - 1)). The result is the
+    mean over all batches of at least two samples, or NaN if there are none.
 
     Args:
-        shards: int64 [n], the shard of the sample at each position. Batches are consecutive runs of it.
-        batch_size: The samples of a batch; the last one may be shorter.
+        shards: int64 [n], the shard of the sample at each position. Batches are consecutive slices of it.
+        batch_size: The number of samples in a batch; the last batch may be smaller.
     """
     num_shards = int(shards.max(initial=0)) + 1
     cells, counts = np.unique(np.arange(len(shards)) // batch_size * num_shards + shards, return_counts=True)
@@ -132,7 +133,7 @@ def same_shard_chance(shards: NDArray[np.int64], batch_size: int) -> float:
 
 
 def ideal_same_shard_chance(shard_sizes: NDArray[np.int64]) -> float:
-    """Return the chance of :func:`same_shard_chance` for the whole dataset: sum of n (n - 1) / (N (N - 1))."""
+    """Return :func:`same_shard_chance` for the whole dataset as one batch: the sum of n (n - 1) / (N (N - 1))."""
     sizes, total = shard_sizes.astype(np.float64), float(shard_sizes.sum())
     return float((sizes * (sizes - 1)).sum() / (total * (total - 1))) if total > 1 else float("nan")
 
@@ -140,11 +141,11 @@ def ideal_same_shard_chance(shard_sizes: NDArray[np.int64]) -> float:
 def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
     """Return how many shards one rank has open at once: the mean and the maximum over the samples that it reads.
 
-    A shard is open from its first to its last sample that the rank reads, both included. So the maximum is the number
-    of whole shards that a rank must keep (as open files or in a cache) to fetch none twice.
+    A shard is open from the first to the last of its samples that the rank reads, inclusive. So the maximum is the
+    number of shards that a rank must keep, as open files or in a cache, to fetch none of them twice.
 
     Args:
-        shards: int64 [n], the shard of each sample that the rank reads, in its order; n is at least 1.
+        shards: int64 [n], the shard of each sample that the rank reads, in order; n >= 1.
     """
     num = len(shards)
     first = np.unique(shards, return_index=True)[1]
@@ -157,13 +158,13 @@ def count_open_shards(shards: NDArray[np.int64]) -> tuple[float, int]:
 def read_factor(
     shards_of_ranks: Sequence[NDArray[np.int64]], shard_sizes: NDArray[np.int64], shard_bytes: NDArray[np.int64]
 ) -> float:
-    """Return how many times its share of the bytes a rank reads, if it can only fetch whole shards.
+    """Return how many bytes a rank reads for each byte of its samples, if it can only fetch whole shards.
 
-    That is the size of all shards that a rank touches in the epoch, divided by the size of its own samples, where each
-    sample has the average size of its shard. Both are summed over all ranks.
+    This is the size of all shards that a rank reads from in the epoch, divided by the size of its samples. A sample
+    counts with the average size of the samples in its shard. Both sizes are summed over all ranks.
 
     Args:
-        shards_of_ranks: For each rank the shard of each sample that it reads, int64 [n].
+        shards_of_ranks: For each rank, the shard of each sample that it reads, int64 [n].
         shard_sizes: int64 [shards], the number of samples of each shard.
         shard_bytes: int64 [shards], each shard's size in bytes.
     """

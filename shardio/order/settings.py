@@ -1,4 +1,4 @@
-"""The order's settings, which fix an epoch's order together with the dataset and the epoch."""
+"""The order's settings. Together with the dataset and the epoch's number, they determine an epoch's order."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from numpy.typing import NDArray
 from shardio.values import check_flag, check_integer, check_optional_integer
 
 SHARDS_PER_WINDOW = 4
-"""The default window, in shards of average size: how many shards' samples are mixed with each other."""
+"""The default window, in shards of average size: the samples of this many shards are mixed."""
 
 MIN_WINDOW = 4096
 """The smallest default window, in samples, for datasets of many small shards."""
 
 MAX_LANES = 8
-"""The largest default number of lanes: with SHARDS_PER_WINDOW it bounds the shards that one rank has open."""
+"""The largest default number of lanes. With SHARDS_PER_WINDOW, it limits how many shards a rank has open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderSettings:
-    """How an epoch is ordered. The order never depends on world size, workers or batch size.
+    """How an epoch is ordered. The order never depends on the world size, the workers or the batch size.
 
     Attributes:
-        shuffle: Whether the epoch is shuffled. If not, position p is sample p.
+        shuffle: Whether the epoch is shuffled. If not, position p holds sample p.
         seed: The user's seed, 0 <= seed < 2**63.
         lanes: L, the number of stretches of the tape between which positions alternate.
         window: The number of neighbouring samples of a lane that are shuffled together.
@@ -46,9 +46,9 @@ def choose_settings(
 ) -> OrderSettings:
     """Check the user's settings and fill in defaults, which depend on the shards alone.
 
-    By default a window holds the samples of four average shards (at least 4096), and there are as many
-    lanes (a power of two, at most 8) as leave every lane four windows. So a small dataset has
-    one lane, and a dataset that fits a window is shuffled as a whole.
+    By default, a window holds the samples of four average shards, and at least 4096 samples. The number of lanes is
+    the largest power of two, up to 8, that leaves at least four windows in each lane. So a small dataset has one lane,
+    and a dataset that fits in one window is shuffled as a whole.
 
     Args:
         shard_sizes: int64 [shards], the number of samples of each shard.
@@ -58,7 +58,7 @@ def choose_settings(
         window: The window's length in samples, or None for the default.
 
     Raises:
-        TypeError: If an integer is given as something else, or ``shuffle`` is not a boolean.
+        TypeError: If ``seed``, ``lanes`` or ``window`` is not an integer, or ``shuffle`` is not a boolean.
         ValueError: If a setting is out of range.
     """
     shuffle = check_flag("shuffle", shuffle)
@@ -68,7 +68,7 @@ def choose_settings(
     )
     for name, value in (("lanes", lanes), ("window", window)):
         if value is not None and not shuffle:
-            raise ValueError(f"{name}={value} has no meaning without shuffle=True")
+            raise ValueError(f"{name}={value} has no effect without shuffle=True: remove it, or set shuffle=True")
     if not shuffle:
         return OrderSettings(shuffle=False, seed=seed, lanes=1, window=1)
 

@@ -1,8 +1,8 @@
 """The split: the positions of an epoch that one rank reads, batch by batch.
 
-With world size W and B samples a rank, step t holds W * B consecutive positions, counted from the cursor
+With world size W and B samples per rank, step t holds W * B consecutive positions, counted from the cursor
 where the epoch began or resumed. Every rank takes its share of each step. The samples after the last
-full step are shared by the same rule. Worker k of n makes the batches t with t mod n == k.
+full step are split by the same rule. Worker k of n makes the batches t with t mod n == k.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 Remainder = Literal["pad", "mask", "keep", "drop"]
-"""What happens to the samples that do not fill a step, see :class:`Split`."""
+"""What happens to the samples that do not fill a step. See :class:`Split`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One rank's share of an epoch from a cursor on.
+    """One rank's share of an epoch, from a cursor to the end.
 
     Attributes:
-        num_samples: N, the samples of the whole dataset.
+        num_samples: N, the number of samples in the whole dataset.
         start: The cursor's position, 0 <= start <= N.
         rank: 0 <= rank < world_size.
         world_size: W.
-        batch_size: B, the samples of one rank's batch.
-        shuffled: Whether the order is shuffled. Then rank r takes the positions p with p mod W == r and so
-            stays in its own lanes; otherwise it takes a run of each step and so stays in few shards.
-        remainder: ``pad`` and ``mask`` continue the order to a multiple of W, ``keep`` shares the samples as they are
-            (ranks differ by at most one sample), ``drop`` leaves out what does not fill a step.
+        batch_size: B, the number of samples in one rank's batch.
+        shuffled: Whether the order is shuffled. If so, rank r takes the positions p with p mod W == r, and so reads
+            fewer lanes if their number shares a factor with W. If not, it takes consecutive positions in each step,
+            and so reads few shards.
+        remainder: ``pad`` and ``mask`` repeat the order's first samples to reach a multiple of W. ``keep`` splits the
+            samples without repeats, so ranks differ by at most one sample. ``drop`` leaves out the samples that do
+            not fill a step.
     """
 
     num_samples: int
@@ -43,7 +45,7 @@ class Split:
 
     @property
     def stop(self) -> int:
-        """The end of the shared positions: N or more with ``pad`` and ``mask``, at most N otherwise."""
+        """The end of the positions that are split: N or more with ``pad`` and ``mask``, at most N otherwise."""
         left = self.num_samples - self.start
         match self.remainder:
             case "pad" | "mask":
@@ -82,7 +84,7 @@ class Split:
         return (self.stop - self.start) // self._step_size
 
     def _step(self, step: int) -> tuple[int, int]:
-        """Return the positions [start, stop) of all ranks in one step; the last one may be short or empty."""
+        """Return the positions [start, stop) of all ranks in one step; the last step may be short or empty."""
         start = self.start + step * self._step_size
         return start, min(start + self._step_size, self.stop)
 

@@ -1,4 +1,4 @@
-"""The state that a training run saves: a cursor and what it belongs to, as a small JSON-able dict."""
+"""The state that a training run saves: a cursor, its dataset and its order, as a small JSON-serializable dict."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from shardio.order.settings import OrderSettings
 from shardio.values import check_integer
 
 STATE_VERSION = 1
+"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
 
 
 def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:
@@ -33,20 +34,21 @@ def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples
 
 
 def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_samples: int) -> Cursor:
-    """Return the cursor of a state, after checking that the state belongs to this dataset and order.
+    """Check that a state belongs to this dataset and order, and return its cursor.
 
     Raises:
         StateError: If it does not; the message names the differences.
     """
     if not isinstance(state, dict):
-        raise StateError(f"a state is a dict, got {type(state).__name__}")
+        raise StateError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
     if "version" not in state:
-        raise StateError(f"this is not a state of shardio: it has the keys {', '.join(map(str, state)) or '(none)'}")
+        found = ", ".join(map(str, state)) or "(none)"
+        raise StateError(f"this is not a shardio state: it has no key 'version', its keys are: {found}")
     version = _read_integer(state, "version")
-    if version is None or not 1 <= version <= STATE_VERSION:
+    if version != STATE_VERSION:
         raise StateError(
-            f"the state has version {state['version']!r}, but this shardio reads versions 1 to {STATE_VERSION}: "
-            "load it with the shardio that wrote it, or a newer one"
+            f"the state has version {state['version']!r}, but the order of this shardio has version {STATE_VERSION}: "
+            "resume with the version of shardio that saved the state"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
     saved = {part: values if isinstance(values := state.get(part), dict) else {} for part in ("dataset", "order")}
@@ -57,19 +59,21 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         if values.get(name) != value
     ]
     if differences:
-        raise StateError("the state belongs to another run: " + "; ".join(differences))
+        raise StateError("the state belongs to another dataset or order: " + "; ".join(differences))
     epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
     if epoch is None or not 0 <= epoch < MAX_EPOCH:
         raise StateError(
-            f"the state's epoch must be an integer of at least 0 and below 2**62, got {state.get('epoch')!r}"
+            f"the state's epoch must be an integer, at least 0 and below 2**62, got {state.get('epoch')!r}"
         )
     if position is None or not 0 <= position <= num_samples:
-        raise StateError(f"the state's position must lie between 0 and {num_samples}, got {state.get('position')!r}")
+        raise StateError(
+            f"the state's position must be an integer from 0 to {num_samples}, got {state.get('position')!r}"
+        )
     return Cursor(epoch=epoch, position=position)
 
 
 def _read_integer(state: dict[str, Any], name: str) -> int | None:
-    """Return an integer of a state; None if it is none. Some checkpoints turn integers into numpy's."""
+    """Return an integer of a state, or None if it is not one. Some checkpoints turn integers into numpy's."""
     try:
         return check_integer(name, state.get(name))  # type: ignore[arg-type]  # it may be anything
     except TypeError:

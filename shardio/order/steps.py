@@ -1,4 +1,4 @@
-"""Many steps at once: the order costs as much for one position as for several hundred."""
+"""Several steps at once: computing the order of one position takes as long as that of several hundred."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardio.order.epoch_order import EpochOrder
 from shardio.order.split import Split
 
 POSITIONS_AT_ONCE = 4096
-"""The smallest number of positions for which the order is evaluated at once: one costs as much as a thousand."""
+"""The smallest number of positions whose order is computed at once, apart from the last ones."""
 
 
 def iterate_steps(
@@ -25,7 +25,7 @@ def iterate_steps(
         steps: The steps to yield.
 
     Yields:
-        The positions of each of the next steps, and the indices of all their samples end to end, int64 [n].
+        A list with the positions of each step, and the concatenated indices of all their samples, int64 [n].
     """
     steps_at_once = -(-POSITIONS_AT_ONCE // split.batch_size)
     for first in range(0, len(steps), steps_at_once):

@@ -1,9 +1,9 @@
 """Random words: a counter-based generator that is a pure function of its rng key.
 
 The words are SplitMix64's (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Each word is computed alone, so
-none depends on earlier ones, and whole vectors are computed at once. numpy's own generators
-are not used because their streams may change between releases, and an order must not.
+OOPSLA 2014): word ``i`` of key ``k`` is ``mix64(k + (i + 1) * GAMMA)``. Words do not depend on each other,
+so whole vectors are computed at once. numpy's own generators are not used because their streams may
+change between releases, and an order must not.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ Words = NDArray[np.uint64]
 """Random words or rng keys, uint64."""
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
-"""The odd number nearest to 2**64 / golden ratio: the distance between two counters."""
+"""The odd number nearest to 2**64 / golden ratio: the step between two counters."""
 
 _DERIVE = np.uint64(0xD1B54A32D192ED03)
-"""Separates the rng keys that are derived from a key from the words of its stream."""
+"""Keeps the rng keys derived from a key apart from the words of the key's own stream."""
 
 
 def mix64(words: Words) -> Words:
-    """Scramble each word by SplitMix64's finaliser, a bijection on 64 bits."""
+    """Scramble each word with SplitMix64's finaliser, a bijection on 64 bits."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return words ^ (words >> np.uint64(31))
 
 
 def derive_rng_key(rng_key: Words, part: Words) -> Words:
-    """Derive one rng key for each (rng_key, part); both broadcast, uint64 [n] with n >= 1."""
+    """Derive one rng key from each pair (rng_key, part); both broadcast, uint64 [n] with n >= 1."""
     return mix64(mix64(rng_key ^ _DERIVE) + part * GAMMA)
 
 
 def make_rng_key(seed: int, *parts: int | str) -> Words:
-    """Return the rng key, uint64 [1], that ``seed`` and ``parts`` name.
+    """Return the rng key of ``seed`` and ``parts``, uint64 [1].
 
     Args:
         seed: The user's seed, 0 <= seed < 2**64.
-        parts: Integers below 2**64 (an epoch, a lane) or purposes of at most 8 ASCII characters.
+        parts: Integers below 2**64 (an epoch, a lane) or names of purposes, at most 8 ASCII characters each.
     """
     rng_key = np.array([seed], dtype=np.uint64)
     for part in parts:
@@ -48,7 +48,7 @@ def make_rng_key(seed: int, *parts: int | str) -> Words:
 
 
 def random_words(rng_key: Words, counters: Words) -> Words:
-    """Return the words at ``counters`` of the streams of ``rng_key``; both broadcast, uint64."""
+    """Return the words at ``counters`` in the streams of ``rng_key``; both broadcast, uint64."""
     return mix64(rng_key + (counters + np.uint64(1)) * GAMMA)
 
 
@@ -56,10 +56,10 @@ def augment_rng_keys(seed: int, epoch: int, indices: NDArray[np.int64], repetiti
     """Return one rng key for each sample's transforms, uint64 [n].
 
     Args:
-        seed: The order's seed, or the dataset's own.
+        seed: The seed of the order or of the dataset.
         epoch: The epoch's number.
         indices: int64 [n], the samples' indices.
-        repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None for never.
+        repetitions: uint64 [n], how often a sampler returned each sample earlier in the epoch; None if never.
     """
     rng_keys = derive_rng_key(make_rng_key(seed, epoch, "augment"), indices.astype(np.uint64))
     if repetitions is not None and repetitions.any():
@@ -68,5 +68,5 @@ def augment_rng_keys(seed: int, epoch: int, indices: NDArray[np.int64], repetiti
 
 
 def to_unit(words: Words) -> NDArray[np.float64]:
-    """Map words to float64 in [0, 1) by their upper 53 bits."""
+    """Map the upper 53 bits of words to float64 in [0, 1)."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

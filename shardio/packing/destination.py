@@ -1,4 +1,4 @@
-"""The destination directory: what it may contain, and how an unfinished pack is recognised."""
+"""The destination directory: what it may contain, and how to recognise an unfinished pack."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from shardio.shards import (
     write_manifest,
 )
 from shardio.storage import parse_location
-from shardio.whole_writes import PARTIAL_SUFFIX, write_whole
+from shardio.whole_writes import find_target, remove_unfinished, write_whole
 
 LOCK_NAME = ".shardio-pack.lock"
 
 
 def check_destination(src: Path, dst: Path) -> None:
-    """Refuse a destination that overlaps the source or already holds something other than an unfinished pack.
+    """Refuse a destination that overlaps the source or contains anything other than an unfinished pack.
 
     Raises:
         PackError: If ``dst`` cannot be packed into.
     """
     if dst.exists() and not dst.is_dir():
-        raise PackError(f"the destination {dst} is not a directory")
+        raise PackError(f"the destination {dst} is not a directory: choose another path")
     here, there = src.resolve(), dst.resolve()
     if here == there or here in there.parents or there in here.parents:
         raise PackError(f"the destination {dst} and the source {src} overlap: choose a separate directory")
@@ -84,9 +84,7 @@ def begin(dst: Path, plan: PackPlan) -> None:
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
     """
-    for leftover in dst.glob(f".*.*{PARTIAL_SUFFIX}"):
-        if leftover.name != UNFINISHED_NAME:
-            leftover.unlink()  # A killed run was writing it.
+    remove_unfinished(dst)
     marker = dst / UNFINISHED_NAME
     if marker.exists():
         if parse_location(marker).read_whole() != plan.digest.encode():
@@ -108,7 +106,13 @@ def remove_shard(path: Path) -> None:
 
 
 def finish(dst: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the destination a dataset, and remove the pack's temporary records."""
+    """Write the manifest, which makes the destination a dataset, and remove the pack's temporary records.
+
+    Raises:
+        PackError: If the destination was removed during the pack, so that shards are lost.
+    """
+    if not (dst / UNFINISHED_NAME).exists():
+        raise PackError(f"{dst} was removed during the pack: delete what is left and pack again")
     write_manifest(parse_location(dst / MANIFEST_NAME), manifest)
     for shard in manifest.shards:
         record_path(dst / shard.name).unlink(missing_ok=True)
@@ -117,4 +121,4 @@ def finish(dst: Path, manifest: Manifest) -> None:
 
 def _is_ours(name: str) -> bool:
     """Return whether a file is the lock, or a plan's digest that a killed run had not finished writing."""
-    return name == LOCK_NAME or name.startswith(f".{UNFINISHED_NAME}.")
+    return name == LOCK_NAME or find_target(name) == UNFINISHED_NAME

@@ -94,7 +94,7 @@ def _read_finished(path: Path) -> FinishedShard:
 
 
 def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
-    """Raise PackError if a tar holds samples that are not in the plan, or is unreadable though no run recorded it."""
+    """Raise PackError if a tar holds samples that are not in the plan, or is unreadable and was not recorded."""
     if not os.path.lexists(path):
         return
     try:
@@ -107,9 +107,9 @@ def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
     planned = {sample.key for sample in plan.samples}
     for name in names:
         if name is None:
-            raise PackError(_explain_foreign(path, "it holds a member without a key"))
+            raise PackError(_explain_foreign(path, "it holds a member whose name has no key"))
         if name[0] not in planned:
-            raise PackError(_explain_foreign(path, f"it holds the sample {name[0]!r}"))
+            raise PackError(_explain_foreign(path, f"this pack does not put the sample {name[0]!r} there"))
 
 
 def _explain_foreign(path: Path, why: str) -> str:

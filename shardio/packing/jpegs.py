@@ -20,10 +20,10 @@ from shardio.packing.sources import FileProblem
 from shardio.sample import Sample
 
 TILED = "tiled"
-"""The outcome that is counted for a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
+"""The outcome of a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
 
 Rewrite = Callable[[bytes], tuple[bytes, str]]
-"""Maps a JPEG's bytes to the bytes to store and the outcome: TILED, or a reason with details in parentheses."""
+"""A function from a JPEG to the bytes to store and the outcome: TILED, or a reason with details in parentheses."""
 
 DEFAULT_QUALITY = 90
 
@@ -114,7 +114,7 @@ def load_tiling() -> ModuleType:
 
 
 def choose_rewrite(settings: PackSettings) -> Rewrite:
-    """Return the function that rewrites JPEGs as the settings say.
+    """Return the function that rewrites JPEGs according to the settings.
 
     Raises:
         PackError: If a required package is not installed.

@@ -1,4 +1,4 @@
-"""The layouts of a source: what each one makes of the files, and which sources look like another layout."""
+"""The layouts of a source: how files become samples, and which sources look like another layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardio.packing.sources import SHOWN
 from shardio.storage import find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]
-"""``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files of the same name are one sample."""
+"""``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files with the same name are one sample."""
 
 OR_CONFIRM = "If the folders are classes, pass --layout classes (layout='classes')"
 
@@ -37,13 +37,13 @@ def refuse_urls(src: Path, dst: Path) -> None:
     if (url := find_url(src)) is not None:
         copy = COPIES.get(url.partition(":")[0], "# download {} into {}").format(quote(url), "images")
         raise PackError(
-            f"the source {url} is a URL, but pack reads only local directories: copy it to one and pack that\n"
+            f"the source {url} is a URL, but pack reads only local directories. Download it, then pack the copy:\n"
             f"  {copy}\n  shardio pack images {quote(dst)}"
         )
     if (url := find_url(dst)) is not None:
         copy = COPIES.get(url.partition(":")[0], "# upload {} to {}").format("packed", quote(url))
         raise PackError(
-            f"the destination {url} is a URL, but pack writes only to local directories: pack into one and copy that\n"
+            f"the destination {url} is a URL, but pack writes only to local directories. Pack locally, then upload:\n"
             f"  shardio pack {quote(src)} packed\n  {copy}"
         )
 
@@ -57,7 +57,7 @@ def refuse_ambiguous_layouts(src: Path, dst: Path, files: Sequence[PurePosixPath
     """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
     Otherwise, folders that are not classes would become classes. Images in different class folders may have the same
-    names, so equal names alone do not make a pair: the folders' names must also suggest one.
+    names, so files are pairs only if the names of their folders also suggest it.
 
     Args:
         src: The source.
@@ -73,10 +73,10 @@ def refuse_ambiguous_layouts(src: Path, dst: Path, files: Sequence[PurePosixPath
 
 
 def find_images_folder(files: Sequence[PurePosixPath]) -> str | None:
-    """Return the name of the images' folder where there are others, such as masks/; None if there is none.
+    """Return the name of the folder of images if there are other folders, such as masks/; otherwise None.
 
     Raises:
-        PackError: If several folders are named like one.
+        PackError: If several folders are named like a folder of images.
     """
     folders = sorted({file.parts[0] for file in files if len(file.parts) > 1})
     found = [name for name in folders if IMAGES.fullmatch(_last_word(name))]
@@ -88,14 +88,14 @@ def find_images_folder(files: Sequence[PurePosixPath]) -> str | None:
 
 
 def find_undotted_images(files: Sequence[PurePosixPath]) -> set[PurePosixPath]:
-    """Return the stems of the images that have no dot in their stem: a.mask.png can belong to a.jpg."""
+    """Return the stems of the images without a dot in their stem, such as a.jpg, to which a.mask.png can belong."""
     return {file.with_suffix("") for file in files if "." not in file.stem and file.suffix[1:].lower() in IMAGE_FORMATS}
 
 
 def match_to_pair(
     file: PurePosixPath, images: str | None, undotted: set[PurePosixPath]
 ) -> tuple[PurePosixPath, str] | None:
-    """Return the stem of the sample and the field that a file has in the layout ``pairs``; None if it has no pair."""
+    """Return the stem of a file's sample and the file's field in the layout ``pairs``; None if the file has no pair."""
     if images is not None:
         if len(file.parts) < 2:
             return None
@@ -112,23 +112,21 @@ def check_pairs(
 
     Args:
         src: The source.
-        images: The name of the images' folder, if there is one.
+        images: The name of the folder of images, if there is one.
         groups: The files of each sample, by field.
         ignored: The files that do not belong to a sample, which need not be companions.
     """
     kinds = Counter(field.rpartition(".")[0] for files in groups.values() for field in files if "." in field)
     if not kinds:
-        where = (
-            f"{images}/a.jpg with masks/a.png" if images else "images/a.jpg with masks/a.png, or a.jpg with a.mask.png"
-        )
+        where = f"{images}/a.jpg and masks/a.png" if images else "images/a.jpg and masks/a.png, or a.jpg and a.mask.png"
         raise PackError(f"{src} holds no pairs: the files of a sample must have the same name, such as {where}")
     for files in groups.values():
         missing = sorted(set(kinds) - {field.rpartition(".")[0] for field in files})
         if missing:
             path = next(iter(files.values()))
             raise PackError(
-                f"{path} has no {missing[0]!r} file, but {kinds[missing[0]]} of {len(groups)} samples do: add the "
-                "file or remove the image"
+                f"{path} has no {missing[0]!r} file, but {kinds[missing[0]]} of {len(groups)} samples have one: "
+                "add the file or remove the image"
             )
     fields = {field for files in groups.values() for field in files if "." in field}
     orphans = [path for path in ignored if _is_companion(PurePosixPath(path.relative_to(src)), images, fields)]
@@ -173,7 +171,7 @@ def _refuse_splits(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None
     if has_classes:
         lines[1:] = [f"{line} --classes {quote(dst / names[0])}" for line in lines[1:]]
     raise PackError(
-        f"{src} holds {_join(names)}: these look like the splits of a dataset, not like classes. Pack each split:\n"
+        f"{src} holds {_join(names)}: these look like the splits of a dataset, not classes. Pack each split:\n"
         + "\n".join(lines)
         + f"\n{OR_CONFIRM}"
     )
@@ -193,14 +191,14 @@ def _refuse_parallel_folders(src: Path, dst: Path, files: Sequence[PurePosixPath
             is_pair = 2 * len(shared) >= len(stems[companion]) and not _are_common_numbers(shared, others)
             if is_pair or not others:
                 raise PackError(
-                    f"{src} holds {_join([image, companion])}: these look like two files for each sample, not like two "
-                    "classes. Make each pair of files with the same name one sample:\n"
+                    f"{src} holds {_join([image, companion])}: these look like two files for each sample, not two "
+                    "classes. To make each pair of files with the same name one sample, run:\n"
                     f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{OR_CONFIRM}"
                 )
 
 
 def _are_common_numbers(stems: set[PurePosixPath], others: Sequence[set[PurePosixPath]]) -> bool:
-    """Return whether stems differ only in numbers and most other folders have them, too: they do not indicate pairs."""
+    """Return whether stems differ only in numbers and most other folders also have them. They do not indicate pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
     return len({re.sub(r"[0-9]+", "", str(stem)) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 
@@ -211,7 +209,7 @@ def _refuse_one_folder_of_folders(src: Path, dst: Path, files: Sequence[PurePosi
     if len(tops) == 1 and all(len(file.parts) > 2 for file in images) and len({file.parts[1] for file in images}) > 1:
         inner = src / tops.pop()
         raise PackError(
-            f"{src} holds only the folder {inner.name}/, which holds folders of images: all images would get the label "
+            f"{src} holds only the folder {inner.name}/, which holds folders of images: all images would get label "
             f"0. Pack the inner folder:\n  shardio pack {quote(inner)} {quote(dst)}\n{OR_CONFIRM}"
         )
 
@@ -224,14 +222,15 @@ def _refuse_companions(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> 
         if middle and file.suffix[1:].lower() in IMAGE_FORMATS and file.parent / base in undotted:
             companions[middle.lower()].append(file)
     for middle, dotted in companions.items():
-        # photo.1.jpg is a separate photo. A few files such as photo.edited.jpg may be, too.
+        # photo.1.jpg is a separate photo. So is photo.edited.jpg if there are few such files.
         is_rare = 2 * len(dotted) < len(undotted)
         if middle.isdigit() or (is_rare and not COMPANIONS.fullmatch(_last_word(middle))):
             continue
-        more = f" and {len(dotted) - 1} more" if len(dotted) > 1 else ""
+        more = f" and {len(dotted) - 1} more are" if len(dotted) > 1 else " is"
         raise PackError(
-            f"{src / dotted[0]}{more}: named like an image in the same folder, with .{middle} added. These look like "
-            "two files for each sample, but --rename-dots would make them two samples. Make each pair one sample:\n"
+            f"{src / dotted[0]}{more} named like an image in the same folder, with .{middle} added. These look like "
+            "two files for each sample, but --rename-dots would make them two samples. To make each pair one sample, "
+            "run:\n"
             f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{OR_CONFIRM}"
         )
 

@@ -1,4 +1,4 @@
-"""The whole pack: scan, plan, write the shards, and write the manifest last."""
+"""Pack a directory: scan it, plan the shards, write them, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def pack(
     ``src/class/…/name.jpg`` becomes the members ``class/…/name.jpg`` and ``class/…/name.cls`` of a shard. Files
     with the same stem become further fields of the sample. Image bytes are copied unchanged unless ``jpeg`` says
     otherwise. The same input and settings give the same bytes. Repeat the same call to resume an interrupted pack: it
-    keeps finished shards whose contents are unchanged, and packs damaged ones again.
+    keeps finished shards that are unchanged, and packs damaged ones again.
 
     Args:
         src: The directory: class folders with images, or a flat directory of images.
         dst: An empty directory, or one that does not exist yet.
-        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. Where
-            JPEGs are rewritten, the sizes of the original files count.
+        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. If
+            JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard.
         shuffle_seed: The seed of the packing order, which mixes the classes; None packs in the order of the keys.
         rename_dots: Whether to replace each dot in a file's stem with an underscore.
@@ -89,12 +89,12 @@ def pack(
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG, rotates it upright, shrinks it,
             and stores it tiled. Both need numba: ``pip install numba``.
         max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
-        quality: With ``reencode``, the JPEG quality, 1 to 100; 90 if not given.
-        max_pixels: With ``reencode``, images with more pixels are stored unchanged; Pillow's limit if not given.
-        num_workers: How many shards to write at a time. It does not affect the output.
+        quality: With ``reencode``, the JPEG quality, 1 to 100; by default, 90.
+        max_pixels: With ``reencode``, images with more pixels are stored unchanged; by default, Pillow's limit.
+        num_workers: The number of shards to write at a time. It does not affect the output.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
-            makes no classes. ``pairs`` makes files of the same name fields of one sample: ``images/a.jpg`` and
+            makes no classes. ``pairs`` turns files with the same name into fields of one sample: ``images/a.jpg`` and
             ``masks/a.png`` become its fields ``jpg`` and ``masks.png``, and so do ``a.jpg`` and ``a.masks.png`` in one
             folder.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
@@ -107,7 +107,7 @@ def pack(
 
     Raises:
         PackError: If the source cannot be packed or changes during the pack, or the destination is not empty.
-        TypeError: If ``classes`` is not a list of names and has none, or a number is not an integer.
+        TypeError: If ``classes`` is not a list of names and has no class names, or a number is not an integer.
         ValueError: If a setting is out of range.
     """
     check_choice("layout", layout, Layout)
@@ -161,7 +161,7 @@ def pack_directory(
     num_workers: int | None = None,
     progress: PackProgress | None = None,
 ) -> PackResult:
-    """Pack as :func:`pack` does, report to ``progress``, and return the details as well as the manifest."""
+    """Pack as :func:`pack` does, report to ``progress``, and return the manifest with details."""
     progress = progress or PackProgress()
     rewrite = choose_rewrite(settings)
     refuse_urls(src, dst)
@@ -170,7 +170,8 @@ def pack_directory(
     problems = [*scan.unreadable, *scan.mislabelled]
     if strict and problems:
         raise PackError(
-            f"{problems[0].path} {problems[0].what} ({len(problems)} such files in total; nothing was packed)"
+            f"{problems[0].path} {problems[0].what} (the first of {len(problems)}; nothing was packed): "
+            "fix or remove them, or omit --strict (strict=True)"
         )
     plan = make_plan(scan, settings)
     with destination.locked(src, dst):
@@ -183,7 +184,10 @@ def pack_directory(
             files = (file for sample in scan.samples for file in sample.files.values())
             raise explain_changes(change, files, dst) from change
         if not finished:
-            raise PackError(f"all samples of {src} changed during the pack: pack when nothing writes to it")
+            raise PackError(
+                f"all samples of {src} changed during the pack: delete {dst}, and pack again when nothing writes to "
+                "the source"
+            )
         jpegs = sum_tallies([shard.jpegs for shard in finished])
         manifest = _make_manifest(finished, scan, settings, jpegs)
         destination.finish(dst, manifest)

@@ -19,17 +19,17 @@ JpegMode = Literal["copy", "tile", "reencode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackSettings:
-    """How to pack.
+    """The settings of a pack.
 
     Attributes:
-        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. Where
-            JPEGs are rewritten, the sizes of the original files count.
-        max_shard_samples: The maximum number of samples in a shard, or None.
+        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. If
+            JPEGs are rewritten, the limit applies to the sizes of the original files.
+        max_shard_samples: The maximum number of samples in a shard; None for no limit.
         shuffle_seed: The seed of the packing order; None packs in the order of the keys.
         jpeg: ``copy`` stores JPEGs unchanged, ``tile`` rewrites them losslessly so that crops decode faster,
             ``reencode`` shrinks and tiles them.
         max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
-        quality: With ``reencode``, 1 to 100, or None for 90.
+        quality: With ``reencode``, the JPEG quality, 1 to 100; None for 90.
         max_pixels: With ``reencode``, images with more pixels are stored unchanged; None for Pillow's limit.
     """
 
@@ -54,8 +54,12 @@ class PackSettings:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "max_shard_size", check_integer("max_shard_size", self.max_shard_size, at_least=1))
         object.__setattr__(self, "jpeg", check_choice("jpeg", self.jpeg, JpegMode))
-        if self.jpeg != "reencode" and (self.max_side, self.quality, self.max_pixels) != (None, None, None):
-            raise ValueError(f"max_side, quality and max_pixels need jpeg='reencode', got jpeg={self.jpeg!r}")
+        if self.jpeg != "reencode":
+            for name in ("max_side", "quality", "max_pixels"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} ({name}) applies only with --jpeg reencode (jpeg='reencode')"
+                    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

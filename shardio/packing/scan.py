@@ -164,7 +164,7 @@ def _explain_companion(path: Path, layout: Layout) -> str:
     return (
         f"{path} has a dot in its stem, and the part before the dot is the name of an image in the same folder: pass "
         f"--layout pairs (layout='pairs') to make them fields of one sample, or --layout {alone} --rename-dots to make "
-        "them two samples"
+        "them separate samples"
     )
 
 

@@ -28,17 +28,17 @@ MAX_WORKERS = 4
 
 
 class PackProgress:
-    """Receives progress reports during a pack and ignores them. Subclasses override the methods; threads call them."""
+    """Receives progress reports during a pack and ignores them. Subclasses override methods, which threads call."""
 
     def planned(self, num_samples: int, num_bytes: int) -> None:
         """Receive the totals; called once, before the first shard is written."""
 
     def packed(self, num_samples: int, num_bytes: int) -> None:
-        """Receive the size of what was packed; called for each sample, or once for all samples of a kept shard."""
+        """Receive the number of packed samples and bytes; called for each sample, or once for a kept shard."""
 
 
 class ShardWriter:
-    """Writes the missing shards of a plan in parallel. After an error, the other threads stop soon.
+    """Writes the missing shards of a plan in parallel. After an error in one thread, the others stop soon.
 
     Attributes:
         changed: Files that changed during the pack. Their samples were left out.
@@ -96,7 +96,8 @@ class ShardWriter:
 
     def _check(self, tally: JpegTally) -> None:
         if self._strict and tally.damaged:
-            raise PackError(f"{tally.damaged[0].path} {tally.damaged[0].what}")
+            problem = f"{tally.damaged[0].path} {tally.damaged[0].what}"
+            raise PackError(f"{problem}: replace or remove the file, or omit --strict (strict=True)")
 
     def _read_samples(self, plan: ShardPlan, tally: JpegTally) -> Iterator[Sample]:
         for source in plan.samples:

@@ -1,4 +1,4 @@
-"""From the indices of samples to their bytes."""
+"""Read the bytes of samples, given their indices."""
 
 from shardio.reading.files import FileReader, LabelledFile
 from shardio.reading.reader import SampleReader

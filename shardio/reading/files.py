@@ -1,4 +1,4 @@
-"""From files of a directory to samples: one image each, with a label."""
+"""Read the files of a directory as samples, one labelled image each."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ LabelledFile = tuple[str, int]
 
 
 class FileReader:
-    """Reads labelled image files, each as a sample with its path as the key.
+    """A reader of labelled image files. Each file is a sample, and its path is the sample's key.
 
     Args:
-        root: The directory that holds the files.
-        image_field: The field that holds the image in the samples.
+        root: The directory that contains the files.
+        image_field: The name of the field that contains the image.
     """
 
     def __init__(self, root: Location, image_field: str) -> None:
@@ -31,7 +31,7 @@ class FileReader:
 
         Args:
             samples: n files.
-            fields: Names of fields; all files have the image and the label.
+            fields: Ignored. Every sample has an image and a label.
 
         Raises:
             SampleError: If a file cannot be read.
@@ -47,7 +47,7 @@ class FileReader:
         )
 
     def describe(self, sample: LabelledFile, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and the directory that holds it, for messages."""
+        """Return a sample's key and the root directory, for messages."""
         return sample[0], str(self._root)
 
     def close(self) -> None:
@@ -63,11 +63,11 @@ class FileReader:
 
 
 def _write_label(path: str, label: int) -> bytes:
-    """Return a label as shards hold it."""
+    """Encode a label as shards store it."""
     try:
         return b"%d" % operator.index(label)
     except TypeError:  # b"%d" alone would truncate floats.
         raise TypeError(
-            f"the labels of an ImageFolder are integers, got {label!r} for {path}: put integers in samples, and "
-            "override __getitem__ to return other targets"
+            f"ImageFolder labels must be integers, got {label!r} for {path}: put integers in samples, and override "
+            "__getitem__ to return other targets"
         ) from None

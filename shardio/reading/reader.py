@@ -1,4 +1,4 @@
-"""From the indices of samples to the bytes of their fields."""
+"""Read the fields of samples, given the samples' indices."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from shardio.values import check_choice
 Result = TypeVar("Result")
 
 MAX_OPEN_SHARDS = 1024
-"""Shards that one reader keeps open, at about 5 kB each; the others are opened again."""
+"""The maximum number of shards that a reader keeps open, at about 5 kB each. Other shards are reopened as needed."""
 
 
 class SampleReader:
-    """Reads samples of a dataset by their indices in manifest order, for any number of threads.
+    """A reader of a dataset's samples by their indices in manifest order. Threads can share it.
 
-    When a sample is first read, its tar headers and contents are compared with the index. This is repeated if its tar
-    turns out to have changed when the reader opens it again.
+    When a sample is first read, its tar headers and contents are compared with the index file. If a tar has changed
+    when it is reopened, its samples are compared again.
 
     Args:
         table: The dataset's shards.
         verify: ``first`` compares samples when they are first read; ``off`` compares nothing.
 
     Raises:
-        ValueError: If ``verify`` is something else.
+        ValueError: If ``verify`` is not one of these.
     """
 
     def __init__(self, table: ShardTable, verify: Verify = "first") -> None:
@@ -43,7 +43,7 @@ class SampleReader:
         self._verify: Verify = check_choice("verify", verify, Verify)
         self._stops = np.cumsum(table.manifest.shard_sizes)
         self._seen = Seen(table.manifest.shard_sizes)
-        # Neither has a lock, because a forked child could find it taken: each step on them is atomic.
+        # Neither has a lock, because a forked child could find it held. Each operation on them is atomic.
         self._open: OrderedDict[int, Shard] = OrderedDict()
         self._parts = PartCache()
 
@@ -52,15 +52,15 @@ class SampleReader:
 
         Args:
             indices: int64 [n], the samples' indices in manifest order.
-            fields: Names of fields. Fields that a sample lacks are missing in the result.
+            fields: The names of the fields to read. The result omits fields that a sample lacks.
 
         Returns:
             The n samples, in the order of ``indices``.
 
         Raises:
             SampleError: If a sample cannot be read.
-            FormatError: If a shard is not what it should be.
-            IndexError: If the dataset has no sample of that index.
+            FormatError: If a shard is invalid or does not match the manifest.
+            IndexError: If an index is out of range.
         """
         if indices.size and not 0 <= indices.min() <= indices.max() < self._stops[-1]:
             raise IndexError(
@@ -92,26 +92,26 @@ class SampleReader:
         return keys
 
     def describe(self, index: int, fields: Sequence[str]) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields lie, for messages."""
+        """Return a sample's key and where some of its fields are stored, for messages."""
         ((shard, _, inner),) = self._by_shard(np.array([index]))
         return self._use(shard, lambda opened: opened.describe(int(inner[0]), fields))
 
     def close(self) -> None:
-        """Close all shards. The next read opens them again."""
+        """Close all shards. The next read reopens them."""
         self._open.clear()
         self._parts.clear()
 
     def _by_shard(self, indices: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield each shard's place in the manifest, the rows of its samples in ``indices``, and their indices in it.
 
-        Shards and samples come in manifest order, so that each shard is opened once and read forwards.
+        Shards and samples come in manifest order, so each shard is opened once and read forward.
         """
         order = np.argsort(indices, kind="stable")
         shards = np.searchsorted(self._stops, indices[order], side="right")
         firsts = np.flatnonzero(np.diff(shards, prepend=-1))
         for shard, rows in zip(
             shards[firsts].tolist(), np.split(order, firsts[1:]), strict=False
-        ):  # One empty split for no samples.
+        ):  # Without samples, there is one empty split.
             yield shard, rows, indices[rows] - (self._stops[shard - 1] if shard else 0)
 
     def _read_shard(
@@ -127,7 +127,7 @@ class SampleReader:
         return found
 
     def _use(self, shard: int, use: Callable[[Shard], Result]) -> Result:
-        """Call a function with an open shard; if its files were replaced, with the new ones."""
+        """Call a function with an open shard. If the shard's files were replaced, call it again with the new ones."""
         try:
             return use(self._get_open(shard))
         except ReplacedError:
@@ -141,7 +141,7 @@ class SampleReader:
             self._open[shard] = opened
             with suppress(KeyError):
                 while len(self._open) > MAX_OPEN_SHARDS:
-                    # Not closed here: another thread may be reading it. It closes when nothing refers to it.
+                    # Not closed here: another thread may be reading it. It closes when the last reference is gone.
                     self._open.popitem(last=False)
         with suppress(KeyError):  # Another thread has removed it.
             self._open.move_to_end(shard)
@@ -154,15 +154,15 @@ class SampleReader:
         if (found := opened.entry) != expected:
             opened.close()
             raise StaleIndexError(
-                f"{tar} is not the shard in the manifest: got {found}, expected {expected}. Pack the dataset again, or "
+                f"{tar} does not match the manifest: got {found}, expected {expected}. Pack the dataset again, or "
                 "download shards and manifest together"
             )
         if other := set(opened.index.header.fields).difference(self._table.manifest.fields):
             opened.close()
             raise StaleIndexError(
-                f"{index} has the fields {', '.join(sorted(other))}, but the manifest names only "
-                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or download shards, indexes and "
-                "manifest together"
+                f"{index} has the fields {', '.join(sorted(other))}, but the manifest has only "
+                f"{', '.join(self._table.manifest.fields)}. Pack the dataset again, or download shards, index files "
+                "and manifest together"
             )
         return opened
 

@@ -1,4 +1,4 @@
-"""Which samples were compared with the index: a bit per sample of each shard that was read."""
+"""Track which samples were compared with the index file, with one bit per sample of each shard that was read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from shardio.storage import StoredFile
 
 Verify = Literal["first", "off"]
-"""When samples are compared with the index: when they are first read, or never."""
+"""When samples are compared with the index file: when they are first read, or never."""
 
 
 class Seen:
-    """The samples that were seen, one bit each, for any number of threads.
+    """The samples seen so far, that is, compared with the index file. Threads can share it.
 
-    A thread may undo what another one notes at the same moment: the sample is then compared again.
+    If two threads record samples at the same moment, one record may be lost. Those samples are then compared again.
 
     Args:
         shard_sizes: int64 [shards], the number of samples in each shard.
@@ -28,12 +28,12 @@ class Seen:
         self._seen: dict[tuple[int, tuple[str, ...]], _SeenOfShard] = {}
 
     def of_shard(self, shard: int, fields: Sequence[str], tar: StoredFile) -> _SeenOfShard:
-        """Return which samples of a shard were seen, with these fields.
+        """Return the record of the samples of a shard that were seen with these fields.
 
         Args:
             shard: The shard's place in the manifest.
-            fields: Names of fields.
-            tar: The shard as it is open now. If its version has changed, no samples were seen.
+            fields: The names of the fields that are read.
+            tar: The shard's open tar. If its version has changed, the record starts empty.
         """
         name = shard, tuple(fields)
         seen = self._seen.get(name)
@@ -48,7 +48,7 @@ class _SeenOfShard:
     def __init__(self, num_samples: int, version: str) -> None:
         self.version = version
         self._bits = np.packbits(np.arange(-num_samples % 8 + num_samples) >= num_samples, bitorder="little")
-        self._num_unseen = num_samples  # Approximate: threads count at the same time.
+        self._num_unseen = num_samples  # Approximate: threads update it concurrently.
 
     def find_unseen(self, samples: NDArray[np.int64]) -> NDArray[np.bool_] | None:
         """Return which samples were not seen, bool [n], or None if all were seen."""
@@ -59,7 +59,7 @@ class _SeenOfShard:
         return unseen if unseen.any() else None
 
     def add(self, samples: NDArray[np.int64]) -> None:
-        """Note that samples were seen."""
+        """Record that samples were seen."""
         bits = self._bits
         if not len(bits):
             return
@@ -68,7 +68,7 @@ class _SeenOfShard:
         if self._num_unseen <= 0:
             self._num_unseen = int(np.unpackbits(~bits).sum())
             if self._num_unseen == 0:
-                self._bits = bits[:0]  # All were seen: the bits are not needed any more.
+                self._bits = bits[:0]  # All were seen: the bits are no longer needed.
 
 
 def _bits_of(samples: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""Samples as they were read: a column of contents for each field."""
+"""Samples as read from storage, with a column of contents for each field."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Columns = Mapping[str, Sequence[bytes | None]]
 
 
 class StoredSamples(Sequence[Sample]):
-    """Samples in columns, so that many small ones cost little. Single samples are made on demand.
+    """Samples in columns, so that many small ones cost little. Single samples are created on demand.
 
     Args:
         columns: The contents by field, in the order in which the fields were requested.
         num_samples: The number of samples.
-        describe: Returns the key of the sample in a row, and where some of its fields lie.
-        list_keys: Returns the keys of all samples.
+        describe: A function that returns the key of the sample in a row, and where some of its fields are stored.
+        list_keys: A function that returns the keys of all samples.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class StoredSamples(Sequence[Sample]):
         return self._list_keys()
 
     def describe(self, row: int, fields: Sequence[str] | None = None) -> tuple[str, str]:
-        """Return a sample's key and where some of its fields lie (by default, those that were read), for messages."""
+        """Return a sample's key and where some of its fields (by default, those read) are stored, for messages."""
         return self._describe(row, tuple(self.columns) if fields is None else fields)
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class StoredSamples(Sequence[Sample]):
         if isinstance(row, slice):
             return [self[i] for i in range(*row.indices(self._num_samples))]
         if not -self._num_samples <= row < self._num_samples:
-            raise IndexError(f"sample {row} of {self._num_samples}")
+            raise IndexError(f"row {row} is out of range: there are {self._num_samples} samples")
         row %= self._num_samples
         key, origin = self.describe(row)
         fields = {field: content for field, column in self.columns.items() if (content := column[row]) is not None}

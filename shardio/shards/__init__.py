@@ -1,4 +1,4 @@
-"""The dataset format: tars, names, indexes and the manifest."""
+"""The dataset format: tars, member names, indexes and the manifest."""
 
 from shardio.shards.index import index_location
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest

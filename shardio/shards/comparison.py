@@ -1,4 +1,4 @@
-"""Comparing a tar with its index: each sample's tar headers, and the hashes of its contents."""
+"""Compare a tar with its index: each sample's tar headers and the hashes of its contents."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shardio.storage import StoredFile
 
 
 def describe_offset(tar: StoredFile, offset: int) -> str:
-    """Return where a byte lies, for messages."""
+    """Return the location of a byte as text."""
     return f"{tar.location} at byte {offset}"
 
 
 class Comparison:
-    """Compares samples of one shard.
+    """Compares samples of one shard with its index.
 
     Args:
         tar: The tar.
@@ -49,15 +49,15 @@ class Comparison:
             fields: F names of fields.
             columns: F columns of n contents; None where a sample lacks the field.
             rows: int64 [m], the rows of the samples to compare.
-            starts: int64 [n, F], where the contents start; -1 where a sample lacks the field.
-            headers: The tar headers before the contents that are compared, sample by sample, without gaps.
-            hashes: uint64 [n, F], the xxh3-64 in the index.
+            starts: int64 [n, F], the offsets of the contents; -1 where a sample lacks the field.
+            headers: The tar headers of the contents to compare, sample by sample. Missing fields have none.
+            hashes: uint64 [n, F], the xxh3-64 of the contents according to the index.
 
         Raises:
             SampleError: If a sample was damaged after it was indexed.
-            StaleIndexError: If the tar holds another sample there.
+            StaleIndexError: If the tar holds another member at the indexed offset.
         """
-        # Plain integers and bytes from here on: this runs once for every sample.
+        # Python's integers and bytes are faster here than arrays: this runs once for every sample.
         suffixes = [f".{field}".encode(errors="surrogateescape") for field in fields]
         keys = self._index.raw_keys(samples[rows])
         header_of_next = iter(headers)
@@ -77,17 +77,18 @@ class Comparison:
                         key,
                         start,
                         f"field {fields[field_index]!r} of sample {{}} is damaged: its {len(content)} bytes have "
-                        f"xxh3-64 {found:016x}, expected {expected[field_index]:016x} as in {self._index.location}. "
-                        "Download or pack the shard again; if the tar was changed on purpose, delete its index",
+                        f"xxh3-64 {found:016x}, expected {expected[field_index]:016x} from {self._index.location}. "
+                        "Download or pack the shard again. If shardio did not pack this tar and it was changed on "
+                        "purpose, delete its index",
                     )
 
     def _error(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
-        """Return an error; ``{}`` in its message stands for the sample's name."""
+        """Return an error. The sample's key and location replace ``{}`` in its message."""
         key, where = _decode(raw_key), describe_offset(self._tar, start)
         return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
 
     def _doubt_name(self, row: int, start: int, raw_key: bytes, field: str, header: bytes) -> None:
-        """Raise unless the name is in an extended header, which some archivers write where none is needed."""
+        """Raise an error unless the name is in an extended header, which some archivers write for every member."""
         if not self._names_are_plain:
             return
         name = find_name(self._tar, start)
@@ -101,8 +102,8 @@ class Comparison:
             raise self._error(row, raw_key, start, message)
         raise StaleIndexError(
             f"field {field!r} of sample {_decode(raw_key)} is expected in {describe_offset(self._tar, start)}, but the "
-            f"tar holds {name or 'another member'} there: it has changed since {self._index.location} was created; "
-            "delete the index, and it is created again"
+            f"tar holds {name or 'another member'} there: it has changed since {self._index.location} was created. "
+            "Download or pack the shard and its index again. If shardio did not pack this tar, delete the index instead"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which files of a folder are tars to read, and which ones must not be skipped silently."""
+"""Find the tars in a folder, and refuse files that must not be skipped silently."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _COMPRESSED = re.compile(
 
 
 def find_tars(folder: Location) -> list[Location]:
-    """Return the tars of a folder in sorted order: ``*.tar``, in upper case as well.
+    """Return the tars in a folder, sorted: all files named ``*.tar`` in lower or upper case.
 
     Hidden files are skipped, except those that macOS adds (``._x.tar``), which the caller counts.
 
     Raises:
-        FormatError: If the folder also holds compressed tars: their samples would be left out.
+        FormatError: If the folder also holds compressed tars, whose samples would be left out.
         OSError: If the folder cannot be read.
     """
     names = [name.removesuffix("/") for name in folder.list()]
     names = [name for name in names if not name.startswith(".") or is_added_by_macos(name)]
     compressed = [name for name in names if _COMPRESSED.fullmatch(name) and not name.startswith(".")]
     if compressed:
-        more = f" and {len(compressed) - 1} more" if len(compressed) > 1 else ""
+        more = f" and {len(compressed) - 1} more compressed tars" if len(compressed) > 1 else ", a compressed tar"
         raise FormatError(
-            f"{folder} holds {compressed[0]}{more}, a compressed tar, which cannot be read in place and would be left "
-            "out: decompress it (gunzip, unzstd, …), move it elsewhere, or pass a list of the tars to read"
+            f"{folder} holds {compressed[0]}{more}. shardio cannot read compressed tars and would leave their samples "
+            "out: decompress them (gunzip, unzstd, …), move them elsewhere, or pass a list of the tars to read"
         )
     return [folder / name for name in names if name.lower().endswith(".tar")]

@@ -1,4 +1,4 @@
-"""Tars that other tools packed: they are indexed on first use, and again after they change."""
+"""Tars that other tools packed. They are indexed on first use, and again after they change."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from shardio.shards.tar import BLOCK, TarMember, TarScan, make_header
 from shardio.storage import Location, parse_location
 
 _PACKED_NAME = re.compile(r"shard-[0-9]{6,}\.tar")
-"""How ``pack`` names shards."""
+"""The names that ``pack`` gives to shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundIndex:
-    """The index of a tar, and how many files that macOS added were skipped if it was created just now."""
+    """The index of a tar, and the number of skipped files that macOS added if the index was just created."""
 
     location: Location
     num_skipped: int = 0
 
 
 def find_or_make_index(tar: Location) -> FoundIndex:
-    """Return the index of a tar; create it if there is none, or if the tar may have changed since.
+    """Return the index of a tar. Create it if it does not exist, or if the tar may have changed since.
 
-    The index goes next to the tar if this process may write there, and otherwise into the user's cache folder. Many
-    processes may do this at once: each writes a file of its own and renames it.
+    The index is written next to the tar if this process may write there, and otherwise to the user's cache folder.
+    Several processes may do this at the same time: each writes its own temporary file and renames it.
 
     Raises:
-        FormatError: If the tar cannot be indexed, or another file has the index's name.
+        FormatError: If the tar cannot be indexed, or a file that is not an index has the index's name.
         OSError: If the tar cannot be read, or the index cannot be written.
     """
     beside, cached = index_location(tar), _cached_index(tar)
@@ -52,7 +52,7 @@ def find_or_make_index(tar: Location) -> FoundIndex:
         members = _Members(scan)
         samples = list(_group(tar, members))
         if tar.stat().version != file.version:
-            raise FormatError(f"{tar} changed while it was indexed: open it when it is complete")
+            raise FormatError(f"{tar} changed while it was indexed: open it again when nothing writes to it")
         with _explaining_failures(tar):
             write_index(index, file, samples, scan.digest, file.version)
     return FoundIndex(location=index, num_skipped=members.num_skipped)
@@ -60,13 +60,13 @@ def find_or_make_index(tar: Location) -> FoundIndex:
 
 @contextmanager
 def _explaining_failures(tar: Location) -> Iterator[None]:
-    """Add to an OSError that the index of a tar cannot be written, and the remedy."""
+    """Add to an OSError which tar's index cannot be written, and the remedy."""
     try:
         yield
     except OSError as error:
         message = (
-            f"{error.strerror or error}; so the index of {tar} cannot be written. Free some disk space, make the tar's "
-            "folder writable, or set XDG_CACHE_HOME to a writable folder"
+            f"{error.strerror or error}: cannot write the index of {tar}. Free some disk space, make the tar's folder "
+            "writable, or set XDG_CACHE_HOME to a writable folder"
         )
         raise OSError(error.errno, message, error.filename) from error
 
@@ -75,8 +75,8 @@ def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
     An index that was created on first use holds the tar's version, except in early versions of shardio. So the tar
-    must also have a name that ``pack`` gives, and its first member a header as ``pack`` writes it, without time or
-    owner.
+    must also have a name that ``pack`` gives, and its first member must have a header without time or owner, as
+    ``pack`` writes it.
 
     Raises:
         FormatError: If the index is damaged.
@@ -114,7 +114,7 @@ def _cached_index(tar: Location) -> Location:
 
 
 class _Members:
-    """The members of a tar that have a key, and how many files that macOS added were skipped."""
+    """The members of a tar that have a key, and the number of skipped files that macOS added."""
 
     def __init__(self, scan: TarScan) -> None:
         self._scan = scan
@@ -124,16 +124,19 @@ class _Members:
         for member in self._scan.members():
             if is_added_by_macos(member.name):
                 self.num_skipped += 1
-            elif (name := split_name(member.name)) is not None:  # WebDataset skips the others, too.
+            elif (name := split_name(member.name)) is not None:  # WebDataset also skips the others.
                 yield name, member
 
 
 def _group(tar: Location, named: _Members) -> Iterator[StoredSample]:
-    """Group neighbouring members of one key into samples."""
+    """Group adjacent members with the same key into samples."""
     for key, members in groupby(named, lambda pair: pair[0][0]):
         fields: dict[str, StoredField] = {}
         for (_, field), member in members:
             if field in fields:
-                raise FormatError(f"{tar} holds field {field!r} of sample {key} twice, again at byte {member.offset}")
+                raise FormatError(
+                    f"{tar} holds field {field!r} of sample {key} twice, again at byte {member.offset}: create the tar "
+                    "again without one of them"
+                )
             fields[field] = StoredField(offset=member.offset, size=member.size, hash=member.hash)
         yield StoredSample(key=key, fields=fields)

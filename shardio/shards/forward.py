@@ -1,7 +1,7 @@
-"""A tar as tarfile reads it: forwards only, and in bounded pieces.
+"""A file object that lets tarfile read a tar only forwards, and only in bounded pieces.
 
-tarfile believes the sizes in headers. It reads an extended header of any length at once, calls itself for each
-extended header that follows another, and skips or goes back by any number of bytes.
+tarfile trusts the sizes in headers. It reads an extended header of any length at once, calls itself recursively for
+consecutive extended headers, and seeks forwards or backwards by any number of bytes.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import xxhash
 from shardio.storage import PIECE, StoredFile, read_pieces
 
 MAX_HEADER_BYTES = 2**20
-"""Bytes of a header that are read at once: a pax header holds names and attributes of a file, and needs far less."""
+"""The maximum size of a header in bytes. A pax header holds a file's name and attributes, and is much smaller."""
 
 MAX_HEADER_READS = 128
-"""Reads of one member's headers. Each extended header takes two, and a member has one or two of them."""
+"""The maximum number of reads of one member's headers. A member has one or two extended headers of two reads each."""
 
 HEADERS_PIECE = 2**16
-"""Bytes that are read at once where contents are skipped."""
+"""The number of bytes to read at a time if contents are skipped."""
 
 
 class ForwardFile:
@@ -29,35 +29,35 @@ class ForwardFile:
 
     Attributes:
         size: The file's size in bytes.
-        position: The byte that is read next.
+        position: The offset of the next byte to read.
 
     Args:
         file: The open tar.
-        digest: Takes all bytes, including those that are skipped. Without it, contents are not read.
+        digest: Updated with all bytes, including skipped ones. Without a digest, contents are not read.
     """
 
     def __init__(self, file: StoredFile, digest: xxhash.xxh3_128 | None = None) -> None:
         self._file, self._digest = file, digest
         self.size = file.size
         self._num_reads = 0
-        self._piece = memoryview(b"")  # What was read and lies at `position`.
+        self._piece = memoryview(b"")  # Bytes from `position` on that were already read.
         self._start_at(0)
 
     def open(self) -> tarfile.TarFile:
-        """Return a tar that reads from here.
+        """Return a TarFile that reads this file.
 
         Raises:
-            tarfile.TarError: If its first header is damaged. Reading on raises it for the other headers.
+            tarfile.TarError: If the first header is damaged. Iterating over the TarFile raises it for later headers.
         """
         return tarfile.open(fileobj=cast(BinaryIO, self), mode="r:")
 
     def read(self, num_bytes: int) -> bytes:
-        """Read a header, or a part of one (tarfile calls this)."""
+        """Read a header or a part of one. Called by tarfile."""
         self._num_reads += 1
         if self._num_reads > MAX_HEADER_READS:
-            raise tarfile.ReadError(f"more than {MAX_HEADER_READS} blocks of headers belong to one member")
+            raise tarfile.ReadError(f"the headers of one member take more than {MAX_HEADER_READS} reads")
         if not 1 <= num_bytes <= MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"an extended header of {num_bytes} bytes, not of 1 to {MAX_HEADER_BYTES}")
+            raise tarfile.ReadError(f"an extended header has {num_bytes} bytes, expected 1 to {MAX_HEADER_BYTES}")
         stop = min(self.position + num_bytes, self.size)
         parts = list[bytes]()
         while self.position < stop:
@@ -65,7 +65,7 @@ class ForwardFile:
         return b"".join(parts)
 
     def read_content(self, max_bytes: int) -> memoryview:
-        """Return at least one of the next bytes, and at most so many; none at the end of the file.
+        """Return the next bytes: from 1 to ``max_bytes`` of them, or none at the end of the file.
 
         The next call overwrites them.
         """
@@ -78,13 +78,15 @@ class ForwardFile:
         return content
 
     def end_member(self) -> None:
-        """Expect the headers of the next member."""
+        """Prepare for the headers of the next member."""
         self._num_reads = 0
 
     def seek(self, position: int) -> int:
-        """Read on up to a position (tarfile calls this)."""
+        """Read or skip bytes up to an offset. Called by tarfile."""
         if not self.position <= position <= self.size:
-            raise tarfile.ReadError(f"the next header should be at byte {position}, but the file has {self.size} bytes")
+            raise tarfile.ReadError(
+                f"the next header should be at byte {position}, outside bytes {self.position} to {self.size}"
+            )
         if self._digest is None and position - self.position > len(self._piece):
             self._start_at(position)
         while self.position < position:
@@ -92,7 +94,7 @@ class ForwardFile:
         return self.position
 
     def tell(self) -> int:
-        """Return the byte that is read next (tarfile calls this)."""
+        """Return the offset of the next byte to read. Called by tarfile."""
         return self.position
 
     def _start_at(self, position: int) -> None:

@@ -1,11 +1,11 @@
-"""The index: where every field of every sample of one shard lies.
+"""The index: the offset, size and hash of each field of each sample in one shard.
 
 A safetensors file (https://github.com/huggingface/safetensors) next to the tar. F fields, n samples, little-endian:
 
-    offset      int64  [F, n]   first byte of the content in the tar; -1 if the sample lacks the field
-    size        int64  [F, n]   bytes of the content; -1 if the sample lacks the field
+    offset      int64  [F, n]   offset of the content in the tar; -1 if the sample lacks the field
+    size        int64  [F, n]   size of the content in bytes; -1 if the sample lacks the field
     hash        uint64 [F, n]   xxh3-64 of the content; 0 if the sample lacks the field
-    key_stop    int64  [n]      where each key stops in key_bytes
+    key_stop    int64  [n]      the end of each key in key_bytes
     key_bytes   uint8  [...]    the keys in UTF-8, end to end
 
 Its metadata has one key, ``shardio``, with a canonical JSON object (see :class:`IndexHeader`), because safetensors
@@ -31,12 +31,12 @@ INDEX_FORMAT = 1
 INDEX_SUFFIX = ".idx"
 
 MAX_FIELDS = 1024
-"""A tar with more fields than this is not named as WebDataset expects."""
+"""The maximum number of fields. A tar with more does not follow WebDataset's naming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredField:
-    """Where the content of a field lies in the tar, and its xxh3-64."""
+    """The offset in the tar, the size and the xxh3-64 of a field's content."""
 
     offset: int
     size: int
@@ -45,7 +45,7 @@ class StoredField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSample:
-    """Where the fields of one sample lie."""
+    """The key of one sample, and its fields by name."""
 
     key: str
     fields: Mapping[str, StoredField]
@@ -53,7 +53,7 @@ class StoredSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexHeader:
-    """What an index says about its shard.
+    """The metadata of an index, which describes its shard.
 
     Attributes:
         format: The version of the index format.
@@ -61,10 +61,10 @@ class IndexHeader:
         num_samples: The number of samples in the shard.
         num_bytes: The size of the tar.
         digest: xxh3-128 of the tar, in hexadecimal.
-        header_digest: xxh3-64 of the tar headers of the first and the last sample, in hexadecimal. With the tar's size
-            it shows, at opening, whether the tar is the one that was indexed.
-        version: The tar's version in its store when it was indexed on first use. The index of a packed shard has none:
-            the shard may be copied, and equal input gives equal indexes.
+        header_digest: xxh3-64 of the tar headers of the first and the last sample, in hexadecimal. Together with the
+            tar's size, it shows at opening whether the tar is the one that was indexed.
+        version: The tar's version in its store if the tar was indexed on first use. None for a packed shard, because
+            the shard may be copied and equal input must give equal indexes.
     """
 
     format: int
@@ -77,7 +77,7 @@ class IndexHeader:
 
 
 def index_location(tar: Location) -> Location:
-    """Return where the index of a tar lies: next to it."""
+    """Return the location of a tar's index next to the tar."""
     return tar.folder / (tar.name + INDEX_SUFFIX)
 
 
@@ -87,21 +87,21 @@ def write_index(
     """Write the index of a tar.
 
     Args:
-        location: Where the index goes.
+        location: The location of the index.
         tar: The finished tar.
-        samples: The tar's samples, in its order.
+        samples: The tar's samples, in tar order.
         digest: xxh3-128 of the tar, in hexadecimal.
         version: The tar's version, if shardio did not pack it.
 
     Raises:
-        FormatError: If the tar has more fields than an index holds.
+        FormatError: If the tar has more fields than an index can hold.
         OSError: If the index cannot be written.
     """
     fields = tuple(sorted({field for sample in samples for field in sample.fields}))
     if len(fields) > MAX_FIELDS:
         raise FormatError(
-            f"{tar.location} has {len(fields)} different fields, but an index holds at most {MAX_FIELDS}: its members "
-            "are not named key.field as WebDataset expects"
+            f"{tar.location} has {len(fields)} different fields, but an index holds at most {MAX_FIELDS}: name its "
+            "members key.field, as WebDataset expects"
         )
     field_indices = {field: i for i, field in enumerate(fields)}
     offset = np.full((len(fields), len(samples)), -1, dtype="<i8")
@@ -135,11 +135,11 @@ def write_index(
 
 
 def digest_headers(tar: StoredFile, starts: Iterable[NDArray[np.int64]]) -> str:
-    """Hash the blocks before the contents of some samples: their plain tar headers.
+    """Hash the plain tar headers of some samples, which are the blocks before their contents.
 
     Args:
         tar: The tar.
-        starts: For each sample, the first byte of each field's content, int64 [F], -1 if it lacks the field.
+        starts: For each sample, the offset of each field's content, int64 [F]; -1 if the sample lacks the field.
 
     Returns:
         xxh3-64 in hexadecimal.

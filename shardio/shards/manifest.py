@@ -24,7 +24,7 @@ UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 """The name of the file in an unfinished pack's directory that holds the digest of the plan."""
 
 _NAME = re.compile(r"[^\0\ud800-\udc7f\udd00-\udfff]*")
-"""No file name holds a NUL, or a surrogate that stands for no byte."""
+"""A file name contains neither NUL nor a surrogate that does not represent a byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ShardEntry:
 
     def __post_init__(self) -> None:
         if not self.name or PurePath(self.name).name != self.name or not _NAME.fullmatch(self.name):
-            raise ValueError(f"a shard lies next to its manifest, but {self.name!r} is not a file name")
+            raise ValueError(f"a shard's name must be a file name without a folder, got {self.name!r}")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")
 
@@ -78,13 +78,13 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """The dataset's identity: xxh3-128 over the contents of its shards in manifest order, hexadecimal."""
+        """The dataset's identity: xxh3-128 over the contents of its shards in manifest order, in hexadecimal."""
         contents = "".join(f"{shard.digest} {shard.num_samples}\n" for shard in self.shards)
         return xxhash.xxh3_128_hexdigest(contents.encode())
 
 
 def write_manifest(location: Location, manifest: Manifest) -> None:
-    """Write a manifest; it appears whole or not at all."""
+    """Write a manifest, which appears whole or not at all."""
     with location.write_whole() as file:
         file.write(json.dumps(asdict(manifest), indent=1, sort_keys=True, ensure_ascii=False).encode() + b"\n")
 
@@ -93,7 +93,7 @@ def read_manifest(location: Location) -> Manifest:
     """Read and check a manifest.
 
     Raises:
-        FormatError: If the file is not a manifest, or has another format. The message says what is wrong and where.
+        FormatError: If the file is not a manifest of this format. The message says what is wrong and where.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -103,9 +103,14 @@ def read_manifest(location: Location) -> Manifest:
         raise FormatError(f"the manifest {location} cannot be read: {error}") from error
     version = values.get("format") if isinstance(values, dict) else None
     if version != MANIFEST_FORMAT:
-        raise FormatError(f"{location} has manifest format {version!r}, but this shardio reads {MANIFEST_FORMAT}")
+        raise FormatError(
+            f"{location} has manifest format {version!r}, but this version of shardio reads {MANIFEST_FORMAT}: use the "
+            "version that wrote it, or pack the dataset again"
+        )
     try:
         return TypeAdapter(Manifest).validate_python(values)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-        raise FormatError(f"the manifest {location} is damaged: {problems}") from error
+        raise FormatError(
+            f"the manifest {location} is damaged: {problems}. Download it or pack the dataset again"
+        ) from error

@@ -1,4 +1,4 @@
-"""How tar members are named, and which part is the key and which the field: WebDataset's convention.
+"""The names of tar members, which consist of a key and a field, as in WebDataset.
 
 A member ``path/key.field`` belongs to sample ``path/key``; the key ends at the first dot of the base name.
 Members of one sample are adjacent.
@@ -36,6 +36,6 @@ def join_name(key: str, field: str) -> str:
 
 
 def is_added_by_macos(name: str) -> bool:
-    """Return whether macOS added a file to others: AppleDouble files (``._x.jpg``) and ``.DS_Store``."""
+    """Return whether a file is one that macOS adds to folders: AppleDouble (``._x.jpg``) or ``.DS_Store``."""
     name = name.rpartition("/")[2]
     return name.startswith("._") or name == ".DS_Store"

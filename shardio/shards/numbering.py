@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 
 def find_gaps(names: Iterable[str]) -> list[str]:
-    """Return the names that are missing between the files of a folder whose names differ in one number.
+    """Return the missing names between numbered files, whose names differ in one number.
 
-    If more names are missing than present, the numbers are not consecutive on purpose, and none are returned.
+    If at least half of the names are missing, the gaps are assumed to be intentional, and the list is empty.
 
     >>> find_gaps(["x-000.tar", "x-001.tar", "x-003.tar"])
     ['x-002.tar']

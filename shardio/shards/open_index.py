@@ -1,6 +1,6 @@
-"""An open index. It reads what callers ask for, when they ask for it.
+"""An open index, which reads its entries on demand.
 
-The file is never mapped: a process is killed if it reads a mapping of a file that another process truncated.
+The file is not memory-mapped: if another process truncated it, reading the mapping would kill this process.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shardio.shards.tar import BLOCK
 from shardio.storage import Location, StoredFile, make_version
 
 PART = 512
-"""Samples whose entries are read together."""
+"""The number of samples whose entries are read together."""
 
 HEAD = 4096
-"""Bytes that are read first; they usually hold the whole header."""
+"""The number of bytes to read first. They usually contain the whole header."""
 
 MAX_HEADER = 2**24
-"""Bytes of a header at most: a thousand fields with the longest names."""
+"""The maximum size of a header in bytes: that of a thousand fields with the longest names."""
 
 _DTYPES = {"offset": "I64", "size": "I64", "hash": "U64", "key_stop": "I64", "key_bytes": "U8"}
 
@@ -35,30 +35,30 @@ class ShardIndex:
     """An open index.
 
     Attributes:
-        location: Where the index lies.
-        header: What it says about the whole shard.
+        location: The location of the index.
+        header: Its metadata.
         field_indices: Each field's place in the index, by the field's name.
 
     Args:
-        location: Where the index lies.
-        tar: The shard that it belongs to.
-        parts: Keeps what was read; by default, a cache of its own.
+        location: The location of the index.
+        tar: The shard's open tar.
+        parts: A cache for the parts that are read; by default, a new one.
 
     Raises:
-        FormatError: If the file is not an index.
+        FormatError: If the file is not an index, or is damaged.
         StaleIndexError: If it is the index of another tar.
     """
 
     def __init__(self, location: Location, tar: StoredFile, parts: PartCache | None = None) -> None:
         self.location = location
         self._tar, self._parts = tar, PartCache() if parts is None else parts
-        self._identity = object()  # Names this index's parts in the cache, which other indexes share.
+        self._identity = object()  # Distinguishes this index's parts in a cache that several indexes share.
         self._file = _open(location)
         try:
             self.header, self._begins, self._num_key_bytes = _read_layout(self._file)
             self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
             self._check()
-        except BaseException:  # Ctrl-C must not leave it open either.
+        except BaseException:  # Ctrl-C must not leave the file open either.
             self.close()
             raise
 
@@ -71,7 +71,7 @@ class ShardIndex:
         return [key.decode(errors="surrogateescape") for key in self.raw_keys(samples)]
 
     def raw_keys(self, samples: NDArray[np.int64]) -> list[bytes]:
-        """Return the keys of some samples as the bytes that the tar has, usually UTF-8."""
+        """Return the keys of some samples as bytes, as in the tar: usually UTF-8."""
         keys, current = list[bytes](), -1
         for sample in samples.tolist():
             part, row = divmod(sample, PART)
@@ -84,15 +84,15 @@ class ShardIndex:
     def locate(
         self, samples: NDArray[np.int64], fields: tuple[str, ...]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
-        """Return where fields of samples lie in the tar.
+        """Return the byte ranges and the hashes of some fields of some samples.
 
         Args:
             samples: int64 [n], indices in the shard.
             fields: F names of fields.
 
         Returns:
-            The start and the stop of each content, both int64 [n, F] and -1 where a sample lacks the field; and its
-            xxh3-64, uint64 [n, F].
+            The start and the stop of each content in the tar, both int64 [n, F], -1 where a sample lacks the field;
+            and its xxh3-64, uint64 [n, F].
         """
         parts = samples // PART
         if len(samples) and (parts == parts[0]).all():
@@ -142,7 +142,10 @@ class ShardIndex:
             begin = self._read_integers("key_stop", first - 1, first) if first else np.zeros(1, np.int64)
             bounds = np.concatenate([begin, self._read_integers("key_stop", first, stop)])
             if bounds[0] < 0 or np.any(np.diff(bounds) < 0) or bounds[-1] > self._num_key_bytes:
-                raise FormatError(f"the index {self.location} is damaged: keys have negative lengths or lie outside it")
+                raise FormatError(
+                    f"the index {self.location} is damaged: keys have negative lengths or are outside it. Download or "
+                    "pack it again"
+                )
             begins = self._begins["key_bytes"] + bounds
             content = _read(self._file, int(begins[0]), int(begins[-1]))
             found = (bounds - bounds[0]).tolist(), content
@@ -155,7 +158,10 @@ class ShardIndex:
 
     @property
     def _remedy(self) -> str:
-        return f"{self._tar.location} has changed since; delete {self.location}, and it is created again"
+        return (
+            f"{self._tar.location} has changed since. Download or pack both again. If shardio did not pack this tar, "
+            f"delete {self.location} instead"
+        )
 
     def _check(self) -> None:
         """Check the first and the last samples. The others are checked when they are first read."""
@@ -179,16 +185,19 @@ class ShardIndex:
             ends, _ = self._keys_part(last // PART)
             begin = self._read_integers("key_stop", last - last % PART - 1, last - last % PART) if last >= PART else [0]
             if begin[0] + ends[-1] != self._num_key_bytes:
-                raise FormatError(f"the index {self.location} is damaged: its keys do not end where their bytes do")
+                raise FormatError(
+                    f"the index {self.location} is damaged: its keys do not end where their bytes do. Download or "
+                    "pack it again"
+                )
         if digest_headers(self._tar, first_and_last) != header.header_digest:
             raise StaleIndexError(f"the index {self.location} was created for a tar with other members: {self._remedy}")
 
 
 def read_header(location: Location) -> IndexHeader:
-    """Return what an index says about its whole shard. The tar need not exist.
+    """Return the metadata of an index. The tar need not exist.
 
     Raises:
-        FormatError: If the file is not an index.
+        FormatError: If the file is not an index, or is damaged.
     """
     with closing(_open(location)) as file:
         return _read_layout(file)[0]
@@ -198,7 +207,9 @@ def _open(location: Location) -> StoredFile:
     try:
         return location.open()
     except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
-        raise FormatError(f"the index {location} is not a file: {error}") from error
+        raise FormatError(
+            f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again"
+        ) from error
 
 
 def _read(file: StoredFile, start: int, stop: int) -> bytes:
@@ -209,60 +220,63 @@ def _read(file: StoredFile, start: int, stop: int) -> bytes:
 
 
 def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
-    """Read the head of a safetensors file: the length of a JSON header in 8 bytes, and the header.
+    """Read the start of a safetensors file: the length of its JSON header in 8 bytes, and the header.
 
     Returns:
-        The index's own header, each tensor's first byte in the file, and the number of bytes of all keys.
+        The index's own metadata, the offset of each tensor in the file, and the number of bytes of all keys.
     """
     content = _read(file, 0, min(HEAD, file.size))
     try:
         data_start = 8 + int.from_bytes(content[:8], "little")
         if data_start > min(file.size, MAX_HEADER):
             raise ValueError(
-                f"its header ends at byte {data_start}, beyond the file's {file.size} or {MAX_HEADER} bytes"
+                f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header has "
+                f"at most {MAX_HEADER}"
             )
         if data_start > len(content):
             content += _read(file, len(content), data_start)
         layout = parse_json(content[8:data_start])
         values = parse_json(layout["__metadata__"]["shardio"])
-        if values["format"] != INDEX_FORMAT:  # First: another format may have other values.
+        if values["format"] != INDEX_FORMAT:  # Checked first: other formats may have other values.
             raise FormatError(
-                f"the index {file.location} has format {values['format']}, but this shardio reads {INDEX_FORMAT}: use "
-                "the version of shardio that wrote it, or delete the index, and it is created again"
+                f"the index {file.location} has format {values['format']}, but this version of shardio reads "
+                f"{INDEX_FORMAT}: use the version that wrote it, or pack the shard again. If shardio did not pack the "
+                "tar, delete the index instead"
             )
         header = _make_header(values)
         _check_header(header)
         begins = {name: data_start + _check_tensor(name, layout[name], header) for name in _DTYPES}
         for name in _DTYPES:
             if data_start + layout[name]["data_offsets"][1] > file.size:
-                raise ValueError(f"tensor {name} ends after the file")
+                raise ValueError(f"tensor {name} extends beyond the end of the file")
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{file.location} is not an index of shardio, or is damaged: {error!r}") from error
+        raise FormatError(f"{file.location} is not an index of shardio or is damaged: {error!r}") from error
     return header, begins, layout["key_bytes"]["shape"][0]
 
 
 def _make_header(values: dict[str, Any]) -> IndexHeader:
-    """Return an index's header from its JSON object; raise ValueError, KeyError or TypeError if it is not one."""
+    """Return an index's metadata from a JSON object; raise ValueError, KeyError or TypeError if it is invalid."""
     mtime_ns, inode = values.pop("mtime_ns", None), values.pop("inode", None)
-    if mtime_ns is not None and inode is not None:  # Written before versions were.
+    if mtime_ns is not None and inode is not None:  # From an early version of shardio.
         values["version"] = make_version(values["num_bytes"], mtime_ns, inode)
     return IndexHeader(**{**values, "fields": tuple(values["fields"])})
 
 
 def _check_header(header: IndexHeader) -> None:
-    """Raise ValueError or TypeError if a header has impossible values."""
+    """Raise ValueError or TypeError if an index's metadata has impossible values."""
     for field in header.fields:
         if not isinstance(field, str):
-            raise TypeError(f"fields are {header.fields}")
-        field.encode(errors="surrogateescape")  # As for comparing it with the tar.
+            raise TypeError(f"fields must be strings, got {header.fields}")
+        field.encode(errors="surrogateescape")  # Must be possible: Comparison encodes it, too.
     if not all(type(number) is int for number in (header.num_samples, header.num_bytes)):
-        raise TypeError(f"it says {header.num_samples!r} samples and {header.num_bytes!r} bytes")
+        got = f"{header.num_samples!r} and {header.num_bytes!r}"
+        raise TypeError(f"num_samples and num_bytes must be integers, got {got}")
     if not isinstance(header.digest, str):
-        raise TypeError(f"the digest is {header.digest!r}")
+        raise TypeError(f"the digest must be a string, got {header.digest!r}")
 
 
 def _check_tensor(name: str, tensor: Any, header: IndexHeader) -> int:
-    """Return where a tensor's data starts; raise ValueError or TypeError if the header says something else."""
+    """Return the offset of a tensor's data; raise ValueError or TypeError if the tensor does not match ``header``."""
     (start, stop), shape, dtype = tensor["data_offsets"], tensor["shape"], tensor["dtype"]
     if not all(type(number) is int and number >= 0 for number in (start, stop, *shape)):
         raise TypeError(f"tensor {name} has the shape {shape} and bytes {start} to {stop}")

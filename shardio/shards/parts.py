@@ -1,4 +1,4 @@
-"""The parts of indexes that were read: as many as fit a memory budget."""
+"""A cache for parts of indexes that were read, within a memory budget."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import suppress
 from typing import Any
 
 MAX_BYTES = 64 * 2**20
-"""Bytes of memory that one reader uses for parts of indexes: more than the default order needs at a time for shards of
-20,000 samples with two fields each."""
+"""The maximum memory in bytes for the parts of indexes that one reader keeps. The default order needs less for shards
+of 20,000 samples with two fields each."""
 
 
 class PartCache:
     """Keeps parts of indexes in memory, and drops the least recently used ones first.
 
-    There is no lock, because a forked child could find it taken: each step on the dictionary is atomic, and a part that
-    two threads read at the same time is merely read twice.
+    There is no lock, because a forked child could inherit it locked. Each operation on the dictionary is atomic, and
+    two threads that need the same part at the same time both read it.
 
     Args:
-        max_bytes: The memory that parts may take, if each is as large as the largest.
+        max_bytes: The maximum memory of all parts in bytes. Each part counts as much as the largest one.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -28,7 +28,7 @@ class PartCache:
         self._parts: OrderedDict[Hashable, Any] = OrderedDict()
 
     def find(self, name: Hashable) -> Any:
-        """Return a part, or None if it is not kept."""
+        """Return a part, or None if it is not in the cache."""
         part = self._parts.get(name)
         if part is not None:
             with suppress(KeyError):  # Another thread has dropped it.
@@ -36,7 +36,7 @@ class PartCache:
         return part
 
     def add(self, name: Hashable, part: Any, num_bytes: int) -> None:
-        """Keep a part."""
+        """Add a part, and drop the least recently used parts that no longer fit."""
         self._largest = max(self._largest, num_bytes)
         self._parts[name] = part
         with suppress(KeyError):

@@ -23,13 +23,13 @@ class Shard:
     """A tar and its index, open for reading. A context manager closes them.
 
     Args:
-        tar: Where the tar lies.
-        index: Where its index lies.
-        parts: Keeps what was read from the index; by default, a cache of its own.
+        tar: The location of the tar.
+        index: The location of its index.
+        parts: A cache for the parts of the index that are read; by default, a new one.
 
     Raises:
-        FileNotFoundError: If there is no such tar.
-        FormatError: If there is no such index, or it is damaged.
+        FileNotFoundError: If the tar does not exist.
+        FormatError: If the index does not exist or is damaged.
         StaleIndexError: If the index belongs to another tar.
     """
 
@@ -37,14 +37,14 @@ class Shard:
         self.tar = tar.open()
         try:
             self.index = ShardIndex(index, self.tar, parts)
-        except BaseException:  # Ctrl-C must not leave it open either.
+        except BaseException:  # Ctrl-C must not leave the tar open either.
             self.tar.close()
             raise
         self._comparison = Comparison(self.tar, self.index)
 
     @property
     def entry(self) -> ShardEntry:
-        """What a manifest says about this shard."""
+        """The shard's entry in a manifest."""
         header = self.index.header
         return ShardEntry(
             name=self.tar.location.name,
@@ -54,7 +54,7 @@ class Shard:
         )
 
     def read(self, sample: int, fields: Iterable[str]) -> Sample:
-        """Read those of ``fields`` that a sample has.
+        """Read a sample, with those of ``fields`` that it has.
 
         Args:
             sample: The sample's index in this shard.
@@ -73,19 +73,19 @@ class Shard:
     def read_many(
         self, samples: NDArray[np.int64], fields: Sequence[str], unseen: NDArray[np.bool_] | None = None
     ) -> list[list[bytes | None]]:
-        """Read some fields of some samples, neighbours together.
+        """Read some fields of some samples. Neighbouring ranges are read together.
 
         Args:
             samples: int64 [n], indices in this shard.
             fields: F names of fields.
-            unseen: bool [n], the samples to compare with the index: their tar headers and contents. None compares none.
+            unseen: bool [n], the samples whose tar headers and contents are compared with the index; None for none.
 
         Returns:
             For each field, the content of each sample, or None if the sample lacks the field.
 
         Raises:
-            SampleError: If a sample cannot be read or is not what was indexed, or a field is too large.
-            StaleIndexError: If the tar holds another sample there.
+            SampleError: If a sample cannot be read or is damaged, or a field is too large.
+            StaleIndexError: If the tar holds another member at the indexed offset.
         """
         there = tuple(field for field in fields if field in self.index.field_indices)
         starts, stops, hashes = self.index.locate(samples, there)  # each [n, F]
@@ -93,7 +93,7 @@ class Shard:
             self._raise_too_large(samples, there, starts, stops)
         present = starts >= 0
         range_starts, range_stops = starts[present], stops[present]
-        if unseen is not None:  # Tar headers are read along with contents: most of them lie next to a small one.
+        if unseen is not None:  # Most tar headers are next to a small content, so both are read together.
             compared = present & unseen[:, None]
             range_starts = np.concatenate([range_starts, starts[compared] - BLOCK])
             range_stops = np.concatenate([range_stops, starts[compared]])
@@ -102,7 +102,7 @@ class Shard:
         except (OSError, EOFError) as error:
             let_through(error)
             self._raise_unreadable(samples, there, starts, stops)
-            found = self.tar.read_many(range_starts, range_stops)  # It can be read now.
+            found = self.tar.read_many(range_starts, range_stops)  # All samples can be read now.
         num_contents = np.count_nonzero(present)
         contents, headers = found[:num_contents], found[num_contents:]
         if present.all():
@@ -118,7 +118,7 @@ class Shard:
         return [by_field[field] if field in by_field else [None] * len(samples) for field in fields]
 
     def describe(self, sample: int, fields: Iterable[str]) -> tuple[str, str]:
-        """Return a sample's key and where it lies, for messages."""
+        """Return a sample's key, and its location as text."""
         starts, _, _ = self.index.locate(np.array([sample]), tuple(fields))
         found = starts[starts >= 0]
         return self.index.key(sample), describe_offset(self.tar, int(found.min()) if len(found) else 0)
@@ -130,7 +130,7 @@ class Shard:
         starts: NDArray[np.int64],
         stops: NDArray[np.int64],
     ) -> None:
-        """Raise SampleError for the first field that is too large for memory."""
+        """Raise SampleError for the first field that is too large."""
         row, field_index = np.argwhere(stops - starts > MAX_MEMBER)[0].tolist()
         key, origin = self.describe(int(samples[row]), (fields[field_index],))
         num_bytes = int(stops[row, field_index] - starts[row, field_index])

@@ -1,4 +1,4 @@
-"""From what a user names (a directory, a manifest, tars, a brace pattern) to a table of shards."""
+"""Find the shards that a user names as a directory, a manifest, tars or a brace pattern."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
 
 MAX_BYTES = 2**63 - 1
-"""The size of a dataset at most: bytes and samples are counted in int64."""
+"""The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
 
 MAX_NAMED = 8
-"""How many missing tars a warning names."""
+"""The maximum number of files that a message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTable:
-    """A dataset's manifest and the locations of its files: all that is needed to read it.
+    """A dataset's manifest and the locations of its files: everything that a reader needs.
 
     Attributes:
         manifest: The contents of the dataset.
@@ -50,11 +50,12 @@ def open_table(source: DatasetSource) -> ShardTable:
     Args:
         source: A directory (with a manifest, or with ``*.tar``, read in sorted order), a manifest file, a
             tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of tars and patterns.
-            Tars without a manifest are indexed on first use. A RuntimeWarning says if two tars have equal contents.
+            Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents and
+            gaps in the numbers of a directory's tars.
 
     Raises:
-        FileNotFoundError: If there is nothing of that name, or a list names a directory.
-        FormatError: If a file is not what it should be, a tar is named twice, or the dataset has no samples.
+        FileNotFoundError: If the source does not exist or holds no tars, or a list names a directory.
+        FormatError: If a file is invalid, a tar is named twice, or the dataset has no samples.
         OSError: If a tar cannot be read, or its index cannot be written.
         ValueError: If a name is empty.
     """
@@ -73,9 +74,9 @@ def open_table(source: DatasetSource) -> ShardTable:
 
 
 def _find_tars(folder: Location) -> list[Location]:
-    """Return the tars of a folder without a manifest, if they are a dataset."""
+    """Return the tars in a folder without a manifest, if they can be read as a dataset."""
     if (folder / UNFINISHED_NAME).exists():
-        raise FormatError(f"{folder} holds an unfinished pack: run the same command to resume it")
+        raise FormatError(f"{folder} holds an unfinished pack: rerun the same pack command to resume it")
     tars = find_tars(folder)
     _refuse_unfinished(folder, tars)
     names = [tar.name for tar in tars if not is_added_by_macos(tar.name)]
@@ -89,7 +90,7 @@ def _find_tars(folder: Location) -> list[Location]:
 
 
 def _refuse_folders(tars: Sequence[Location]) -> None:
-    """Raise FileNotFoundError if folders are named where tars must be."""
+    """Raise FileNotFoundError if a list names folders."""
     folders = [str(tar) for tar in tars if tar.is_folder()]
     if folders:
         what, remedy = (
@@ -98,7 +99,7 @@ def _refuse_folders(tars: Sequence[Location]) -> None:
             else ("are directories", "pass one directory by itself, or list the tars in them")
         )
         raise FileNotFoundError(
-            f"a list names tars and patterns of tars, but {' and '.join(folders[:MAX_NAMED])} {what}: {remedy}"
+            f"a list may name only tars and patterns of tars, but {' and '.join(folders[:MAX_NAMED])} {what}: {remedy}"
         )
 
 
@@ -109,9 +110,9 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
     if packed:
         lost = [tar.name for tar in packed if tar not in tars]
         raise FormatError(
-            f"{folder} holds {len(packed)} shards or indexes that shardio packed, such as {packed[0].name}, but no "
-            f"{MANIFEST_NAME}{f' and no {lost[0]}' if lost else ''}: a pack or a copy is unfinished. Wait for it, or "
-            "copy the rest; to read only the tars that are there, pass a list of them"
+            f"{folder} holds shards or indexes that shardio packed ({len(packed)}, such as {packed[0].name}), but no "
+            f"{MANIFEST_NAME}{f' and no {lost[0]}' if lost else ''}: a pack or a copy is unfinished. Wait until it "
+            "finishes, or copy the missing files. To read only the tars that exist, pass a list of them"
         )
 
 
@@ -126,11 +127,12 @@ def _expand(pattern: str | os.PathLike[str]) -> list[Location]:
 
 def _table_of_manifest(location: Location) -> ShardTable:
     if not location.exists():
-        raise FileNotFoundError(f"there is no manifest {location}")
+        raise FileNotFoundError(f"the manifest {location} does not exist")
     manifest = read_manifest(location)
     if twice := [name for name, count in Counter(shard.name for shard in manifest.shards).items() if count > 1]:
         raise FormatError(
-            f"the manifest {location} is damaged: it lists {twice[0]} twice, so its samples would come twice"
+            f"the manifest {location} is damaged: it lists {twice[0]} twice, so its samples would be delivered twice. "
+            "Download it or pack the dataset again"
         )
     _check_counts(manifest, location)
     tars = tuple(location.folder / shard.name for shard in manifest.shards)
@@ -140,36 +142,41 @@ def _table_of_manifest(location: Location) -> ShardTable:
 def _check_counts(manifest: Manifest, location: Location) -> None:
     """Raise FormatError if a manifest has more samples or bytes than its shards can have.
 
-    Only the largest shard's file is checked: opening a dataset must not take longer the more shards it has. What is
-    wrong with another one is found when it is first read.
+    Only the largest shard's file is checked, because the time to open a dataset must not depend on the number of its
+    shards. Defects of other shards are found when they are first read.
     """
     for shard in manifest.shards:
         if shard.num_samples > shard.num_bytes // BLOCK:
             raise FormatError(
                 f"the manifest {location} says that {shard.name} holds {shard.num_samples} samples in "
-                f"{shard.num_bytes} bytes, but each sample takes at least {BLOCK}. Pack the dataset again, or download "
-                "the manifest again"
+                f"{shard.num_bytes} bytes, but each sample takes at least {BLOCK} bytes. Download the manifest "
+                "or pack the dataset again"
             )
     if manifest.num_bytes > MAX_BYTES:
         raise FormatError(
-            f"the manifest {location} says that its shards have {manifest.num_bytes} bytes, more than {MAX_BYTES}"
+            f"the manifest {location} says that its shards have {manifest.num_bytes} bytes, more than {MAX_BYTES}. "
+            "Download it or pack the dataset again"
         )
     largest = max(manifest.shards, key=lambda shard: shard.num_bytes, default=None)
     tar = location.folder / (largest.name if largest else "")
     if largest and tar.exists() and (found := tar.stat().size) != largest.num_bytes:
         raise FormatError(
             f"the manifest {location} says that {tar} has {largest.num_bytes} bytes, but it has {found}: a copy may be "
-            "unfinished. Pack the dataset again, or download shards and manifest together"
+            "unfinished. Download both again or pack the dataset again"
         )
 
 
 def _table_of_tars(tars: list[Location]) -> ShardTable:
     named, tars = tars, [tar for tar in tars if not is_added_by_macos(tar.name)]
     if not tars:
-        raise FileNotFoundError(f"no tar is named, only files of macOS: {named[0]}" if named else "no tar is named")
+        raise FileNotFoundError(
+            f"{named[0]} is a file that macOS added, not a tar: pass a tar instead"
+            if named
+            else "the list of tars is empty"
+        )
     missing = [str(tar) for tar in tars if not tar.exists()]
     if missing:
-        raise FileNotFoundError(f"there is no such directory, manifest or tar: {', '.join(missing[:5])}")
+        raise FileNotFoundError(f"no such directory, manifest or tar: {', '.join(missing[:5])}")
     _refuse_same(tars)
     found = [find_or_make_index(tar) for tar in tars]
     _warn_of_skipped(len(named) - len(tars), sum(each.num_skipped for each in found))
@@ -193,12 +200,12 @@ def _make_table(
 
 
 def _refuse_same(tars: Sequence[Location]) -> None:
-    """Raise FormatError if two names lead to the same file."""
+    """Raise FormatError if two names refer to the same file."""
     seen = dict[str, Location]()
     for tar in tars:
         if (other := seen.setdefault(tar.stat().identity, tar)) is not tar:
             how = f"{tar} is named twice" if other == tar else f"{other} and {tar} are the same file"
-            raise FormatError(f"{how}, and each of its samples would come twice: name it once")
+            raise FormatError(f"{how}, so each of its samples would be delivered twice: name it once")
 
 
 def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> None:
@@ -208,8 +215,8 @@ def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> 
             groups[entry.digest].append(str(tar))
     if copies := [names for names in groups.values() if len(names) > 1]:
         message = (
-            f"{' and '.join(copies[0][:MAX_NAMED])} have equal contents, so each of their samples comes "
-            f"{len(copies[0])} times: leave the copies out unless you want that"
+            f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
+            f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
         )
         more = f" ({len(copies) - 1} more such groups)" if len(copies) > 1 else ""
         warnings.warn(message + more, RuntimeWarning, stacklevel=5)
@@ -219,8 +226,8 @@ def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
     if missing := find_gaps(names):
         named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
         message = (
-            f"the numbers of the tars in {folder} have gaps; {len(missing)} are missing: {named}. Check "
-            "whether a copy is unfinished"
+            f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({named}). Check whether a "
+            "copy is unfinished"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=5)
 
@@ -228,7 +235,6 @@ def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
 def _warn_of_skipped(num_tars: int, num_members: int) -> None:
     if num_tars or num_members:
         message = (
-            f"skipped {num_tars + num_members} files that macOS added (._* and .DS_Store): {num_members} in tars, and "
-            f"{num_tars} next to them"
+            f"skipped files that macOS added (._* and .DS_Store): {num_members} in tars, and {num_tars} next to them"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=5)

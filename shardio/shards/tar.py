@@ -1,9 +1,8 @@
-"""The tar layout: plain POSIX tars (IEEE Std 1003.1, "pax Interchange Format"), written and scanned.
+"""Write and scan plain POSIX tars (IEEE Std 1003.1, "pax Interchange Format").
 
-Each member is a header of whole 512-byte blocks, its content, and zeros up to the next block; two zero
-blocks end the file. Time, owner and mode are constants, so equal input gives equal bytes. A name that does
-not fit the plain header gets a pax header before it; the block right before the content is always the
-member's own plain header.
+Each member is a header of whole 512-byte blocks, its content, and zeros up to the next block. Two zero blocks end the
+file. Time, owner and mode are constants, so equal input gives equal bytes. If a name does not fit the plain header, a
+pax header precedes it. The block right before the content is always the member's own plain header.
 """
 
 from __future__ import annotations
@@ -24,25 +23,25 @@ BLOCK = 512
 """The size of a tar block in bytes."""
 
 END = bytes(2 * BLOCK)
-"""What ends a tar."""
+"""The end of a tar."""
 
 MAX_MEMBER = 2**31
-"""Bytes of a member at most. Samples are read whole, many at a time."""
+"""The maximum size of a member in bytes, because whole samples are read, many at a time."""
 
 TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
-"""How an error about a larger member ends."""
+"""The end of an error message about a larger member."""
 
 TAR_ERRORS = (tarfile.TarError, EOFError, ValueError)
-"""What tarfile raises for a damaged tar: ValueError where it reads digits."""
+"""The errors that tarfile raises for a damaged tar. ValueError is raised for invalid digits."""
 
 _WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
-"""Directories, and GNU tar's lists of a directory's files and labels of volumes: nothing is lost without them."""
+"""The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
 
 _LINKS = {
     tarfile.LNKTYPE: ("a hard link", "with tar --hard-dereference"),
     tarfile.SYMTYPE: ("a symbolic link", "with tar --dereference"),
 }
-"""The names of links, and how GNU tar writes the file that they lead to instead."""
+"""For each type of link, its name and the GNU tar option that stores the link's target instead."""
 
 
 def make_header(name: str, num_bytes: int) -> bytes:
@@ -54,12 +53,12 @@ def make_header(name: str, num_bytes: int) -> bytes:
 
 
 def make_padding(num_bytes: int) -> bytes:
-    """Return the zeros that fill the last block of a content of ``num_bytes``."""
+    """Return the zeros that fill the last block of a content of ``num_bytes`` bytes."""
     return bytes(-num_bytes % BLOCK)
 
 
 def size_in_tar(name: str, num_bytes: int) -> int:
-    """Return how many bytes a member takes in a tar: header, content and padding."""
+    """Return the size of a member in a tar, in bytes: header, content and padding."""
     fits_plain_header = name.isascii() and len(name) <= tarfile.LENGTH_NAME and num_bytes < 8**11
     header = BLOCK if fits_plain_header else len(make_header(name, num_bytes))
     return header + num_bytes + -num_bytes % BLOCK
@@ -99,7 +98,7 @@ def _read_size(header: bytes) -> int | None:
 
 
 def is_header(block: bytes) -> bool:
-    """Return whether a block is the header of a member, by its checksum."""
+    """Return whether a block is the header of a member, according to its checksum."""
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -108,13 +107,13 @@ def is_header(block: bytes) -> bool:
 
 
 def find_name(file: StoredFile, offset: int) -> str | None:
-    """Return the name of the member whose content starts at a byte, from all headers before it; None if none does."""
+    """Read all headers up to an offset and return the name of the member whose content starts there, or None."""
     try:
         for info in _read_headers(ForwardFile(file)):
             if info.offset_data >= offset:
                 return info.name if info.offset_data == offset else None
     except TAR_ERRORS:
-        pass  # What cannot be read as a tar has no member there.
+        pass  # A damaged tar has no member there.
     return None
 
 
@@ -127,7 +126,7 @@ def list_names(file: StoredFile) -> list[str]:
     try:
         return [info.name for info in _read_headers(ForwardFile(file))]
     except TAR_ERRORS as error:
-        raise FormatError(f"{file.location} is not a plain tar: {error}") from error
+        raise FormatError(f"{file.location} is not an uncompressed tar: {error}") from error
 
 
 def _read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
@@ -141,7 +140,7 @@ def _read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarMember:
-    """A regular file in a tar: its name, and its content's first byte, size and xxh3-64."""
+    """A regular file in a tar: its name, and its content's offset, size and xxh3-64."""
 
     name: str
     offset: int
@@ -150,10 +149,10 @@ class TarMember:
 
 
 class TarScan:
-    """Reads a tar from end to end, once, and hashes it on the way.
+    """Reads a whole tar once and hashes it.
 
     Attributes:
-        num_bytes: The bytes read so far: the tar's size after all members were read.
+        num_bytes: The number of bytes read so far: the tar's size after all members were read.
         digest: xxh3-128 of those bytes, in hexadecimal.
     """
 
@@ -167,10 +166,10 @@ class TarScan:
         return self._hash.hexdigest()
 
     def members(self) -> Iterator[TarMember]:
-        """Yield the regular files in their order. Only a piece of their contents is in memory at a time.
+        """Yield the regular files in tar order. Their contents are read piece by piece.
 
         Raises:
-            FormatError: If the file is not a plain tar, ends too early, or holds a member of more than
+            FormatError: If the file is not an uncompressed tar, is truncated, or holds a member of more than
                 :data:`MAX_MEMBER` bytes.
         """
         forward = ForwardFile(self._file, self._hash)
@@ -184,16 +183,16 @@ class TarScan:
                     self.num_bytes = forward.position
                     tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
             self._check_end(tar.offset)
-            forward.seek(forward.size)  # What follows the end belongs to the digest.
+            forward.seek(forward.size)  # The digest includes the bytes after the end.
         except TAR_ERRORS as error:
             raise FormatError(
-                f"{self._file.location} is not a whole plain tar: {error} (near byte {forward.position}). "
-                "A compressed tar must be decompressed first"
+                f"{self._file.location} is not a complete, uncompressed tar: {error} (near byte {forward.position}). "
+                "Decompress it, or download or create it again"
             ) from error
         self.num_bytes = forward.position
 
     def _read_member(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> TarMember:
-        """Return a member, after reading its content."""
+        """Read a member's content and return the member."""
         where = f"{self._file.location} holds {info.name} at byte {info.offset_data}"
         if info.issparse():
             raise FormatError(
@@ -203,7 +202,7 @@ class TarScan:
             raise FormatError(f"{where} without a name or a valid size: it is damaged. Download or create it again")
         if info.offset_data + info.size > file.size:
             raise FormatError(
-                f"{self._file.location} is not a whole plain tar: {info.name} at byte {info.offset_data} has "
+                f"{self._file.location} is not a complete tar: {info.name} at byte {info.offset_data} has "
                 f"{info.size} bytes, but the tar ends at byte {file.size}. Download or create it again"
             )
         if info.size > MAX_MEMBER:
@@ -229,21 +228,22 @@ class TarScan:
         )
 
     def _check_end(self, offset: int) -> None:
-        """Refuse a tar that continues with anything but its end mark and zeros.
+        """Refuse a tar in which anything but zeros follows the last member.
 
-        tarfile takes a damaged header for the end, and stops before a second tar that was appended.
+        tarfile mistakes a damaged header for the end, and ignores a second tar after the end of the first.
         """
         file = self._file
         start, position = min(offset, file.size), min(offset + BLOCK, file.size)
         if file.read(start, position) != bytes(BLOCK):
             raise FormatError(
-                f"{file.location} is not a whole plain tar: at byte {offset} there is neither a member nor the end"
+                f"{file.location} is not a complete tar: neither a member nor the end mark is at byte {offset}. "
+                "Download or create it again"
             )
         for piece in read_pieces(file, position):
             position += len(piece)
             if rest := bytes(piece).lstrip(b"\0"):
                 raise FormatError(
                     f"{file.location} continues after its end: byte {position - len(rest)} is not zero, as after "
-                    "cat a.tar b.tar, and samples there would be left out. Join tars by tar --concatenate, or "
-                    "extract it with tar --ignore-zeros and pack the files again"
+                    "cat a.tar b.tar, and the samples there would be left out. Join tars with tar --concatenate, or "
+                    "extract this one with tar --ignore-zeros and pack the files again"
                 )

@@ -1,4 +1,4 @@
-"""Writing a shard: first the tar, then its index."""
+"""Write a shard: first the tar, then its index."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shardio.storage import Location, Writer
 
 
 def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
-    """Write a tar with samples in their order, and its index next to it.
+    """Write samples to a tar in the given order, and write its index next to it.
 
-    Each of them appears whole or not at all; the index comes last.
+    Each file appears whole or not at all. The index is written last.
 
     Returns:
         The shard's entry for the manifest, and the names of its fields.
@@ -36,11 +36,11 @@ def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, t
 
 
 class _HashingWriter:
-    """Writes a file and hashes it on the way.
+    """Writes to a file and hashes what it writes.
 
     Attributes:
         position: The number of bytes written.
-        digest: Their xxh3-128.
+        digest: The xxh3-128 of these bytes.
     """
 
     def __init__(self, file: Writer) -> None:

@@ -1,4 +1,4 @@
-"""Where datasets lie: locations, the stores that hold them, and local files."""
+"""Dataset storage: locations, stores and local files."""
 
 from shardio.storage.local import read_and_stat, walk_files
 from shardio.storage.local_file import make_version

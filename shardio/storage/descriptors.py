@@ -1,4 +1,4 @@
-"""The process's descriptors for the files of datasets: one budget for all datasets."""
+"""File descriptors for dataset files, within one budget for the whole process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from contextlib import suppress
 from functools import cache
 
 MAX_DESCRIPTORS = 128
-"""Descriptors that are kept open at most."""
+"""The maximum number of descriptors to keep open."""
 
 LEFT_FOR_OTHERS = 4
-"""One part in this many of the process's limit is used: torch's workers, the user and other libraries need the rest."""
+"""The process's limit is divided by this number: torch's workers, the user and other libraries need the rest."""
 
 
 def descriptor_budget() -> int:
-    """Return how many descriptors may be kept open under the process's present limit."""
+    """Return the maximum number of descriptors to keep open under the process's current limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit.
@@ -29,12 +29,12 @@ def descriptor_budget() -> int:
 
 
 class Descriptor:
-    """An open descriptor. It is closed when nothing refers to it, so a read in flight keeps it open."""
+    """An open file descriptor. It closes when the last reference to it is gone, so a running read keeps it open."""
 
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY)
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # A pipe without a writer would block.
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
@@ -44,8 +44,9 @@ class Descriptor:
 class OpenFiles:
     """The open descriptors by their files' serial numbers, least recently used first.
 
-    There is no lock, because a forked child or a finalizer could find it taken: each step on the dictionary is atomic.
-    Threads that open files at the same time may exceed the budget by one descriptor each until the next file is opened.
+    There is no lock, because a forked child or a finalizer could find it held. Each dictionary operation is atomic.
+    Threads that open files at the same time may exceed the budget by one descriptor each, until the next file is
+    opened.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class OpenFiles:
         self.serials = itertools.count()
 
     def find(self, serial: int) -> Descriptor | None:
-        """Return a file's descriptor if it is open."""
+        """Return a file's descriptor, or None if it is not open."""
         descriptor = self._descriptors.get(serial)
         if descriptor is not None:
             with suppress(KeyError):  # Another thread has closed it.
@@ -61,14 +62,14 @@ class OpenFiles:
         return descriptor
 
     def open(self, serial: int, path: str) -> Descriptor:
-        """Open a file; close the least recently used ones if too many are open."""
+        """Open a file. Close the least recently used files if too many are open."""
         self._shrink(descriptor_budget() - 1)
         try:
             descriptor = Descriptor(path)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            self._shrink(0)  # The rest of the process has used up the limit: one must do.
+            self._shrink(0)  # The rest of the process has used up the limit: keep only this one.
             descriptor = Descriptor(path)
         self._descriptors[serial] = descriptor
         return descriptor

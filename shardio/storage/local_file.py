@@ -1,11 +1,11 @@
-"""An open local file: positioned reads through the process's budget of descriptors."""
+"""Positioned reads of a local file, within the process's descriptor budget."""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Sequence
-from stat import S_ISDIR
+from stat import S_ISDIR, S_ISREG
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,14 @@ from shardio.storage.store import FileStat, Location, ReplacedError
 
 
 class LocalFile:
-    """A local file for positioned reads. Safe to share between threads and across a fork.
+    """A local file that is open for positioned reads. It can be shared between threads and across a fork.
 
-    Its descriptor counts against the process's budget (:mod:`shardio.storage.descriptors`): it may be closed between
-    reads and opened again. Only then is the file compared with the one that was opened. Until then, a file that was
-    replaced is read as it was, and a file that is overwritten in place goes unnoticed.
+    Its descriptor counts against the process's budget (:mod:`shardio.storage.descriptors`), so it may be closed between
+    reads and reopened. Only reopening checks whether the file has changed. Until then, reads of a replaced file return
+    the old content, and a file that is overwritten in place goes unnoticed.
 
     Raises:
-        OSError: If the file cannot be opened, or is a directory.
+        OSError: If the file cannot be opened, or is not a regular file.
     """
 
     def __init__(self, location: Location) -> None:
@@ -32,10 +32,11 @@ class LocalFile:
         self._files = open_files()
         self._serial = next(self._files.serials)
         self._is_open = True
-        status = os.fstat(self._files.open(self._serial, key).number)
+        descriptor = self._files.open(self._serial, key)  # Held, because another thread may close it for the budget.
+        status = os.fstat(descriptor.number)
         try:
-            refuse_directory(key, status)
-        except IsADirectoryError:
+            refuse_other_kinds(key, status)
+        except OSError:
             self.close()
             raise
         found = stat_of(status)
@@ -44,7 +45,7 @@ class LocalFile:
     def read(self, start: int, stop: int) -> bytes:
         descriptor = self._find()
         content = os.pread(descriptor.number, stop - start, start)
-        while len(content) < stop - start:  # One read of Linux returns 2 GiB at most.
+        while len(content) < stop - start:  # A single read on Linux returns at most 2 GiB.
             more = os.pread(descriptor.number, stop - start - len(content), start + len(content))
             if not more:
                 raise self._truncated(descriptor, start, stop)
@@ -68,27 +69,28 @@ class LocalFile:
         self._files.close(self._serial)
 
     def _find(self) -> Descriptor:
-        """Return the open descriptor; open the file again if it was closed for the budget."""
+        """Return the descriptor. Reopen the file if its descriptor was closed to stay within the budget."""
         assert self._is_open, f"{self._key} is closed"
         return self._files.find(self._serial) or self._open_again()
 
     def _open_again(self) -> Descriptor:
         descriptor = self._files.open(self._serial, self._key)
         found = os.fstat(descriptor.number)
-        # Not the inode: some FUSE file systems change it while they run.
+        # The inode is not compared: some FUSE file systems change it while they are mounted.
         if (found.st_size, found.st_mtime_ns) != (self.size, self._mtime_ns):
             self._files.close(self._serial)
             raise ReplacedError(
-                f"{self._key} changed while it was in use: it had {self.size} bytes and modification time "
-                f"{self._mtime_ns} ns, now it has {found.st_size} and {found.st_mtime_ns}. Start again with the files "
-                "as they are now"
+                f"{self._key} changed while it was in use: expected {self.size} bytes and modification time "
+                f"{self._mtime_ns} ns, got {found.st_size} bytes and {found.st_mtime_ns} ns. Restart with the current "
+                "files"
             )
         return descriptor
 
     def _truncated(self, descriptor: Descriptor, start: int, stop: int) -> EOFError:
         size = os.fstat(descriptor.number).st_size
         return EOFError(
-            f"{self._key} ends at byte {size}, but bytes {start} to {stop} were requested: the file is truncated"
+            f"{self._key} ends at byte {size}, but bytes {start} to {stop} were requested: the file is truncated. "
+            "Restore it"
         )
 
     def __del__(self) -> None:
@@ -96,14 +98,16 @@ class LocalFile:
             self.close()
 
 
-def refuse_directory(key: str, status: os.stat_result) -> None:
-    """Raise IsADirectoryError if a path is that of a directory."""
+def refuse_other_kinds(key: str, status: os.stat_result) -> None:
+    """Raise IsADirectoryError for a directory, and FileNotFoundError for a pipe, a device or a socket."""
     if S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), key)
+    if not S_ISREG(status.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "Not a regular file", key)
 
 
 def stat_of(status: os.stat_result) -> FileStat:
-    """Return what a store says of a local file, from what the operating system says."""
+    """Convert the operating system's status of a file to a FileStat."""
     return FileStat(
         size=status.st_size,
         version=make_version(status.st_size, status.st_mtime_ns, status.st_ino),
@@ -112,5 +116,5 @@ def stat_of(status: os.stat_result) -> FileStat:
 
 
 def make_version(size: int, mtime_ns: int, inode: int) -> str:
-    """Return a local file's version."""
+    """Return a local file's version, as in :class:`FileStat`."""
     return f"{size}-{mtime_ns}-{inode}"

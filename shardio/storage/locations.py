@@ -1,4 +1,4 @@
-"""From the name that a user gives to a location: the only place that chooses a store."""
+"""Parse users' paths and URLs. This is the only module that chooses a store."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from shardio.storage.store import Location
 
 
 def parse_location(name: str | os.PathLike[str]) -> Location:
-    """Return the location that a path or URL names. It stays right when the working directory changes.
+    """Return the location that a path or URL names. It stays valid when the working directory changes.
 
     Raises:
-        FileNotFoundError: If it is a URL, or a relative path while there is no working directory.
-        ValueError: If it is empty, or holds a NUL.
+        FileNotFoundError: If the name is a URL, or a relative path while the working directory does not exist.
+        ValueError: If the name is empty or contains a NUL character.
     """
     path = make_path(name)
     if (url := find_url(name)) is not None and not path.exists():
-        raise FileNotFoundError(f"URLs are not read yet, got {url}: download the data first, then pass its directory")
+        raise FileNotFoundError(f"URLs are not supported yet, got {url}: download the data and pass its directory")
     return Location(store=LocalStore(), key=absolute_path(path).as_posix())

@@ -1,4 +1,4 @@
-"""Names as users give them: paths and URLs."""
+"""Paths and URLs as users write them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 import re
 from pathlib import Path
 
-# A Path has one of the two slashes. A single letter is a drive of Windows.
+# A Path keeps only one of a URL's two slashes. A single letter before the colon is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 
 
 def make_path(name: str | os.PathLike[str]) -> Path:
-    """Return the path of a file of this name. Under a locale without its letters, the name's bytes are its UTF-8.
+    """Return the path for a name. If the locale cannot encode the name, the path has its UTF-8 bytes.
 
     Raises:
-        ValueError: If the name is empty, which a Path takes for the working directory, or holds a NUL.
+        ValueError: If the name is empty, which a Path treats as the working directory, or contains a NUL character.
     """
     text = os.fspath(name)
     if not text:
-        raise ValueError("the path is empty: name a file or a directory, or '.' for the working directory")
+        raise ValueError("the path is empty: pass a file or a directory, or '.' for the working directory")
     if "\0" in text:
-        raise ValueError(f"the path {text!r} holds a NUL character, which no file has in its name")
+        raise ValueError(f"the path {text!r} contains a NUL character, which file names cannot contain")
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
@@ -29,14 +29,14 @@ def make_path(name: str | os.PathLike[str]) -> Path:
 
 
 def absolute_path(path: Path) -> Path:
-    """Return a path that stays right when the working directory changes or is removed.
+    """Return an absolute path, which stays valid when the working directory changes or is removed.
 
     Raises:
-        FileNotFoundError: If the path is relative, and there is no working directory.
+        FileNotFoundError: If the path is relative and the working directory does not exist.
     """
     if path.is_absolute():
         return path
-    # The operating system returns the working directory without links, so the names of its parents are right.
+    # The operating system resolves links in the working directory's path, so dropping its last part yields the parent.
     here, parts = Path.cwd(), path.parts
     while parts[:1] == ("..",):
         here, parts = here.parent, parts[1:]
@@ -44,7 +44,7 @@ def absolute_path(path: Path) -> Path:
 
 
 def find_url(name: str | os.PathLike[str]) -> str | None:
-    """Return the URL that a name is, even if it went through a Path; None for a path.
+    """Return a name's URL, even if the name passed through a Path. Return None if the name is a path.
 
     >>> find_url("s3:/bucket/images")
     's3://bucket/images'
@@ -55,5 +55,5 @@ def find_url(name: str | os.PathLike[str]) -> str | None:
 
 
 def read_as_utf8(name: str) -> str:
-    """Return what the bytes of a file's name mean in UTF-8: the same under all locales. Other bytes stay escaped."""
+    """Decode the bytes of a file's name as UTF-8, whatever the locale. Invalid bytes stay escaped."""
     return name if name.isascii() else os.fsencode(name).decode("utf-8", "surrogateescape")

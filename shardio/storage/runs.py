@@ -1,4 +1,4 @@
-"""Many small ranges of a local file by few reads: neighbours are read together."""
+"""Read many small ranges of a local file with few reads: neighbouring ranges are read together."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_GAP = 4096
-"""Bytes between two ranges that are read along with them: as much as another call would cost."""
+"""The largest gap, in bytes, to read along with its neighbours. Reading it costs as much as another call."""
 
 MAX_SMALL = 16 * 1024
-"""Bytes of a range that is read together with others: copying a larger one out costs more than a call of its own."""
+"""The largest range, in bytes, to read with others. Copying a larger one from a run costs more than a separate call."""
 
 MAX_RUN = 2**20
-"""Bytes of a run, about: a longer one would not stay in the processor's caches until it is taken apart."""
+"""The approximate limit of a run, in bytes. A longer run would leave the processor's caches before it is split."""
 
 
 def read_runs(read: Callable[[int, int], bytes], starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-    """Read many ranges of a file, neighbours together.
+    """Read many ranges of a file, neighbouring ranges together.
 
     Args:
-        read: Reads the bytes [start, stop).
+        read: A function that returns the bytes [start, stop).
         starts: int64 [n], where the ranges start, in any order.
         stops: int64 [n], where they stop.
 
@@ -33,7 +33,7 @@ def read_runs(read: Callable[[int, int], bytes], starts: NDArray[np.int64], stop
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], stops[order]
     firsts = _find_runs(starts, stops)
-    # Plain integers from here on: numpy's cost ten times as much at each use.
+    # Plain integers from here on: numpy's cost ten times as much per use.
     run_starts = starts[firsts].tolist()
     run_stops = np.maximum.reduceat(stops, firsts).tolist()
     lasts = [*firsts[1:].tolist(), len(starts)]

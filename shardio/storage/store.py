@@ -1,7 +1,7 @@
-"""What a storage backend implements, Store and StoredFile; and Location, which names an object of a store.
+"""The interface of storage backends, Store and StoredFile, and Location, which names an object in a store.
 
-A backend is a class that implements both protocols, a line in :func:`shardio.storage.locations.parse_location`, and a
-line in the conformance suite, ``tests/storage/conftest.py``.
+To add a backend, implement both protocols, and add a line to :func:`shardio.storage.locations.parse_location` and to
+the conformance suite, ``tests/storage/conftest.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardio.errors import FormatError
 
 
 class ReplacedError(FormatError):
-    """An object changed, or another one took its key, after it was opened."""
+    """An object was changed or replaced after it was opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class FileStat:
 
     Attributes:
         size: The object's size in bytes.
-        version: Differs when the content differs (an ETag, or size, time and inode). It may also change when the
-            content does not.
-        identity: Equal for all keys that lead to the same object, such as links.
+        version: Changes when the content changes (an ETag, or size, modification time and inode). It may also change
+            when the content does not.
+        identity: Equal for all keys of the same object, such as a file and links to it.
     """
 
     size: int
@@ -38,21 +38,21 @@ class FileStat:
 
 
 class Writer(Protocol):
-    """Where the content of a new object goes."""
+    """The destination of a new object's content."""
 
     def write(self, content: bytes, /) -> object:
         """Append to the content."""
 
 
 class StoredFile(Protocol):
-    """An object that is open for reading at any position. Threads share it, and so do processes after a fork.
+    """An object that is open for reading at any position. It can be shared between threads and across a fork.
 
-    All reads return the content that the object had when it was opened.
+    Reads return the content that the object had when it was opened, as far as the store can detect changes.
     """
 
     @property
     def location(self) -> Location:
-        """Where the object lies."""
+        """The object's location."""
 
     @property
     def size(self) -> int:
@@ -72,7 +72,7 @@ class StoredFile(Protocol):
         """
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        """Return many ranges, in as few requests as the store finds best.
+        """Return the contents of many ranges. The store may combine them into fewer requests.
 
         Args:
             starts: int64 [n], where the ranges start, in any order. Ranges may overlap.
@@ -83,30 +83,30 @@ class StoredFile(Protocol):
         """
 
     def read_into(self, starts: Sequence[int], buffers: Sequence[memoryview]) -> None:
-        """Fill each buffer with the bytes from its start on.
+        """Fill each buffer with the bytes that begin at its start position.
 
         Raises:
             The same errors as :meth:`read`. The buffers' contents are then undefined.
         """
 
     def close(self) -> None:
-        """Close the object; closing it again does nothing."""
+        """Close the object. Closing it again does nothing."""
 
 
 class Store(Protocol):
-    """A storage backend: objects by key. Keys are strings whose parts are separated by slashes.
+    """A storage backend, which stores objects by key. Keys are strings whose parts are separated by slashes.
 
-    A store is a frozen value: it can be compared, hashed and pickled to other processes. A folder is the start of keys
-    up to a slash; it need not be created. Methods that read an object raise FileNotFoundError if there is none
-    (NotADirectoryError if the key leads through another object), and IsADirectoryError if the key is a folder's.
+    A store is a frozen value that can be compared, hashed and pickled. A folder is a key prefix that ends before a
+    slash; it need not be created. Methods that read an object raise FileNotFoundError if it does not exist,
+    NotADirectoryError if a parent of the key is an object, and IsADirectoryError if the key names a folder.
     """
 
     @property
     def prefix(self) -> str:
-        """The text before a key in messages, such as ``s3://bucket/``."""
+        """The text that precedes a key in messages, such as ``s3://bucket/``."""
 
     def stat(self, key: str) -> FileStat:
-        """Return what is known about an object."""
+        """Return an object's size, version and identity."""
 
     def open(self, key: str) -> StoredFile:
         """Open an object."""
@@ -115,25 +115,25 @@ class Store(Protocol):
         """Return an object's content."""
 
     def is_folder(self, key: str) -> bool:
-        """Return whether a key is a folder's."""
+        """Return whether a key names a folder."""
 
     def list(self, key: str) -> list[str]:
-        """Return the names of the objects and folders directly in a folder, sorted. A slash ends a folder's name.
+        """Return the names of the objects and folders directly in a folder, sorted. Folder names end with a slash.
 
-        A folder that does not exist is empty.
+        The list is empty if the folder does not exist.
         """
 
     def walk(self, key: str) -> Iterator[str]:
-        """Yield the keys of all objects below a folder, in any order, except for names that start with a dot."""
+        """Yield the keys of all objects below a folder, in any order. Names that start with a dot are skipped."""
 
     def write_whole(self, key: str) -> AbstractContextManager[Writer]:
-        """Write an object, which appears whole when the block ends.
+        """Write an object atomically: it appears, complete, when the ``with`` block ends.
 
-        If the block raises, the store stays as it was.
+        If the block raises, the store is unchanged.
         """
 
     def remove(self, key: str) -> None:
-        """Remove an object; do nothing if there is none."""
+        """Remove an object if it exists."""
 
     def can_write(self, key: str) -> bool:
         """Return whether this process may write an object, as far as the store can tell without trying."""
@@ -144,7 +144,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where an object or a folder lies: a store and a key. Messages show its string.
+    """The location of an object or a folder: a store and a key. Messages show it as a string.
 
     >>> from shardio.storage import parse_location
     >>> folder = parse_location("/data/train")
@@ -162,7 +162,7 @@ class Location:
 
     @property
     def folder(self) -> Location:
-        """The folder that holds this location."""
+        """The folder that contains this location."""
         head, slash, _ = self.key.rpartition("/")
         return Location(store=self.store, key=head or slash)
 
@@ -173,7 +173,7 @@ class Location:
         return self.store.prefix + self.key
 
     def exists(self) -> bool:
-        """Return whether there is an object. A folder is not one."""
+        """Return whether the object exists. A folder is not an object."""
         try:
             self.stat()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -181,7 +181,7 @@ class Location:
         return True
 
     def stat(self) -> FileStat:
-        """Return what the store knows about the object: see :meth:`Store.stat`."""
+        """Return the object's size, version and identity: see :meth:`Store.stat`."""
         return self.store.stat(self.key)
 
     def open(self) -> StoredFile:
@@ -205,11 +205,11 @@ class Location:
         return self.store.walk(self.key)
 
     def write_whole(self) -> AbstractContextManager[Writer]:
-        """Write the object: see :meth:`Store.write_whole`."""
+        """Write the object atomically: see :meth:`Store.write_whole`."""
         return self.store.write_whole(self.key)
 
     def remove(self) -> None:
-        """Remove the object if there is one."""
+        """Remove the object if it exists."""
         self.store.remove(self.key)
 
     def can_write(self) -> bool:

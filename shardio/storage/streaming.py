@@ -1,4 +1,4 @@
-"""A file from end to end, in pieces."""
+"""Read a file in pieces."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from shardio.storage.store import StoredFile
 
 PIECE = 2**20
-"""Bytes of a piece: few requests, and little memory."""
+"""Bytes per piece, chosen for few requests and little memory."""
 
 
 def read_pieces(file: StoredFile, start: int = 0, num_bytes: int = PIECE) -> Iterator[memoryview]:
-    """Yield a file's content from a byte on, in pieces of ``num_bytes``. Each piece is overwritten by the next one.
+    """Yield a file's content from byte ``start`` on, in pieces of up to ``num_bytes``. Each piece overwrites the last.
 
     Raises:
         EOFError: If the file was truncated after it was opened.

@@ -1,6 +1,7 @@
-"""A small training driver: ``train(model, loader, TrainConfig(...))``, or ``TrainStep`` in a loop of your own.
+"""A small training driver: ``train(model, loader, config)``, or ``TrainStep`` in your own loop.
 
-Names are loaded on first use: the command line reads ``TrainConfig`` without loading torch.
+Names are loaded on first use, so that the command line can read ``TrainConfig`` without loading
+torch.
 """
 
 from __future__ import annotations

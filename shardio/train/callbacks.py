@@ -17,34 +17,37 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Do nothing: override the methods that you need. Every rank calls its callbacks, at the same places."""
+    """The base class of callbacks. Its methods do nothing: override those that you need.
+
+    Every rank calls its own callbacks, at the same points.
+    """
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return a module that computes with the model's weights. Called before ranks share gradients."""
+        """Return the model or a wrapper with its weights. Called before gradients are shared."""
         return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
-        """Start a new run (0 and 0), or resume one after this many complete epochs and this many steps."""
+        """Handle the start after this many complete epochs and steps: 0 and 0 in a new run."""
 
     def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
-        """Return the loss that a microbatch's gradients are computed from. Called outside of autocast."""
+        """Return the loss to compute a microbatch's gradients from. Called outside autocast."""
         return loss
 
     def on_batch(self, batch: Any) -> None:
-        """Receive a microbatch, on the device, after the model was trained on it."""
+        """Handle a microbatch, on the device, after the model was trained on it."""
 
     def on_log(self, record: StepRecord) -> None:
-        """Receive the figures of some steps."""
+        """Handle the metrics of the steps since the last call."""
 
     def on_epoch(self, result: EpochResult) -> None:
-        """Receive the figures of an epoch, before its checkpoint is written."""
+        """Handle the metrics of an epoch, before its checkpoint is written."""
 
     def on_end(self, results: list[EpochResult]) -> None:
-        """Receive the figures of all epochs at the end."""
+        """Handle the metrics of all epochs at the end of training."""
 
 
 class PrintEpochs(Callback):
-    """Print a line for each epoch, on rank 0. ``say`` replaces ``print``."""
+    """A callback that prints one line per epoch on rank 0. ``say`` replaces ``print``."""
 
     def __init__(self, say: Callable[[str], object] = print) -> None:
         self.say = say if find_world().rank == 0 else _say_nothing
@@ -62,7 +65,10 @@ def _say_nothing(text: str) -> None:
 
 
 class Compile(Callback):
-    """Compile the model with ``torch.compile(model, **options)``. Checkpoints are those of the uncompiled model."""
+    """A callback that compiles the model with ``torch.compile(model, **options)``.
+
+    Checkpoints hold the uncompiled model.
+    """
 
     # Module.compile would not compile containers such as Sequential.
 
@@ -74,10 +80,10 @@ class Compile(Callback):
 
 
 class GradientPenalty(Callback):
-    """Add ``weight`` times the norm of the loss's gradient to the loss, for a smoother loss.
+    """A callback that adds ``weight`` times the gradient's norm to the loss, to smooth it.
 
-    As in torch's "Automatic Mixed Precision examples": the gradient is computed from the scaled loss, so that fp16 does
-    not underflow, and unscaled before its norm is computed.
+    As in torch's "Automatic Mixed Precision examples", the gradient is computed from the scaled
+    loss, so that fp16 does not underflow, and unscaled before its norm is computed.
     """
 
     def __init__(self, weight: float) -> None:
@@ -87,15 +93,16 @@ class GradientPenalty(Callback):
         scale = step.scale
         gradients = torch.autograd.grad(loss * scale, step.parameters, create_graph=True, materialize_grads=True)
         squares = [(gradient / scale).pow(2).sum() for gradient in gradients]
-        # The root has no derivative at 0, where the loss is flat.
+        # The square root has no derivative at 0, where the loss is flat.
         return loss + self.weight * (torch.stack(squares).sum() + 1e-12).sqrt()
 
 
 class SizeHints(Callback):
-    """Warn once of layers and batches whose sizes leave a GPU's tensor cores idle.
+    """A callback that warns once about layer and batch sizes that leave a GPU's tensor cores idle.
 
-    NVIDIA, "Train With Mixed Precision", "Tensor Core shape constraints": sizes should be multiples of 8. The channels
-    of the images and the number of classes are given, so they do not count.
+    Sizes should be multiples of 8 (NVIDIA, "Train With Mixed Precision", "Tensor Core shape
+    constraints"). The image channels and the number of classes are exempt, because the task fixes
+    them.
     """
 
     def __init__(self) -> None:
@@ -119,5 +126,6 @@ class SizeHints(Callback):
         if odd:
             more = f", and {len(odd) - 5} more" if len(odd) > 5 else ""
             warnings.warn(
-                f"half precision is fastest where sizes are multiples of 8: {', '.join(odd[:5])}{more}", stacklevel=2
+                f"half precision is slower with sizes that are not multiples of 8: {', '.join(odd[:5])}{more}",
+                stacklevel=2,
             )

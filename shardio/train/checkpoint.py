@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to resume, in one file that is written whole or not at all."""
+"""Checkpoints: everything that a run needs to resume, in one file that is written atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardio.errors import FormatError
 from shardio.whole_writes import write_whole
 
 FORMAT = 1
-"""Increased when older files can no longer be read."""
+"""The version of the format. It increases when older files can no longer be read."""
 
 PARTS: dict[str, type] = {
     "config": dict,
@@ -32,10 +32,11 @@ LAST, BEST = "last.pt", "best.pt"
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write a state, which may contain tensors, numbers, strings, and containers of them.
+    """Write a state to a file. It may contain tensors, numbers, strings, and containers of these.
 
     Raises:
-        OSError: If it cannot be written, for example because the disk is full; the previous file is kept.
+        OSError: If the file cannot be written, for example because the disk is full. The previous
+            file is kept.
     """
     path = Path(path)
     try:
@@ -43,13 +44,13 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
             _save({"format": FORMAT, **state}, file)
     except OSError as error:
         what = error.strerror or error
-        message = f"{what}; the previous checkpoint is kept: free some space, and rerun the same command to resume"
+        message = f"{what}. Any previous checkpoint is kept: free some space, and rerun the same command to resume"
         raise OSError(error.errno, message, str(path)) from error
 
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    """Make torch write checksums, which loading compares, even if the user turned them off."""
+    """Make torch write checksums, which loading verifies, even if the user turned them off."""
     are_written = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(True)
     try:
@@ -59,7 +60,7 @@ def _checksums() -> Iterator[None]:
 
 
 def _save(state: dict[str, Any], file: BinaryIO) -> None:
-    """Save a state; raise the operating system's error, which torch replaces with one of its own."""
+    """Save a state. Raise the operating system's error, which torch hides in a RuntimeError."""
     failure: OSError | None = None
     try:
         torch.save(state, file)
@@ -72,16 +73,17 @@ def _save(state: dict[str, Any], file: BinaryIO) -> None:
 
 
 def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.device | None = "cpu") -> dict[str, Any]:
-    """Return the state that :func:`save_checkpoint` wrote. Nothing in the file is executed.
+    """Load the state that :func:`save_checkpoint` wrote. No code in the file is executed.
 
-    ``load_checkpoint("run/best.pt")["model"]`` is the ``state_dict`` of the model alone, without its wrappers.
+    ``load_checkpoint("run/best.pt")["model"]`` is the ``state_dict`` of the model without its
+    wrappers.
 
     Args:
         path: The file.
-        map_location: The device to load its tensors to.
+        map_location: The device to load tensors to.
 
     Raises:
-        FormatError: If it is not a checkpoint, is damaged, or has another format.
+        FormatError: If the file is not a checkpoint, is damaged, or has another format.
     """
     with Path(path).open("rb") as file:
         if not zipfile.is_zipfile(file):
@@ -90,33 +92,34 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
         _check_content(path)
         state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
         if not isinstance(state, dict):
-            raise TypeError(f"it contains a {type(state).__name__}, not a dict")
+            raise TypeError(f"the file contains a {type(state).__name__}, not a dict")
     except MemoryError:
         raise
-    except Exception as error:  # Readers raise errors of nearly every type for a damaged file.
+    except Exception as error:  # A damaged file may raise errors of nearly every type.
         raise FormatError(
-            f"{path} cannot be read as a checkpoint: {error}: use another one or start a new run"
+            f"{path} cannot be read as a checkpoint ({error}): use another one or start a new run"
         ) from error
     found = state.get("format")
     if type(found) is not int or found != FORMAT:
         raise FormatError(
-            f"{path} has format {found}, but this shardio reads format {FORMAT}: use another one or start a new run"
+            f"{path} has format {found}, but this version of shardio reads format {FORMAT}: use another one or "
+            "start a new run"
         )
     return state
 
 
 def _check_content(path: str | os.PathLike[str]) -> None:
-    """Compare all bytes with the file's checksums, which torch writes but does not check: a weight may be damaged."""
+    """Verify the file's checksums, which torch writes but does not verify."""
     with zipfile.ZipFile(path) as archive:
         if (name := archive.testzip()) is not None:
-            raise ValueError(f"its part {name} is damaged")
+            raise ValueError(f"the part {name} is damaged")
 
 
 def check_parts(state: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Raise FormatError if a run's state lacks a part, or a part has another type."""
+    """Raise FormatError if a run's state lacks a part or a part has the wrong type."""
     for name, kind in PARTS.items():
         if not isinstance(state.get(name), kind):
             raise FormatError(
-                f"{path} is not a checkpoint of a training run, or is damaged: its {name!r} has type "
-                f"{type(state.get(name)).__name__}, expected {kind.__name__}: use another one or start a new run"
+                f"{path} is not a checkpoint of a training run, or is damaged ({name!r} must be a {kind.__name__}, got "
+                f"{type(state.get(name)).__name__}): use another one or start a new run"
             )

@@ -16,44 +16,47 @@ OptimizerName = Literal["adamw", "adam", "sgd", "rmsprop"]
 ScheduleName = Literal["onecycle", "cosine", "cyclic", "step", "plateau", "constant"]
 
 MAY_CHANGE = ("epochs", "steps_per_epoch", "patience", "device", "directory", "resume", "log_every", "checkpoint_every")
-"""Settings that may differ when a run resumes. Other ``epochs`` change the plan of the learning rates from there on."""
+"""Settings that may differ when a run resumes. New ``epochs`` change later learning rates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The settings of a training run. ``shardio train`` makes its options from them, with these texts.
+    """The settings of a training run. ``shardio train`` takes options and help texts from here.
 
     Attributes:
         epochs: Number of epochs.
-        accumulate: Batches per optimiser step.
+        accumulate: Batches to accumulate for each optimiser step.
         lr: The highest learning rate.
-        optimizer: The optimiser, as in torch.optim.
+        optimizer: The optimiser, from torch.optim.
         weight_decay: Weight decay of the optimiser.
         momentum: Momentum of sgd and rmsprop.
-        schedule: How the learning rate changes: onecycle, cosine after a linear warm-up, cyclic (up and down), step (a
-            tenth after each period), plateau (a tenth after a period without improvement), or constant.
+        schedule: How the learning rate changes: onecycle, cosine after a linear warm-up, cyclic
+            (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
+            period without improvement), or constant.
         warmup: The share of all steps in which onecycle and cosine raise the learning rate.
-        period: Epochs per cycle of cyclic, between two cuts of step, or without improvement before a cut of plateau
-            (default: a third of the epochs).
-        steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length. An epoch is still what
-            the loader yields, and must be equally long on all ranks.
-        precision: bf16 and fp16 compute under autocast. fp16 needs CUDA, and uses a GradScaler.
-        clip_norm: The largest norm of all gradients together (default: no limit).
-        clip_value: The largest magnitude of each gradient (default: no limit).
+        period: A number of epochs: the length of a cycle (cyclic), the interval between cuts (step), or
+            the time without improvement before a cut (plateau) (default: a third of the epochs).
+        steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
+            It does not limit the epochs, which must be equally long on all ranks.
+        precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
+        clip_norm: Clip the gradients to this total norm (default: no clipping).
+        clip_value: Clip each gradient element to this magnitude (default: no clipping).
         patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if
             there is no validation (default: never).
-        channels_last: Keep images and weights in channels_last memory.
-        mean: The mean of each channel, in units of [0, 1]. Only uint8 images are normalised.
-        std: The standard deviation of each channel, in units of [0, 1].
+        channels_last: Use the channels_last memory format for images and weights.
+        mean: The mean of each channel, for pixels scaled to [0, 1]. Only uint8 images are normalised.
+        std: The standard deviation of each channel, for pixels scaled to [0, 1].
         checkpoint_every: Steps between checkpoints within an epoch (default: only at the end of each epoch).
-        log_every: Steps between lines of the log. Losses are read from the device, and checked, this often.
+        log_every: Steps between lines of the log. Losses are read from the device and checked this
+            often.
         seed: The seed of torch's, numpy's and Python's random numbers.
-        deterministic: Use only algorithms that always give the same bits.
-        device: Where to train, such as cuda or cpu (default: CUDA if available, else MPS, else the CPU).
+        deterministic: Use only deterministic algorithms, so that results are bitwise reproducible.
+        device: The device to train on, such as cuda or cpu (default: CUDA if available, else MPS,
+            else the CPU).
         directory: The directory for checkpoints, log and report. Without it, nothing is written.
         resume: Resume the run in the directory. If false, replace it.
-        data: Further numbers and strings, by name, that must not change when the run resumes. No name may be that of a
-            setting.
+        data: Other settings that must not change when the run resumes: numbers and strings, by
+            names that differ from those above.
     """
 
     epochs: int = 10
@@ -83,7 +86,7 @@ class TrainConfig:
     data: Mapping[str, float | str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Convert the settings to Python's own types, the only ones that a checkpoint can be read with; check them."""
+        """Check the settings, and convert them to built-in types, which checkpoints can hold."""
         for name in ("lr", "weight_decay", "momentum", "warmup", "period", "clip_norm", "clip_value"):
             self._set(name, None if (value := getattr(self, name)) is None else float(value))
         for name in ("mean", "std"):
@@ -110,11 +113,11 @@ class TrainConfig:
         if self.precision == "fp16" and device.type != "cuda":
             raise ValueError(f"precision 'fp16' needs CUDA, but the device is {device}: use 'bf16' or 'fp32'")
         if self.directory is not None and not os.fspath(self.directory):
-            raise ValueError("directory must not be empty: use '.' for the working directory")
+            raise ValueError("directory must not be empty: use '.' for the current directory")
         if self.directory is not None and (url := find_url(self.directory)) is not None:
             raise ValueError(f"directory must be local: checkpoints cannot be written to the URL {url}")
         if self.checkpoint_every is not None and self.directory is None:
-            raise ValueError("checkpoint_every needs a directory to write checkpoints into")
+            raise ValueError("checkpoint_every needs a directory to write checkpoints to")
 
     def shared_settings(self) -> dict[str, Any]:
         """Return the settings that must not change when the run resumes, by name."""
@@ -122,9 +125,9 @@ class TrainConfig:
         return {**named, **self.data}
 
     def find_differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """Describe each setting that differs from a checkpoint's. Older checkpoints may lack entries of ``data``."""
+        """Describe settings that differ from a checkpoint's, which may lack some of ``data``."""
         return [
-            f"{name} was {saved.get(name)!r}, is {value!r}"
+            f"{name} was {saved.get(name)!r} and is now {value!r}"
             for name, value in self.shared_settings().items()
             if saved.get(name) != value and (name in saved or name not in self.data)
         ]
@@ -134,7 +137,7 @@ class TrainConfig:
 
 
 def _check_data(data: Mapping[str, float | str]) -> dict[str, float | str]:
-    """Return a copy with Python's own types, the only ones that a checkpoint can be read with."""
+    """Return a copy with built-in types, which checkpoints can hold."""
     settings = {one.name for one in dataclasses.fields(TrainConfig)}
     for name in data:
         if not isinstance(name, str):

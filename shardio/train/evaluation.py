@@ -1,4 +1,4 @@
-"""The evaluation of a model: exact over all ranks, or a warning says that samples count twice."""
+"""The evaluation of a model over all ranks: exact, or with a warning that samples count twice."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from shardio.world import World
 
 
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
-    """Measure a model over the batches of all ranks, without changing it. Every rank must call this.
+    """Evaluate a model on the batches of all ranks. Every rank must call this.
 
-    The score is exact if the loader yields each sample once, or marks repeated samples by false in a last field of
-    booleans [N], as shardio's loaders do with ``remainder="mask"``. A RuntimeWarning says if samples repeat unmarked.
+    The model does not change. The score is exact if the loader yields each sample once, or marks
+    repeats with False in a last field, bool [N], as shardio's loaders do with
+    ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is issued.
 
     Args:
-        model: Maps images to outputs [N, classes], on the device.
-        loader: Batches that start with images and labels.
-        config: The precision, and how images are normalised.
+        model: A module on the device that maps images to outputs [N, classes].
+        loader: An iterable of batches that start with images and labels.
+        config: The settings: device, precision, and how images are normalised.
 
     Returns:
         The score over all ranks.
@@ -43,7 +44,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Sc
 
 
 def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) -> Score:
-    """Measure a model as :func:`evaluate` does, among ranks that have joined."""
+    """Evaluate a model as :func:`evaluate` does, on ranks that have already joined."""
     was_training = model.training
     model.eval()
     score = Score(batches.device)
@@ -60,7 +61,7 @@ def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) ->
         score = score.over_ranks()
     model.train(was_training)
     if not score.num_images:
-        raise ValueError("there is nothing to evaluate: the loader yielded no samples, or marked all as repeated")
+        raise ValueError("there is nothing to evaluate: the loader yielded no samples, or marked all as repeats")
     return score
 
 
@@ -73,7 +74,8 @@ def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the first two fields of a batch."""
     fields = batch if isinstance(batch, (tuple, list)) else ()
     if len(fields) < 2 or not all(isinstance(field, torch.Tensor) for field in fields[:2]):
-        found = f"{type(batch).__name__} of {', '.join(type(field).__name__ for field in fields) or 'something else'}"
+        names = ", ".join(type(field).__name__ for field in fields)
+        found = type(batch).__name__ + (f" of {names}" if names else "")
         raise TypeError(f"batches must start with a tensor of images and one of labels, got a {found}")
     return fields[0], fields[1]
 
@@ -82,9 +84,9 @@ def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
     """Warn, on rank 0, if a validation loader repeats samples without marks.
 
     Args:
-        loader: The loader, which may be wrapped in others such as DevicePrefetcher.
-        world: This rank.
-        stacklevel: The line that the warning names, as in ``warnings.warn``.
+        loader: The loader, which may be in wrappers such as DevicePrefetcher.
+        world: The rank and the world size.
+        stacklevel: The caller that the warning names, as in ``warnings.warn``.
     """
     if world.rank != 0:
         return
@@ -93,8 +95,8 @@ def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
     num_samples, num_ranks, padded_by = _find_padding(loader)
     if num_samples % num_ranks:
         warnings.warn(
-            f"the score on {num_samples} validation samples is not exact: so that all {num_ranks} ranks have equally "
-            f"many, {padded_by} repeats {-num_samples % num_ranks} of them, which count twice. Use "
+            f"the score on {num_samples} validation samples is not exact, because {padded_by} repeats "
+            f"{-num_samples % num_ranks} of them so that all {num_ranks} ranks have the same number. Use "
             "shardio.DataLoader, and pass remainder='mask' to the ShardDataset, or to sampler=EpochSampler(dataset, "
             "shuffle=False)",
             RuntimeWarning,
@@ -103,7 +105,7 @@ def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
 
 
 def _find_padding(loader: Any) -> tuple[int, int, str]:
-    """Return how many samples are padded to a multiple of how many ranks, and by what; 0 of 1 without padding."""
+    """Return the numbers of samples and ranks, and what pads; 0, 1 and "" without padding."""
     dataset: Any = getattr(loader, "dataset", None)
     sampler: Any = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):  # EpochSampler is one.

@@ -17,9 +17,10 @@ LOG = "log.jsonl"
 
 
 class JsonLog(Callback):
-    """Write ``log.jsonl``: each line is a JSON object, a StepRecord (kind ``steps``) or an EpochResult (``epoch``).
+    """A callback that writes ``log.jsonl``.
 
-    A resumed run first removes the lines of the steps that it repeats.
+    Each line is a JSON object: a StepRecord (kind ``steps``) or an EpochResult (kind ``epoch``). A
+    resumed run first removes the lines of the steps that it repeats.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -46,7 +47,7 @@ class JsonLog(Callback):
 
 
 class TensorBoardLog(Callback):
-    """Write the same figures for TensorBoard."""
+    """A callback that writes the same metrics for TensorBoard."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -74,10 +75,10 @@ class TensorBoardLog(Callback):
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log, except lines that were half-written when a process or a machine stopped.
+    """Yield the lines of a log, without lines that were cut off while being written.
 
     Raises:
-        StateError: If a line is not one that a training run writes.
+        StateError: If a line was not written by a training run.
     """
     if not path.exists():
         return
@@ -92,8 +93,8 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
             and all(type(line.get(name)) is int for name in ("epoch", "step"))
         ):
             raise StateError(
-                f"{path} is not the log of a training run: line {number} lacks the kind, epoch or step that shardio "
-                "writes: move it away, or use another directory"
+                f"{path} is not the log of a training run, because line {number} lacks 'kind', 'epoch' or 'step': move "
+                "the file, or use another directory"
             )
         yield line
 

@@ -38,28 +38,32 @@ def train(
 ) -> list[EpochResult]:
     """Train a classifier.
 
-    Under torchrun, ranks share their gradients, and the loader gives each rank its own part of the data. With a
-    ``directory``, the same call resumes an interrupted run, on any number of ranks. The resumed run equals an
-    uninterrupted one, with two limits: transforms of your own that use torch's, numpy's or Python's generators draw
-    other numbers (shardio's do not), and on CUDA only ``deterministic`` repeats every bit.
+    Under torchrun, ranks average their gradients, and the loader gives each rank its own part of
+    the data. With a ``directory``, the same call resumes an interrupted run, on any number of
+    ranks. On the same number of ranks, the resumed run equals an uninterrupted one, with two
+    exceptions. Your own transforms that use the generators of torch, numpy or Python draw
+    different numbers (shardio's do not). On CUDA, results are bitwise equal only with
+    ``deterministic``. On another number of ranks, each sample is still used once per epoch.
 
     Args:
-        model: Maps images float [N, C, H, W] to outputs [N, classes]. It is moved to the device and changed.
-        loader: Batches that start with images [N, …] and integer labels [N]. Images uint8 [N, C, H, W] are normalised.
+        model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved
+            to the device and trained in place.
+        loader: An iterable of batches that start with images [N, …] and integer labels [N]. Images
+            that are uint8 [N, C, H, W] are normalised.
         config: The settings.
         val_loader: Batches to evaluate the model on after each epoch, as :func:`evaluate` does.
         callbacks: Additions to the loop.
 
     Returns:
-        The figures of each epoch.
+        The metrics of each epoch.
 
     Raises:
         NonFiniteLossError: If the loss is NaN or infinite.
         StateError: If the directory contains a run with other settings, another model or other data, a run without its
             last checkpoint, or another tool's log.
         FormatError: If the checkpoint cannot be read.
-        OSError: If a checkpoint cannot be written; the previous one is kept.
-        BusyError: If another run writes into the directory.
+        OSError: If a checkpoint cannot be written. The previous one is kept.
+        BusyError: If another run writes to the directory.
     """
     if val_loader is not None:
         warn_of_other_classes(loader, val_loader)
@@ -85,10 +89,10 @@ def _train(
     callbacks: Sequence[Callback],
     world: World,
 ) -> list[EpochResult]:
-    """Train on this rank. On return, everything that refers to other ranks is freed, before the rank leaves them."""
+    """Train on this rank. On return, everything that refers to other ranks is freed."""
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = _make_run(model, batches, config, callbacks, world)
-    network = unwrap(run.step.model)  # Ranks need not validate in step.
+    network = unwrap(run.step.model)  # Ranks may have different numbers of validation batches.
     run.start()
     for epoch in run.epochs():
         model.train()
@@ -106,7 +110,7 @@ def _train(
 def _make_run(
     model: nn.Module, batches: DevicePrefetcher, config: TrainConfig, callbacks: Sequence[Callback], world: World
 ) -> TrainRun:
-    """Move the model to its device, and connect it with the other ranks'; return the run."""
+    """Return the run, with its model moved to the device and connected to the other ranks."""
     layout = torch.channels_last if config.channels_last else torch.preserve_format
     model.to(batches.device, memory_format=layout)  # type: ignore[call-overload]  # torch's stubs lack it
     wrapped = model
@@ -155,6 +159,7 @@ def count_steps(loader: Any, config: TrainConfig) -> int:
         ) from error
     if len(set(num_batches)) > 1:
         raise ValueError(
-            f"ranks must have equally many batches, got {num_batches}: use remainder='pad' or 'drop' in the loader"
+            f"all ranks must have the same number of batches, got {num_batches}: use remainder='pad' or 'drop' in the "
+            "dataset"
         )
     return max(-(-num_batches[0] // config.accumulate), 1)

@@ -1,4 +1,4 @@
-"""Memory in use."""
+"""Measurement of memory use."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ class MemoryUse(NamedTuple):
     """Memory in use, in bytes.
 
     Attributes:
-        allocated: What tensors take on a GPU; elsewhere this process's resident set.
-        reserved: What torch has taken from a GPU, for tensors or not; elsewhere the process's address space.
+        allocated: The memory of tensors on a GPU; on the CPU, this process's resident set.
+        reserved: The memory that torch has reserved on a GPU; on the CPU, this process's address
+            space.
     """
 
     allocated: int
@@ -24,7 +25,7 @@ class MemoryUse(NamedTuple):
 
 
 def measure_memory(device: torch.device) -> MemoryUse | None:
-    """Return the memory in use; None where the operating system does not say."""
+    """Return the memory in use; None if the operating system does not report it."""
     if device.type == "cuda":
         return MemoryUse(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
     if device.type == "mps":
@@ -40,7 +41,7 @@ def measure_memory(device: torch.device) -> MemoryUse | None:
 def memory_difference(
     name: str, device: torch.device | str = "cpu", say: Callable[[str], object] = print
 ) -> Iterator[None]:
-    """Print by how much the memory in use grows, or shrinks, within a block.
+    """Print the change in memory use within a block.
 
     >>> with memory_difference("a large tensor"):  # doctest: +SKIP
     ...     tensor = torch.ones(2**24)

@@ -1,4 +1,4 @@
-"""Meters: what a training run measures."""
+"""Meters: the measurements of a training run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from shardio.train.ranks import gather, sum_over_ranks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """A line of the log: the figures of the steps since the line before.
+    """A line of the log: the metrics of the steps since the previous line.
 
     Attributes:
         step: Steps so far, taken and skipped.
         epoch: The epoch, from 0.
-        loss: The mean loss of a sample, over all ranks.
+        loss: The mean loss per sample, over all ranks.
         lr: The learning rate of the last step.
-        scale: The factor of the loss in fp16; 1 otherwise.
+        scale: The factor by which fp16 scales the loss; 1 otherwise.
         num_skipped: Steps skipped so far, because a gradient was not finite.
-        images_per_s: Images per second, of all ranks together.
+        images_per_s: Images per second, over all ranks.
         step_s: The mean duration of a step in seconds.
-        data_wait_share: The share of the time for which this rank waited for the loader.
-        memory_allocated: Bytes, see :class:`shardio.train.memory.MemoryUse`; None if unknown.
-        memory_reserved: Bytes, see :class:`shardio.train.memory.MemoryUse`; None if unknown.
+        data_wait_share: The share of the time that this rank spent waiting for the loader.
+        memory_allocated: Bytes; see :class:`shardio.train.memory.MemoryUse`. None if unknown.
+        memory_reserved: Bytes; see :class:`shardio.train.memory.MemoryUse`. None if unknown.
     """
 
     step: int
@@ -47,20 +47,22 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochResult:
-    """The figures of an epoch, over all ranks.
+    """The metrics of an epoch, over all ranks.
 
     Attributes:
         epoch: The epoch, from 0.
-        step: Steps by its end, taken and skipped.
-        loss: The mean training loss of a sample.
-        accuracy: The share of training samples classified correctly, while the model was learning.
-        val_loss: The mean loss of a validation sample, or None.
-        val_accuracy: The share of validation samples classified correctly, or None.
+        step: The number of steps from the start of the run to the end of the epoch, including skipped ones.
+        loss: The mean training loss per sample.
+        accuracy: The share of training samples classified correctly during training.
+        val_loss: The mean loss per validation sample; None without validation.
+        val_accuracy: The share of validation samples classified correctly; None without
+            validation.
         num_images: Images trained on.
         train_s: The duration of the training in seconds.
-        data_wait_s: The part of it for which this rank waited for the loader.
+        data_wait_s: The part of ``train_s`` that this rank spent waiting for the loader.
         lr: The learning rate of the last step.
-        is_best: Whether no earlier epoch had a loss as low. The loss is that of validation, if there is any.
+        is_best: Whether the validation loss, or the training loss without validation, is the
+            lowest so far.
     """
 
     epoch: int
@@ -85,11 +87,11 @@ class EpochResult:
 
     @property
     def judged_by(self) -> float:
-        """The loss by which epochs are compared."""
+        """The loss that epochs are compared by."""
         return self.loss if self.val_loss is None else self.val_loss
 
     def describe(self) -> str:
-        """Return the figures as a line of text."""
+        """Return the metrics as a line of text."""
         validation = (
             "" if self.val_loss is None else f"val loss {self.val_loss:.3f}  val accuracy {self.val_accuracy:.1%}  "
         )
@@ -100,7 +102,7 @@ class EpochResult:
 
 
 class Score:
-    """Sum losses and correct answers on the device, without waiting for it before a figure is read."""
+    """The sums of losses and correct predictions, on the device. Only reading a property waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         # MPS has no float64.
@@ -109,41 +111,41 @@ class Score:
     def add(
         self, losses: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor | None = None
     ) -> None:
-        """Count samples by their losses [N], outputs [N, classes] and labels [N], where ``valid`` [N] is true."""
+        """Add losses [N], outputs [N, classes] and labels [N], where ``valid`` [N] is True."""
         valid = torch.ones_like(labels, dtype=torch.bool) if valid is None else valid
         correct = (outputs.argmax(1) == labels) & valid
         loss = losses.to(self.sums).masked_fill(~valid.to(self.sums.device), 0).sum()
         self.sums += torch.stack([loss, correct.sum().to(self.sums), valid.sum().to(self.sums)])
 
     def over_ranks(self) -> Score:
-        """Return the score of all ranks together."""
+        """Return the score over all ranks."""
         score = Score(self.sums.device)
         score.sums = sum_over_ranks(self.sums)
         return score
 
     @property
     def num_images(self) -> int:
-        """The number of samples counted."""
+        """The number of samples."""
         return int(self.sums[2].item())
 
     @property
     def loss(self) -> float:
-        """The mean loss of a sample."""
+        """The mean loss per sample."""
         return self.sums[0].item() / max(self.num_images, 1)
 
     @property
     def accuracy(self) -> float:
-        """The share of correct answers."""
+        """The share of correct predictions."""
         return self.sums[1].item() / max(self.num_images, 1)
 
 
 class LogInterval:
-    """Measure the time since the last line of the log.
+    """The time since the last line of the log.
 
     Attributes:
-        start: When the interval began, by ``time.perf_counter``.
+        start: The start of the interval, from ``time.perf_counter``.
         wait_s: Seconds spent waiting for batches.
-        num_steps: Steps since then.
+        num_steps: Steps in the interval.
     """
 
     def __init__(self) -> None:
@@ -173,20 +175,21 @@ class _PendingLoss:
 
 
 class PendingLosses:
-    """Collect the losses of microbatches on the device, to read them all at once: each reading waits for the device."""
+    """The losses of microbatches, on the device. They are read together, as reading waits."""
 
     def __init__(self) -> None:
         self._pending: list[_PendingLoss] = []
 
     def add(self, loss: torch.Tensor, batch: Any, step: int) -> None:
-        """Add the mean loss of a batch's samples, of this step."""
+        """Add the mean loss of a microbatch of this step."""
         self._pending.append(_PendingLoss(loss=loss, num_samples=len(batch[1]), step=step, keys=_find_keys(batch)))
 
     def read(self) -> tuple[float, int]:
-        """Return the mean loss of a sample over all ranks, and the number of their samples; remove them.
+        """Return the mean loss and the number of samples, over all ranks, and clear the losses.
 
         Raises:
-            NonFiniteLossError: If a loss is not finite. The message names its step and its samples.
+            NonFiniteLossError: If a loss is not finite. The message names the step and its
+                samples.
         """
         pending, self._pending = self._pending, []
         losses = [one.loss.float() for one in pending]
@@ -199,7 +202,10 @@ class PendingLosses:
 
 
 def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) -> NonFiniteLossError:
-    """Return the error of the first loss of all ranks that is not finite: it spoils the later ones of other ranks."""
+    """Return the error for the first loss on any rank that is not finite.
+
+    It also makes later losses on other ranks NaN.
+    """
     own = next(
         ((one.step, value, one.keys) for one, value in zip(pending, values, strict=True) if not math.isfinite(value)),
         None,
@@ -208,15 +214,15 @@ def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) 
     (step, value, keys), rank = min(found, key=lambda one: one[0][0])
     where = f" on rank {rank}" if len(found) > 1 or rank else ""
     if keys is None:
-        samples = "its samples are unknown, because batches have no keys (field 'key' of shardio's datasets)"
+        samples = "samples unknown: add 'key' to the fields of shardio's dataset to name them"
     else:
         more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""
-        samples = f"in a batch of the samples {', '.join(keys[:20])}{more}"
-    return NonFiniteLossError(f"the loss of step {step}{where} is {value}, {samples}", step=step, keys=keys)
+        samples = f"samples: {', '.join(keys[:20])}{more}"
+    return NonFiniteLossError(f"the loss of step {step}{where} is {value} ({samples})", step=step, keys=keys)
 
 
 def _find_keys(batch: Any) -> Sequence[str] | None:
-    """Return the keys of a batch's samples, if one of its later fields holds them."""
+    """Return the keys of a batch's samples; None if no field after the labels holds them."""
     for field in batch[2:]:
         if isinstance(field, (list, tuple)) and field and all(isinstance(value, str) for value in field):
             return field

@@ -21,7 +21,7 @@ SEVERAL_OUTPUTS = ("googlenet", "inception_v3")
 
 
 def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool = False) -> nn.Module:
-    """Make a model by its name.
+    """Make a model by name.
 
     ======================================  ======================================================================
     ``small``                               :func:`small_resnet`
@@ -31,25 +31,29 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     ``path/to/file.py:function``
     ======================================  ======================================================================
 
-    Pretrained weights keep their head if it has ``num_classes`` outputs, and get a new one otherwise. Models of timm
-    and torchvision that need a fixed image size are made for ``image_size``, those of torchvision only without
-    pretrained weights.
+    A pretrained model keeps its head if the head has ``num_classes`` outputs, and gets a new one
+    otherwise. Models of timm and torchvision that need a fixed image size are made for
+    ``image_size``. With pretrained weights, those of torchvision accept only the size that they
+    were trained on.
 
-    Your own function is called with keyword arguments: with ``num_classes`` if it has a parameter of that name or
-    takes ``**kwargs``; with ``image_size`` and ``pretrained`` if it has parameters of these names. It may return a
-    scripted or a compiled model.
+    Your own function is called with those of the keyword arguments ``num_classes``, ``image_size``
+    and ``pretrained`` that it has parameters for. With ``**kwargs``, it also gets
+    ``num_classes``. It may return a scripted or a compiled model.
 
     Args:
         name: A name from the table.
         num_classes: The number of outputs.
-        image_size: The side of the square images in pixels.
-        pretrained: Whether to start with the library's weights, which are downloaded if they are not in its cache.
+        image_size: The side of the square images, in pixels.
+        pretrained: Whether to start with the library's weights, which are downloaded if they are
+            not cached.
 
     Returns:
-        A model from images float [N, 3, ``image_size``, ``image_size``] to outputs [N, ``num_classes``].
+        A model that maps images, float [N, 3, ``image_size``, ``image_size``], to outputs
+        [N, ``num_classes``].
 
     Raises:
-        ValueError: If there is no such model, its library is not installed, or it has no pretrained weights.
+        ValueError: If the model does not exist, its library is not installed, or it has no
+            pretrained weights.
         TypeError: If your function does not return a model.
         OSError: If pretrained weights cannot be downloaded.
     """
@@ -66,8 +70,10 @@ def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Seque
 
     Args:
         num_classes: The number of outputs.
-        image_size: The side of the square images in pixels. Blocks halve the image until it is 4 to 8 wide.
-        width: Channels after the stem, which each block doubles, up to 8 times this number.
+        image_size: The side of the square images, in pixels. Blocks halve images until they are 4
+            to 8 pixels wide.
+        width: The number of channels after the stem. Each block doubles it, up to 8 times
+            ``width``.
     """
     num_blocks = min(max(image_size.bit_length() - 4, 1), 5)
     stem = nn.Sequential(nn.Conv2d(3, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
@@ -77,7 +83,7 @@ def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Seque
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut; ``stride`` 2 halves the image."""
+    """Two 3x3 convolutions and a shortcut. ``stride`` 2 halves the image."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -98,7 +104,7 @@ class ResidualBlock(nn.Module):
 
 def _make_small(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
     if name:
-        raise ValueError(f"there is only one small model, got 'small:{name}': use small")
+        raise ValueError(f"there is only one small model, got 'small:{name}': use 'small'")
     if pretrained:
         raise ValueError("there are no pretrained weights for 'small': train it from scratch, or use another model")
     return small_resnet(num_classes, image_size)
@@ -109,9 +115,9 @@ def _make_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
     _check_known(name, models.list_models(module=models), "torchvision")
     if name in SEVERAL_OUTPUTS:
         raise ValueError(
-            f"torchvision:{name} returns several outputs in training, but one is needed: use another model"
+            f"torchvision:{name} returns several outputs in training, but train() needs one: use another model"
         )
-    # Vision transformers learn a vector for each position in the image.
+    # Vision transformers learn an embedding for each position in the image.
     size = {"image_size": image_size} if name.startswith("vit_") else {}
     with _errors_name_the_model(f"torchvision:{name}", image_size, pretrained):
         if not pretrained:
@@ -123,10 +129,10 @@ def _make_torchvision(name: str, num_classes: int, image_size: int, pretrained: 
 
 
 def _fit_head(model: nn.Module, num_classes: int) -> None:
-    """Give a torchvision classifier a new head, unless its own has this number of outputs.
+    """Replace the head of a torchvision classifier, unless it has this number of outputs.
 
-    Families name their heads differently, but all add the head last, and modules are listed in the order in which they
-    were added. The head is the last Linear; in SqueezeNet, which has no Linear, it is the last convolution.
+    Model families name their heads differently, but all add the head last. It is the last Linear,
+    or the last convolution in SqueezeNet, which has no Linear.
     """
     path, head = [(path, m) for path, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1]
     if head.weight.shape[0] == num_classes:
@@ -140,7 +146,7 @@ def _fit_head(model: nn.Module, num_classes: int) -> None:
 
 def _make_timm(name: str, num_classes: int, image_size: int, pretrained: bool) -> nn.Module:
     timm = import_library("timm")
-    is_listed = ":" not in name  # Models such as hf-hub:… and local-dir:… bring their own settings.
+    is_listed = ":" not in name  # Models such as hf-hub:… and local-dir:… have their own settings.
     if is_listed:
         _check_known(name.partition(".")[0], timm.list_models(), "timm")
     with _errors_name_the_model(f"timm:{name}", image_size, pretrained):
@@ -158,7 +164,7 @@ def _make_own(name: str, num_classes: int, image_size: int, pretrained: bool) ->
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if pretrained and "pretrained" not in parameters:
-        raise ValueError(f"{name} has no pretrained weights: give the function a parameter 'pretrained'")
+        raise ValueError(f"{name} has no pretrained weights: add a parameter 'pretrained' to the function")
     offered = {"num_classes": num_classes, "image_size": image_size, "pretrained": pretrained}
     wanted = {key for key in offered if key in parameters} | ({"num_classes"} if takes_any else set())
     model = function(**{key: value for key, value in offered.items() if key in wanted})
@@ -172,20 +178,20 @@ _FACTORIES: dict[str, Callable[[str, int, int, bool], nn.Module]] = {
     "torchvision": _make_torchvision,
     "timm": _make_timm,
 }
-"""The function that makes models of a prefix. All other names are the user's own functions."""
+"""The functions that make models, by prefix. All other names are the user's own functions."""
 
 
 def _check_known(name: str, known: list[str], library: str) -> None:
-    """Raise ValueError unless a library has a model."""
+    """Raise ValueError if a library does not have a model."""
     if name not in known:
         near = get_close_matches(name, known)
-        remedy = f"did you mean {', '.join(near)}?" if near else f"see its documentation for the {len(known)} it has"
+        remedy = f"did you mean {', '.join(near)}?" if near else f"see its documentation for its {len(known)} models"
         raise ValueError(f"{library} has no classifier {name!r}: {remedy}")
 
 
 @contextmanager
 def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iterator[None]:
-    """Add the model and the remedy to the errors of its library."""
+    """Add the model and a remedy to the errors of its library."""
     try:
         yield
     except OSError as error:
@@ -213,15 +219,16 @@ def import_library(name: str) -> Any:
     except (ImportError, RuntimeError) as error:
         raise ValueError(
             f"--model {name}:… needs {name}, which cannot be imported with torch {torch.__version__} ({error}): "
-            "install builds of torch and torchvision that belong together"
+            "install builds of torch and torchvision that match"
         ) from error
 
 
 def _import_torchvision() -> None:
     """Import torchvision, even if its compiled part does not load.
 
-    A build with CUDA does not load it with a torch without CUDA. Only detection needs that part, and torchvision says
-    so if it is missing. But its import asks torch for two operators of that part; declaring them is enough.
+    A build of torchvision with CUDA cannot load that part with a torch without CUDA. Only
+    detection models need it, and torchvision reports when it is missing. Importing torchvision
+    only requires that two of its operators are declared.
     """
     try:
         importlib.import_module("torchvision")

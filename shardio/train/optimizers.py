@@ -13,11 +13,14 @@ OPTIMIZERS: dict[OptimizerName, tuple[type[torch.optim.Optimizer], tuple[str, ..
     "sgd": (torch.optim.SGD, ("lr", "weight_decay", "momentum")),
     "rmsprop": (torch.optim.RMSprop, ("lr", "weight_decay", "momentum")),
 }
-"""The class of each optimiser, and the settings that it takes."""
+"""The classes of the optimisers, and the settings that they take.
+
+To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
+"""
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return the optimiser of a model's parameters, except those that are frozen."""
+    """Return an optimiser of a model's parameters, without those that are frozen."""
     kind, settings = OPTIMIZERS[config.optimizer]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     return kind(weights, **{name: getattr(config, name) for name in settings})

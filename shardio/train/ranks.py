@@ -1,4 +1,4 @@
-"""What ranks exchange while they train. With one rank, nothing."""
+"""Communication between ranks during training. With one rank, there is none."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from shardio.world import World, find_local_rank, find_world
 Value = TypeVar("Value")
 
 _joins = itertools.count()
-"""Numbers the process groups of this process: under an earlier number, the store still has old addresses."""
+"""Numbers for process groups. The store still holds addresses under earlier numbers."""
 
 
 def use_device(name: str | None) -> torch.device:
-    """Return the device of this rank, and make it torch's current one: of several GPUs, each rank uses its own."""
+    """Return this rank's device, by default its own GPU, and make it torch's current one."""
     device = choose_device(name, num_ranks=find_world().world_size)
     if device.type == "cuda":
         if str(device) == "cuda":
             local_rank = find_local_rank()
-            # A launcher may show each rank only its own GPU. Without torchrun, the user's script has chosen.
+            # A launcher may show each rank only its own GPU. Without torchrun, the user's script has chosen one.
             own = torch.cuda.current_device() if local_rank is None else local_rank % torch.cuda.device_count()
             device = torch.device("cuda", own)
-        torch.cuda.set_device(device)  # NCCL, and all code that names no device, uses the current one.
+        torch.cuda.set_device(device)  # NCCL and code that names no device use the current one.
     return device
 
 
@@ -51,8 +51,8 @@ def joined_ranks(device: torch.device) -> Iterator[World]:
         world_size=world_size,
     )
     yield world
-    # After an error, the rank just ends: the launcher and the other ranks notice that, and nothing waits.
-    # The last owner of the group waits for its threads. Here that happens without the GIL, which they may need. If
+    # After an error, the rank just ends. The launcher and the other ranks notice that, and nothing waits.
+    # The last owner of the group waits for its threads. Here, it waits without the GIL, which they may need. If
     # DistributedDataParallel is the last owner, it deadlocks (pytorch/pytorch#154976), so collect it first.
     gc.collect()
     dist.destroy_process_group()
@@ -82,26 +82,26 @@ def share_gradients(model: nn.Module, device: torch.device, *, deterministic: bo
     return DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        # Otherwise gradients are regrouped after the first step, and the first step of a resumed run would add those
-        # of three ranks in another order.
+        # Otherwise, gradients are regrouped after the first step. With three or more ranks, the first step of a
+        # resumed run would then add them in another order.
         find_unused_parameters=deterministic,
     )
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model that :func:`share_gradients` was given."""
+    """Return the model without the wrapper of :func:`share_gradients`."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Give all ranks the buffers of rank 0, such as BatchNorm's statistics, which differ between ranks."""
+    """Copy rank 0's buffers, such as BatchNorm's statistics, to all ranks."""
     if dist.is_initialized():
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
 
 
 def gather(value: Value) -> list[Value]:
-    """Return the values of all ranks, by rank."""
+    """Return the values of all ranks, in rank order."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -110,12 +110,12 @@ def gather(value: Value) -> list[Value]:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of a few numbers over all ranks, on the CPU, added in the order of the ranks."""
+    """Return the sum of a small tensor over all ranks, on the CPU, added in rank order."""
     return torch.stack(gather(tensor.cpu())).sum(0)
 
 
 def on_rank_0(function: Callable[[], Value]) -> Value:
-    """Call a function on rank 0 only; return its result, or raise its error, on all ranks."""
+    """Call a function on rank 0 only. Return its result, or raise its error, on all ranks."""
     outcome: list[Value] | Exception = []
     if find_world().rank == 0:
         try:

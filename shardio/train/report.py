@@ -1,6 +1,7 @@
-"""The report of a run: a page with its curves and a table of its epochs. Also a picture of the learning rates.
+"""The report of a run: a page with plots and a table of epochs. Also a plot of the learning rates.
 
-Pictures need matplotlib (shardio's extra ``plot``). They are drawn without pyplot, whose state belongs to the user.
+Plots need matplotlib (shardio's extra ``plot``). They do not use pyplot, whose state belongs to
+the user.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE, PICTURE = "report.html", "report.png"
-MAX_MARKED = 16  # Of more epochs, only some are marked, so that their numbers do not overlap.
+MAX_MARKED = 16  # With more epochs, only some are marked, so that their numbers do not overlap.
 Points = list[tuple[int, float]]  # (step, value)
 
 PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
@@ -34,7 +35,7 @@ PANELS: dict[str, Callable[[StepRecord | EpochResult], float]] = {
     "learning rate": lambda figures: figures.lr,
     "time spent waiting for data [%]": lambda figures: 100 * figures.data_wait_share,
 }
-"""The panels of the picture, and the value that each shows."""
+"""The panels of the plot, and the value that each shows."""
 
 COLUMNS: dict[str, Callable[[EpochResult], str]] = {
     "epoch": lambda result: str(result.epoch),
@@ -55,7 +56,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "planned": {"color": "#f3c48b", "linewidth": 4.0},
     "taken": {"color": "#1b57a8", "linewidth": 1.2, "marker": ".", "markersize": 4},
 }
-"""The style of each curve, with markers because a single point makes no line."""
+"""The style of each curve. Markers show single points, which make no line."""
 
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1200px; margin: 2em auto }
@@ -67,7 +68,7 @@ th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }
 
 
 class HtmlReport(Callback):
-    """Write the report at the end, on rank 0. A new run first removes the report of an earlier one."""
+    """A callback that writes the report when training ends. New runs first remove an older one."""
 
     def __init__(self, directory: Path, config: TrainConfig | None = None) -> None:
         self.directory, self.config = directory, config
@@ -81,30 +82,31 @@ class HtmlReport(Callback):
 
 
 class RatePlot(Callback):
-    """Plot the planned and the actual learning rates at the end, on rank 0.
+    """A callback that plots planned and actual learning rates when training ends, on rank 0.
 
-    Each line of the log gives an actual rate (``log_every``), also from before the run was resumed. ``plateau`` has no
-    plan. Actual rates lag behind the plan by the steps that fp16 skipped, and depart from it where the number of ranks
-    changed, because epochs then have another number of steps.
+    Each line of the log gives an actual rate (``log_every``), including lines from before the run
+    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16
+    skipped. They also differ from the plan if the number of ranks changed, because that changes
+    the steps per epoch.
 
     Args:
-        path: The PNG file; its folder is created if it is missing.
+        path: The PNG file. Its directory is created if it is missing.
         config: The settings.
-        steps_per_epoch: Steps of a full epoch.
+        steps_per_epoch: Steps in a full epoch.
 
     Raises:
         ImportError: If matplotlib is missing.
     """
 
     def __init__(self, path: Path, config: TrainConfig, steps_per_epoch: int) -> None:
-        _make_figure(1, 1)  # Fail before the training, not after it.
+        _make_figure(1, 1)  # Fail before training, not after it.
         self.path, self.directory = path, config.directory
         self.planned = None if config.schedule == "plateau" else plan_rates(config, steps_per_epoch)
         self.taken: Points = []
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         records = [] if self.directory is None else read_figures(Path(self.directory))[0]
-        # The log may contain steps after the checkpoint, which are repeated.
+        # The log may contain steps after the checkpoint, which will be repeated.
         self.taken = [(record.step - 1, record.lr) for record in records if record.step <= num_steps]
 
     def on_log(self, record: StepRecord) -> None:
@@ -116,11 +118,11 @@ class RatePlot(Callback):
 
 
 def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
-    """Plot planned and actual learning rates into a PNG file.
+    """Plot planned and actual learning rates to a PNG file.
 
     Args:
-        path: The file; its folder is created if it is missing.
-        planned: Points (step, rate), where the first step is step 0; None without a plan.
+        path: The file. Its directory is created if it is missing.
+        planned: The planned rates, as points (step, rate) from step 0; None if there is no plan.
         taken: The actual rates, as points (step, rate).
 
     Raises:
@@ -134,22 +136,22 @@ def plot_rates(path: Path, planned: Points | None, taken: Points) -> None:
 
 
 def write_report(directory: Path, config: TrainConfig | None = None) -> Path | None:
-    """Write ``report.html``, a self-contained page, and its picture ``report.png``, from the log of a run.
+    """Write ``report.html``, a self-contained page, and its plot ``report.png`` from a run's log.
 
-    The report of an interrupted run shows what was logged. Without matplotlib, or without a line in the log, there is
-    no picture, and the page says so.
+    The report of an interrupted run shows what was logged. Without matplotlib or without lines in
+    the log, there is no plot, and the page says so.
 
     Args:
         directory: The run's directory.
-        config: The settings, to be shown on the page.
+        config: The settings to show on the page.
 
     Returns:
-        The page, or None if there is no log.
+        The path of the page; None if there is no log.
     """
     if not (directory / LOG).exists():
         return None
     records, results = read_figures(directory)
-    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older picture must not stay.
+    (directory / PICTURE).unlink(missing_ok=True)  # Without matplotlib, an older plot must not stay.
     with contextlib.suppress(ImportError):
         if records:
             _save(_draw_report(records, results), directory / PICTURE)
@@ -159,7 +161,7 @@ def write_report(directory: Path, config: TrainConfig | None = None) -> Path | N
 
 
 def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
-    """Return the figures in a run's log: of its steps, and of its epochs."""
+    """Return the step records and the epoch results in a run's log."""
     lines: dict[str, list[dict[str, Any]]] = {"steps": [], "epoch": []}
     for line in read_log(directory / LOG):
         lines[line.pop("kind")].append(line)
@@ -167,12 +169,12 @@ def read_figures(directory: Path) -> tuple[list[StepRecord], list[EpochResult]]:
 
 
 def make_curves(records: list[StepRecord], results: list[EpochResult]) -> dict[str, dict[str, Points]]:
-    """Return the curves of each panel by their names in ``LOOKS``. The value of an epoch lies at its last step."""
+    """Return the curves of each panel, by name. The value of an epoch is at its last step."""
     curves: dict[str, dict[str, Points]] = {}
     for label, value_of in PANELS.items():
         steps = [(record.step, value_of(record)) for record in records]
         curves[label] = {"steps": steps, "epochs": [(result.step, value_of(result)) for result in results]}
-    curves["learning rate"]["epochs"] = []  # They repeat those of the steps, and lines between them would be wrong.
+    curves["learning rate"]["epochs"] = []  # They repeat values of the steps, and lines between them would be wrong.
     curves["loss"]["validation"] = [(one.step, one.val_loss) for one in results if one.val_loss is not None]
     return curves
 
@@ -224,19 +226,19 @@ def _make_page(
     title, picture = f"Training run {directory.resolve().name}", directory / PICTURE
     num_steps = records[-1].step if records else 0
     best = max((result.epoch for result in results if result.is_best), default=None)
-    parts = [_element("h1", title), _element("p", f"{len(results)} complete epochs, {num_steps:,} steps.")]
+    parts = [_element("h1", title), _element("p", f"Complete epochs: {len(results)}. Steps: {num_steps:,}.")]
     if picture.exists():
         image = base64.b64encode(picture.read_bytes()).decode()
         parts.append(f'<img alt="Curves" src="data:image/png;base64,{image}">')
     else:
-        why = "Curves need matplotlib: pip install matplotlib." if records else "Nothing was logged."
+        why = "Plots need matplotlib: pip install matplotlib." if records else "Nothing was logged."
         parts.append(_element("p", why))
     if results:
         parts += ["<table>", f"<tr>{''.join(_element('th', name) for name in COLUMNS)}</tr>"]
         for result in results:
             cells = "".join(_element("td", cell(result)) for cell in COLUMNS.values())
             parts.append(f'<tr class="best">{cells}</tr>' if result.epoch == best else f"<tr>{cells}</tr>")
-        note = f"Best epoch: {best}. The wait for data is that of rank 0; all other figures are of all ranks."
+        note = f"Best epoch: {best}. The waiting time is that of rank 0. All other metrics are over all ranks."
         parts += ["</table>", _element("p", note)]
     if config is not None:
         parts.append(_element("p", f"Settings: {config}"))

@@ -1,4 +1,4 @@
-"""TrainRun: the progress of a training run, its figures, and how it is saved and resumed."""
+"""TrainRun: the progress of a training run and its metrics, which it saves and resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shardio.train.step import TrainStep
 from shardio.world import World
 
 FOR_LOADING, FOR_STEPS = 1, 2
-"""Purposes of random numbers. How many a loader draws when it starts workers must not change a step."""
+"""Purposes of random numbers. What a loader draws to start workers must not affect steps."""
 
 
 class TrainRun:
@@ -36,14 +36,14 @@ class TrainRun:
     Args:
         config: The settings.
         model: The model whose weights are trained and saved.
-        step: Takes the steps.
-        schedule: The learning rates.
+        step: The training step.
+        schedule: The schedule of the learning rates.
         batches: The training data.
-        world: This rank.
-        callbacks: Called at each event.
+        world: The rank and the world size.
+        callbacks: The callbacks of this rank.
 
     Attributes:
-        results: The figures of the finished epochs.
+        results: The metrics of the finished epochs.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class TrainRun:
         self._saved_step: int | None = None
 
     def start(self) -> None:
-        """Resume from the directory's last checkpoint; without one, start a new run."""
+        """Resume from the directory's last checkpoint. Without one, start a new run."""
         if self.config.checkpoint_every is not None and not self.batches.has_state:
             raise ValueError(
                 f"checkpoint_every={self.config.checkpoint_every} needs a loader with a state_dict, which "
-                f"{type(self.batches.loader).__name__} lacks: use shardio.DataLoader, or leave checkpoint_every out"
+                f"{type(self.batches.loader).__name__} lacks: use shardio.DataLoader, or omit checkpoint_every"
             )
         if self._directory is not None and prepare_directory(self._directory, self.config):
             self._load(load_checkpoint(self._directory / LAST), self._directory / LAST)
@@ -78,7 +78,7 @@ class TrainRun:
             callback.on_start(len(self.results), self.step.num_steps)
 
     def epochs(self) -> Iterator[int]:
-        """Yield the remaining epochs; stop early when ``patience`` runs out."""
+        """Yield the remaining epochs. Stop early when ``patience`` runs out."""
         while len(self.results) < self.config.epochs and not self._is_out_of_patience():
             yield len(self.results)
 
@@ -97,7 +97,7 @@ class TrainRun:
             yield batch
 
     def record(self, batch: Any, outputs: torch.Tensor, loss: torch.Tensor, *, ends_step: bool) -> None:
-        """Record a microbatch; if it ended a step, log and save when it is time."""
+        """Record a microbatch. If it ended a step, log and save at the configured intervals."""
         labels, num_steps = batch[1], self.step.num_steps
         self._score.add(loss.expand(len(labels)), outputs, labels)
         self._losses.add(loss, batch, num_steps if ends_step else num_steps + 1)
@@ -114,7 +114,7 @@ class TrainRun:
             self._save([LAST], is_within_epoch=True)
 
     def log(self) -> None:
-        """Read the losses since the last call, and pass the figures to the callbacks.
+        """Read the losses since the last call, and pass the metrics to the callbacks.
 
         Raises:
             NonFiniteLossError: If a loss is not finite.
@@ -124,7 +124,7 @@ class TrainRun:
         try:
             loss, num_images = self._losses.read()
         except NonFiniteLossError as error:
-            raise NonFiniteLossError(f"{error}; {self._remedy()}", step=error.step, keys=error.keys) from error
+            raise NonFiniteLossError(f"{error}. {self._remedy()}", step=error.step, keys=error.keys) from error
         elapsed_s, memory = time.perf_counter() - self._interval.start, measure_memory(self.step.device)
         record = StepRecord(
             step=self.step.num_steps,
@@ -146,10 +146,13 @@ class TrainRun:
             callback.on_log(record)
 
     def end_epoch(self, validation: Score | None) -> None:
-        """Summarise the epoch, given its score on validation data, and save."""
+        """Summarise the epoch, with its score on validation data, and save."""
         score = self._score.over_ranks()
         if not score.num_images:
-            raise ValueError(f"epoch {len(self.results)} had no batches: a loader must yield them in every epoch")
+            raise ValueError(
+                f"epoch {len(self.results)} had no batches: the loader must yield batches in every epoch, but an "
+                "iterator can be read only once"
+            )
         judged_by = (validation or score).loss
         before = [one.judged_by for one in self.results if (one.val_loss is None) == (validation is None)]
         result = EpochResult(
@@ -169,7 +172,7 @@ class TrainRun:
         self.schedule.end_epoch(judged_by)
         for callback in self.callbacks:
             callback.on_epoch(result)
-        # LAST is saved last: a run that is killed in between repeats the end of the epoch.
+        # LAST is saved last. A run that is killed in between repeats the end of the epoch.
         self._save([BEST, LAST] if result.is_best else [LAST], is_within_epoch=False)
 
     def _is_out_of_patience(self) -> bool:
@@ -178,10 +181,10 @@ class TrainRun:
 
     def _remedy(self) -> str:
         if self._saved_step is None:
-            return "there is no earlier checkpoint: start a new run with a lower learning rate"
+            return "There is no earlier checkpoint: start a new run with a lower learning rate"
         return (
-            f"the last checkpoint before it is {self._directory}/{LAST}, of step {self._saved_step}: resume from there "
-            "without those samples, or start a new run with a lower learning rate"
+            f"The last checkpoint before that is {self._directory}/{LAST}, of step {self._saved_step}: resume from it "
+            "without the samples of the failed step, or start a new run with a lower learning rate"
         )
 
     def _save(self, names: list[str], *, is_within_epoch: bool) -> None:
@@ -211,29 +214,30 @@ class TrainRun:
             save_checkpoint(self._directory / name, state)
 
     def _check_weights(self) -> None:
-        """Raise an error if weights are not finite: a loss may be finite and its gradient not."""
+        """Raise an error if weights are not finite. A finite loss may have a NaN gradient."""
         norms = torch.stack(torch._foreach_norm([weight.detach() for weight in self.step.parameters]))
         if not norms.isfinite().all():
             raise NonFiniteLossError(
-                f"weights are NaN or infinite after step {self.step.num_steps}, because a gradient was; "
+                f"weights are NaN or infinite after step {self.step.num_steps}, because a gradient was. "
                 f"{self._remedy()}",
                 step=self.step.num_steps,
             )
 
     def _load(self, state: dict[str, Any], path: Path) -> None:
-        """Resume from a checkpoint, whose memory is freed with the caller's last reference to it."""
+        """Resume from a checkpoint. Keep no reference to its weights, to free their memory."""
         check_parts(state, path)
         if differences := self.config.find_differences(state["config"]):
             raise StateError(
-                f"{path} is of a run with other settings: {'; '.join(differences)}: use the original settings or "
-                "another directory, or start a new run (resume=False, --fresh)"
+                f"{path} is from a run with other settings ({'; '.join(differences)}): use the original settings or "
+                "another directory, or start a new run with resume=False (--fresh)"
             )
         try:
             self.model.load_state_dict(state["model"])
             self.step.load_state_dict(state["step"])
         except (RuntimeError, ValueError) as error:  # ValueError: other weights are frozen.
             raise StateError(
-                f"{path} is of another model: use another directory, or start a new run: {error}"
+                f"{path} is from a run with another model: use that model or another directory, or start a new run "
+                f"with resume=False (--fresh). torch reports: {error}"
             ) from error
         self.results = [EpochResult(**result) for result in state["results"]]
         self._times, self._saved_step = state["times"], self.step.num_steps
@@ -242,9 +246,10 @@ class TrainRun:
         own = of_ranks[self.world.rank if is_same_world else 0]
         if not is_same_world and any(repr(rank["loader"]) != repr(own["loader"]) for rank in of_ranks):
             raise StateError(
-                f"{path} is of {len(of_ranks)} ranks and cannot be resumed on {self.world.world_size}, because each "
-                f"rank's {type(self.batches.loader).__name__} had a state of its own: use {len(of_ranks)} ranks, or "
-                "shardio.DataLoader, whose state is the same on all ranks"
+                f"{path} is from a run with a world size of {len(of_ranks)}, and cannot be resumed with "
+                f"{self.world.world_size}, because the state of its {type(self.batches.loader).__name__} differs "
+                f"between ranks: use a world size of {len(of_ranks)}. The state of shardio.DataLoader is the same on "
+                "all ranks"
             )
         if own["loader"] is not None and self.batches.has_state:
             self.batches.load_state_dict(own["loader"])

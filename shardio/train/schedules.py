@@ -1,8 +1,9 @@
-"""Learning rate schedules: each is a function of the share of the training that is done.
+"""Learning rate schedules: functions of the progress of training.
 
-A rate depends only on the step, so a run can resume anywhere, and its rates are known beforehand. They equal those of
-torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR`` after ``LinearLR``. Only ``plateau``, which
-is torch's ``ReduceLROnPlateau``, depends on the losses.
+A rate depends only on the step, so a run can resume anywhere, and its rates are known in advance.
+They equal those of torch's ``OneCycleLR``, ``CyclicLR``, ``StepLR``, and ``CosineAnnealingLR``
+after ``LinearLR``. Only ``plateau``, which is torch's ``ReduceLROnPlateau``, depends on the
+losses.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import torch
 from shardio.train.config import ScheduleName, TrainConfig
 
 FIRST, LAST = 1 / 25, 1 / 25e4
-"""The first and the last rate of onecycle, as shares of the highest: torch's ``div_factor``, ``final_div_factor``."""
+"""The first and last rates of onecycle, as shares of the highest.
+
+torch's ``OneCycleLR`` sets them by ``div_factor`` and ``final_div_factor``.
+"""
 
 LOWEST = 1 / 10
 """The lowest rate of cyclic, as a share of the highest."""
@@ -29,11 +33,11 @@ CUT = 1 / 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LrPlan:
-    """The length of a training run.
+    """The lengths that the learning rates of a run depend on.
 
     Attributes:
-        num_steps: Steps of all epochs.
-        steps_per_epoch: Steps of a full epoch.
+        num_steps: Steps in all epochs.
+        steps_per_epoch: Steps in a full epoch.
         warmup: The share of all steps in which the rate rises.
         period: Steps per cycle, or between two cuts.
     """
@@ -45,7 +49,7 @@ class LrPlan:
 
 
 def make_plan(config: TrainConfig, steps_per_epoch: int) -> LrPlan:
-    """Return the plan for epochs of this many steps."""
+    """Return the plan of a run, given the steps in a full epoch."""
     period = config.period if config.period is not None else config.epochs / 3
     return LrPlan(
         num_steps=config.epochs * steps_per_epoch,
@@ -56,7 +60,7 @@ def make_plan(config: TrainConfig, steps_per_epoch: int) -> LrPlan:
 
 
 def _one_cycle(step: int, plan: LrPlan) -> float:
-    """Smith and Topin, "Super-convergence", 2018: rise along a cosine, then fall to almost nothing."""
+    """Rise, then fall to almost 0, along cosines: Smith and Topin, "Super-convergence", 2018."""
     top, last = plan.warmup * plan.num_steps - 1, plan.num_steps - 1
     if step < top:
         return _along_cosine(FIRST, 1.0, step / top)
@@ -64,7 +68,7 @@ def _one_cycle(step: int, plan: LrPlan) -> float:
 
 
 def _cosine(step: int, plan: LrPlan) -> float:
-    """Loshchilov and Hutter, "SGDR", 2016, with a single period, after a linear warm-up."""
+    """Rise linearly, then fall along a cosine: Loshchilov and Hutter, "SGDR", 2016, one period."""
     num_warm = round(plan.warmup * plan.num_steps)
     if step < num_warm:
         return (step + 1) / (num_warm + 1)
@@ -72,7 +76,7 @@ def _cosine(step: int, plan: LrPlan) -> float:
 
 
 def _cyclic(step: int, plan: LrPlan) -> float:
-    """Smith, "Cyclical learning rates", 2015: a triangle that rises in the first half of each period."""
+    """Rise and fall linearly in each period: Smith, "Cyclical learning rates", 2015."""
     share = step / plan.period % 1
     return LOWEST + (1 - LOWEST) * (1 - abs(2 * share - 1))
 
@@ -97,7 +101,7 @@ FACTORS: dict[ScheduleName, Callable[[int, LrPlan], float]] = {
     "plateau": _constant,
     "constant": _constant,
 }
-"""The factor of the highest rate in a step; steps count from 0."""
+"""Functions of a step, counted from 0, that return the rate as a share of the highest."""
 
 
 def plan_rates(config: TrainConfig, steps_per_epoch: int, max_points: int = 2000) -> list[tuple[int, float]]:
@@ -108,12 +112,12 @@ def plan_rates(config: TrainConfig, steps_per_epoch: int, max_points: int = 2000
 
 
 class LrSchedule:
-    """Set the learning rates of an optimiser after each step and each epoch.
+    """The learning rates of an optimiser, updated after each step and each epoch.
 
     Args:
-        optimizer: Each of its parameter groups keeps its own highest rate, which is its rate at the start.
+        optimizer: The optimiser. The initial rate of each parameter group is its highest rate.
         config: The schedule and its settings.
-        steps_per_epoch: Steps of a full epoch.
+        steps_per_epoch: Steps in a full epoch.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, config: TrainConfig, steps_per_epoch: int) -> None:
@@ -128,12 +132,12 @@ class LrSchedule:
             self._scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._factor(step, self.plan))
 
     def step(self) -> None:
-        """Set the rates of the next step."""
+        """Set the rates for the next step."""
         if not self._is_plateau:
             self._scheduler.step()
 
     def end_epoch(self, loss: float) -> None:
-        """Set the rates of the next epoch, given the loss of this one: of validation, if there is any."""
+        """Set the rates for the next epoch, given this epoch's validation or training loss."""
         if self._is_plateau:
             self._scheduler.step(loss)
 
@@ -146,7 +150,7 @@ class LrSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state, at the same share of the training: on more ranks, epochs have fewer steps."""
+        """Continue from a state at the same share of training. More ranks take fewer steps."""
         saved, share = dict(state["torch"]), self.plan.steps_per_epoch / state["steps_per_epoch"]
         # The period stays as saved even if the run now has more epochs: a rate that was cut must not rise again.
         self.plan = dataclasses.replace(self.plan, period=max(round(state["period"] * share), 1))

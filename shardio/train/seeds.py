@@ -1,4 +1,4 @@
-"""Random numbers and algorithms: what must be equal for two runs to be equal."""
+"""Reproducibility: the states of random generators, and deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def seed_everything(*words: int) -> None:
-    """Seed torch on all devices, numpy and Python's ``random`` with a seed and its purpose, such as rank and epoch.
+    """Seed torch, numpy and Python's ``random`` with integers, such as seed, rank and epoch.
 
     >>> seed_everything(7)
     >>> first = torch.rand(3), np.random.rand(), random.random()
@@ -28,14 +28,14 @@ def seed_everything(*words: int) -> None:
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of this process's generators: torch's, torch's on ``device``, numpy's and Python's."""
+    """Return the states of the generators of torch (CPU and CUDA), numpy and Python."""
     numpy_state = np.random.get_state(legacy=False)
-    assert isinstance(numpy_state, dict), "which is what legacy=False means"
+    assert isinstance(numpy_state, dict), "legacy=False returns a dict"
     state = numpy_state["state"]
     return {
         "torch": torch.get_rng_state(),
         "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        # Plain lists: checkpoints hold nothing that needs code to be read.
+        # A plain list: reading a checkpoint must not execute code.
         "numpy": {**numpy_state, "state": {"key": state["key"].tolist(), "pos": int(state["pos"])}},
         "python": random.getstate(),
     }
@@ -53,7 +53,7 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 @contextmanager
 def algorithms(*, deterministic: bool) -> Iterator[None]:
-    """Restrict torch to algorithms that always give the same bits, or else let it find the fastest for each size."""
+    """Restrict torch to deterministic algorithms, or let it find the fastest for each size."""
     was_deterministic, warned_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -61,7 +61,7 @@ def algorithms(*, deterministic: bool) -> Iterator[None]:
     was_benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
-        # cuBLAS reads this before its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
+        # cuBLAS reads this at its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:

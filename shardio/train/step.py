@@ -18,7 +18,7 @@ LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class LrScheduler(Protocol):
-    """A learning rate schedule that is stepped after each step of the optimiser, as torch's are."""
+    """A learning rate schedule, like torch's, that is stepped after each step of the optimiser."""
 
     def step(self) -> None: ...
 
@@ -28,13 +28,13 @@ class LrScheduler(Protocol):
 
 
 class LossHook(Protocol):
-    """A function that returns the loss to compute gradients from, given a microbatch's loss."""
+    """A function that takes a microbatch's loss and returns the loss to compute gradients from."""
 
     def __call__(self, loss: torch.Tensor, step: TrainStep, /) -> torch.Tensor: ...
 
 
 class TrainStep:
-    """Take steps of an optimiser, each from one or more microbatches, with the gradients of one large batch.
+    """Optimiser steps on one or more microbatches, with the gradients of one large batch.
 
     >>> model = nn.Linear(2, 3)
     >>> step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.1), accumulate=2)
@@ -45,22 +45,24 @@ class TrainStep:
     3
 
     Args:
-        model: Maps inputs to outputs. It may be wrapped in DistributedDataParallel, compiled or scripted.
-        optimizer: The optimiser of its parameters.
+        model: A module that maps inputs to outputs. It may be compiled, scripted or wrapped in
+            DistributedDataParallel.
+        optimizer: The optimiser of the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
-        precision: ``bf16`` and ``fp16`` compute under autocast, ``fp16`` with a GradScaler.
-        accumulate: Microbatches per full step. ``ends_step`` decides where a step ends; this number only keeps the
-            gradients of an incomplete group in fp16's range, and does not change the result.
-        loss_fn: Maps outputs and labels to the mean loss of the samples.
-        clip_norm: The largest norm of all gradients together.
-        clip_value: The largest magnitude of each gradient.
-        hooks: Applied to the loss in turn before gradients are computed.
+        precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
+        accumulate: Microbatches per full step. ``ends_step`` decides where a step ends. This
+            number only keeps the gradients of an incomplete group in fp16's range, and does not
+            change the result.
+        loss_fn: A function that maps outputs and labels to the mean loss of the samples.
+        clip_norm: The total norm that the gradients are clipped to, or None.
+        clip_value: The magnitude that each gradient element is clipped to, or None.
+        hooks: Functions applied to the loss, in order, before gradients are computed.
 
     Attributes:
         num_taken: Steps taken.
         num_skipped: Steps that the GradScaler skipped because a gradient was not finite.
         lr: The learning rate of the last step.
-        scale: The factor of the loss in fp16; 1 otherwise.
+        scale: The factor by which fp16 scales the loss; 1 otherwise.
         grad_norm: With ``clip_norm``, the norm of the last step's gradients before they were clipped.
     """
 
@@ -92,10 +94,10 @@ class TrainStep:
     def __call__(
         self, inputs: torch.Tensor, labels: torch.Tensor, *, ends_step: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute gradients of a microbatch; take a step if it is the last one of its group.
+        """Compute the gradients of a microbatch. Take a step if it is the last of its group.
 
         Returns:
-            The outputs [N, …] and the mean loss of the samples, both without gradients.
+            The outputs [N, …] and the mean loss of the samples, both detached.
         """
         self._first_size = self._first_size or len(labels)
         self._num_samples += len(labels)
@@ -124,7 +126,10 @@ class TrainStep:
         return self.num_taken + self.num_skipped
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model that later steps depend on. Call it between steps, not within a group."""
+        """Return the state that later steps depend on, except the model's.
+
+        Call it between two groups of microbatches.
+        """
         return {
             "optimizer": self.optimizer.state_dict(),
             "schedule": None if self.schedule is None else self.schedule.state_dict(),
@@ -135,7 +140,7 @@ class TrainStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
+        """Load a state that :meth:`state_dict` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
@@ -164,9 +169,10 @@ class TrainStep:
             self.schedule.step()
 
     def _weight_by_samples(self) -> None:
-        """Weight the group's gradients by its samples, before ranks exchange them.
+        """Weight the group's gradients by its number of samples, before ranks exchange them.
 
-        Until the last microbatch, they are weighted by the samples of a full step of microbatches like the first.
+        Until the last microbatch, the weight assumes a full group of microbatches as large as the
+        first.
         """
         num_planned = self._first_size * self.accumulate
         if self._num_samples != num_planned:
@@ -181,10 +187,10 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
 
 
 def in_groups(batches: Iterable[Any], size: int) -> Iterator[tuple[Any, bool]]:
-    """Yield each batch, and whether it is the last one of its group of ``size``; the last group may be shorter.
+    """Yield each batch, and whether it ends its group of ``size``. The last group may be shorter.
 
-    The iterator looks one batch ahead within a group, and never past its end. There, the loader's state is that of the
-    last batch that was yielded.
+    The iterator looks one batch ahead within a group, but never past its end. So at the end of a
+    group, the loader's state is as of the last batch that was yielded.
     """
     iterator = iter(batches)
     nothing = object()

@@ -1,6 +1,6 @@
 """Image transforms with torchvision's names and defaults, for uint8 [height, width, 3] arrays.
 
-What each image gets is a pure function of (seed, epoch, sample), so it does not depend on the process that decodes it.
+Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
 from shardio.transforms.compose import Compose, apply_transform, is_builtin, plan_transform, refuse_pillow

@@ -1,4 +1,4 @@
-"""Lists of transforms: what each image of a chunk gets, and as much of that as possible as one crop plan."""
+"""Lists of transforms, applied to a chunk of images. As many transforms as possible are combined into one crop plan."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from shardio.transforms.transform import (
 
 
 class Compose:
-    """Several transforms in a row. Subclasses cannot override ``__call__``.
+    """A sequence of transforms, applied in order. Subclasses cannot override ``__call__``.
 
     Args:
-        transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which bring
-            their own randomness. torchvision's, and any other ``torch.nn.Module``, get a uint8 tensor [3, H, W].
-            Albumentations' get the array by name; the result is the image that they return. All others get the array,
-            or what the previous transform returned. The last transform's result is the sample's image.
+        transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which use
+            their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
+            [3, H, W]. Albumentations' transforms get the array as ``image=``. All others get the array, or the
+            previous transform's result. The last transform's result is the sample's image.
 
     Raises:
-        TypeError: If it gets a single transform, or one of the transforms is not callable.
+        TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
     """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        check_call(cls, Compose, "Put its code into the list, as a function: Compose([..., function])")
+        check_call(cls, Compose, "Move its code to a function in the list: Compose([..., function])")
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
         if not isinstance(transforms, Iterable):
@@ -64,25 +64,25 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
 
 
 def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
-    """Transform n images, each by its own rng key; the arguments and errors are those of :func:`plan_transform`."""
+    """Transform n images, each with its own rng key. Arguments and errors are those of :func:`plan_transform`."""
     return _render_all(*plan_transform(transform, images, rng_keys))
 
 
 def plan_transform(
     transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words
 ) -> tuple[list[Any], CropPlan | None]:
-    """Draw a transform's parameters for n images, and render only the images that it needs as pixels.
+    """Draw a transform's parameters for n images, and render only the images whose pixels it needs.
 
     Args:
         transform: A transform of shardio, any other callable, or None.
-        images: Pictures, arrays uint8 [height, width, 3], or whatever other callables take.
-        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own from them.
+        images: Pictures, arrays uint8 [height, width, 3], or any objects that other callables accept.
+        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys from them.
 
     Returns:
-        The images, and the plan by which to render them. Without a plan, the images are finished.
+        The images, and the plan to render them by. The plan is None if the images are finished.
 
     Raises:
-        DecodeError: If a picture had to be rendered and cannot be decoded.
+        DecodeError: If a picture must be rendered and cannot be decoded.
     """
     images = list(images)
     plan = CropPlan.whole(sizes_of(images)) if images and isinstance(images[0], Picture) else None
@@ -100,13 +100,13 @@ def plan_transform(
             parameters = step.draw(sizes, step_keys)
             images, plan = [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)], None
         else:
-            # One by one: whole images are large, and what a callable makes of them may be small.
+            # One at a time: whole images are large, but a callable's results may be small.
             images, plan = [foreign.call(step, image) for image in _render_each(images, plan)], None
     return images, plan
 
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
-    """Raise TypeError if the first transform of an image is one of shardio's, which do not take Pillow images."""
+    """Raise TypeError if the first transform is one of shardio's, which do not accept Pillow images."""
     step = next(_steps(transform), None)
     if isinstance(step, Transform):
         raise TypeError(
@@ -129,7 +129,7 @@ def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
 
 
 def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
-    """Yield the single transforms of nested sequences, each with rng keys of its own."""
+    """Yield the single transforms of nested sequences, each with its own rng keys."""
     if (inner := _inner_steps(transform)) is not None:
         for index, each in enumerate(inner):
             yield from _steps_with_keys(each, derive_rng_key(rng_keys, np.array([index], dtype=np.uint64)))
@@ -139,11 +139,11 @@ def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable
 
 
 def _check_transform(transform: object) -> None:
-    """Raise TypeError for what is not callable, and for a transform's class, which an image would instantiate."""
+    """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
     if isinstance(transform, type) and (issubclass(transform, Transform | Compose) or foreign.is_known(transform)):
         raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
     if not callable(transform):
-        raise TypeError(f"a transform is called with an image, but {reprlib.repr(transform)} is not callable")
+        raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")
 
 
 def _render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
@@ -152,13 +152,13 @@ def _render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
 
 
 def _render_each(images: list[Any], plan: CropPlan | None) -> Iterator[Any]:
-    """Yield the finished images. Each is rendered when it is asked for."""
+    """Yield the finished images, each rendered on demand."""
     for row, image in enumerate(images):
         yield image if plan is None else _render_rows(images, plan, np.array([row])).images[0]
 
 
 def _render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
-    """Render only these rows: the other images must not depend on them."""
+    """Render only these rows, so that the pixels of the other images do not depend on them."""
     if not rows.size:
         return images, plan
     rendered, images = _render_rows(images, plan, rows), list(images)

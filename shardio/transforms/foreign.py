@@ -1,7 +1,8 @@
-"""Other libraries' transforms, each called with an image in the form that it acts on.
+"""Call other libraries' transforms, each with an image in a form that it acts on.
 
-torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' take only arrays, by name. The
-module names of a transform's classes tell which library it comes from, so none of these libraries is imported.
+torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays, as
+the keyword argument ``image``. The module names of a transform's classes show which library it comes from, so none of
+these libraries is imported.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SEQUENCES = frozenset(
         "torch.nn.modules.container.Sequential",
     }
 )
-"""Classes that only call others one after another."""
+"""Classes that only call other transforms in order."""
 
 
 def steps_of(transform: Any) -> Sequence[Any] | None:
@@ -37,7 +38,7 @@ def steps_of(transform: Any) -> Sequence[Any] | None:
 
 
 def is_known(kind: type) -> bool:
-    """Return whether a class is another library's transform or module: a call would instantiate it."""
+    """Return whether a class is another library's transform or module, which a call would only instantiate."""
     return _family_of_class(kind) != "other"
 
 
@@ -49,8 +50,8 @@ def call(transform: Callable[..., Any], image: Any) -> Any:
         image: An array, a tensor [C, H, W] or a Pillow image.
 
     Raises:
-        TypeError: If the transform acts on none of these forms, or passes an array to a torchvision transform, which
-            ignores it.
+        TypeError: If the transform acts on none of these forms, or passes an array to a torchvision transform that
+            ignores arrays.
     """
     family = _family(transform)
     if family == "albumentations":
@@ -83,11 +84,12 @@ def _choose_form(transform: Any, image: Any) -> Any:
         for form in _forms(image):
             if all(_acts_on(leaf, form) for leaf in called):
                 return form
-    raise TypeError(f"{transform!r} ignores images that are {type(image).__name__}: remove it")
+    got = type(image).__name__
+    raise TypeError(f"{transform!r} ignores images of type {got}: remove it, or convert the images first")
 
 
 def _forms(image: Any) -> Iterator[Any]:
-    """Yield an image in the forms that transforms may take, likely ones first: a tensor before an array."""
+    """Yield an image in the forms that transforms may accept, likely ones first: a tensor before an array."""
     import torch
 
     if not isinstance(image, np.ndarray):
@@ -95,7 +97,7 @@ def _forms(image: Any) -> Iterator[Any]:
     array = as_array(image)
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3):
         return
-    array = np.require(array, requirements=("C", "W"))  # torch does not take mirrored arrays.
+    array = np.require(array, requirements=("C", "W"))  # torch does not accept arrays with negative strides.
     tensor = torch.from_numpy(array if array.ndim == 3 else array[..., None]).permute(2, 0, 1)
     yield tensor
     yield array
@@ -156,16 +158,16 @@ def _acts_on(transform: Any, image: Any) -> bool:
                 return isinstance(image, np.ndarray | Image.Image)
             return not isinstance(image, np.ndarray)
         case "albumentations":
-            return False  # They take the image by name only.
+            return False  # They accept the image only as a keyword argument.
         case _:
             return True
 
 
 def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
-    """Raise TypeError inside the block if a v2 transform is called with an object of a kind that it ignores.
+    """Raise TypeError inside the ``with`` block if a v2 transform is called with an object of a type that it ignores.
 
-    Only the call itself shows which transforms a function uses. Its result does not: a transform that is applied with
-    some probability also returns the image unchanged.
+    Only the call shows which transforms a function uses. The result does not, because a transform that is applied with
+    some probability may also return the image unchanged.
     """
     if "torchvision.transforms.v2" not in sys.modules:
         return nullcontext()
@@ -178,8 +180,8 @@ def _refuse_ignored(transform: Any, kind: type) -> AbstractContextManager[Any]:
             return
         if _inner(module) is None and not _acts_on(module, args):
             raise TypeError(
-                f"torchvision's {type(module).__name__}, called by {transform!r}, ignores images that are "
-                f"{type(args[0]).__name__}. Pass torchvision's transforms themselves to the dataset as "
+                f"torchvision's {type(module).__name__}, called by {transform!r}, ignores images of type "
+                f"{type(args[0]).__name__}. Pass torchvision's transforms directly to the dataset, as "
                 "transform=Compose([...]), or call them with torch.from_numpy(image).permute(2, 0, 1)"
             )
 

@@ -1,8 +1,8 @@
 """Crops, resizes and flips, with torchvision's names and defaults.
 
-Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly. By default
-that is done without antialiasing, as in OpenCV. ``antialias=True`` is slower and gives the pixels of Pillow and
-torchvision: see :mod:`shardio.images.resizing`.
+Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly, by default
+without antialiasing, as in OpenCV. ``antialias=True`` is slower and gives the same pixels as Pillow and torchvision:
+see :mod:`shardio.images.resizing`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class RandomResizedCrop(Geometry):
 
     Args:
         size: The result's size in pixels: one number for a square, or (height, width).
-        scale: Bounds of the crop's share of the image's area.
-        ratio: Bounds of the crop's width / height before it is resized, drawn uniformly on a logarithmic scale.
-        antialias: Whether a crop that gets smaller is averaged over all of its pixels.
+        scale: The lower and upper bound of the crop's share of the image's area.
+        ratio: The lower and upper bound of the crop's width / height, drawn uniformly on a logarithmic scale.
+        antialias: Whether to average over all of a crop's pixels when it is shrunk.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class RandomResizedCrop(Geometry):
         antialias: bool = False,
     ) -> None:
         if not (_are_in_order(scale) and scale[1] <= 1):
-            raise ValueError(f"scale must be two shares of the area, 0 < low <= high <= 1, got {scale!r}")
+            raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale!r}")
         if not _are_in_order(ratio):
-            raise ValueError(f"ratio must be two ratios, 0 < low <= high, got {ratio!r}")
+            raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
         self.size, self.scale, self.ratio, self.antialias = _pair(size), scale, ratio, antialias
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
@@ -88,13 +88,14 @@ class Resize(Geometry):
     """Resize the image.
 
     Args:
-        size: The result's size in pixels: (height, width), or one number for the shorter side. The longer side then
-            keeps the proportions, rounded down.
-        antialias: Whether an image that gets smaller is averaged over all of its pixels.
+        size: The result's size in pixels: (height, width), or one number for the shorter side. The longer side is
+            then scaled in proportion, rounded down.
+        antialias: Whether to average over all of an image's pixels when it is shrunk.
     """
 
     def __init__(self, size: int | Sequence[int], *, antialias: bool = False) -> None:
-        self.size = size if isinstance(size, int) and size > 0 else _pair(size)
+        height, width = _pair(size)
+        self.size: int | tuple[int, int] = height if isinstance(size, int | np.integer) else (height, width)
         self.antialias = antialias
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Sizes:
@@ -126,7 +127,7 @@ class CenterCrop(Geometry):
         self.size = _pair(size)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return the crops as int64 [n, 4]: top, left, height, width. Smaller images have negative corners."""
+        """Return the crops as int64 [n, 4]: top, left, height, width. Smaller images get negative corners."""
         size = np.array(self.size, dtype=np.int64)
         missing = np.maximum(size - sizes, 0)
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2
@@ -176,12 +177,12 @@ def _pair(size: object) -> tuple[int, int]:
             return int(size), int(size)
         case (int() | np.integer() as height, int() | np.integer() as width) if min(height, width) >= 1:
             return int(height), int(width)
-    got = reprlib.repr(size)  # Shortened: calling the class with an image ends here.
-    raise ValueError(f"size must be one number of pixels or (height, width), at least 1, got {got}")
+    got = reprlib.repr(size)  # Shortened, because calling the class with an image ends here.
+    raise ValueError(f"size must be a positive integer or (height, width), got {got}")
 
 
 def _are_in_order(bounds: object) -> bool:
-    """Return whether these are two positive numbers, the lower one first."""
+    """Return whether ``bounds`` are two positive numbers, the lower one first."""
     match bounds:
         case (Real() as low, Real() as high):
             return 0 < float(low) <= float(high)

@@ -1,4 +1,4 @@
-"""What a transform is: it draws parameters for many images at once, then changes one image at a time."""
+"""The base classes of transforms. They draw parameters for many images at once, then transform one image at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardio.images import CropPlan, DecodedPicture, Picture, Pixels, Sizes, ren
 from shardio.order import Words
 from shardio.transforms import foreign
 
-REMEDY = "leave decode at 'array', or use transforms of the library that the images come from"
+REMEDY = "use decode='array', the default, or transforms that accept this type"
 
 
 def check_call(cls: type, parent: type, remedy: str) -> None:
@@ -30,13 +30,13 @@ class Transform(ABC):
     """A transform of uint8 [height, width, 3] arrays.
 
     Subclasses draw their parameters for n images at once, as a function of the images' sizes and one rng key for each
-    image, and apply them to one image at a time. Called with an image, a transform draws its rng key from torch's
+    image, and apply them to one image at a time. When called with an image, a transform draws its rng key from torch's
     global generator, as torchvision's transforms do. Subclasses cannot override ``__call__``.
     """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        check_call(cls, Transform, "Override apply(image, parameters), or put a function into Compose([...])")
+        check_call(cls, Transform, "Override apply(image, parameters), or pass a function to Compose([...])")
 
     def __call__(self, image: Any) -> Pixels:
         """Transform one image with parameters from torch's global generator."""
@@ -53,12 +53,12 @@ class Transform(ABC):
             rng_keys: uint64 [n], one rng key for each image.
 
         Returns:
-            An array of n rows. :meth:`apply` gets one of them.
+            An array of n rows, one for each image. :meth:`apply` gets one of them.
         """
 
     @abstractmethod
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
-        """Transform one image by its row of parameters."""
+        """Transform one image with its row of parameters."""
 
 
 class Geometry(Transform):
@@ -70,7 +70,7 @@ class Geometry(Transform):
 
     @abstractmethod
     def extend(self, plan: CropPlan, parameters: NDArray[Any]) -> CropPlan:
-        """Return a plan that also does what this transform does. None of the images may need pixels first."""
+        """Return a plan that also applies this transform. Images that need pixels must have been rendered before."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         picture = DecodedPicture(image)
@@ -92,7 +92,7 @@ def sizes_of(pictures: Sequence[Picture]) -> Sizes:
 
 
 def as_pixels(transform: Transform, image: Any) -> Pixels:
-    """Return an image as the array that a transform takes, uint8 [height, width, 3].
+    """Convert an image to the array that a transform accepts, uint8 [height, width, 3].
 
     Raises:
         TypeError: If it is neither such an array nor a tensor uint8 [3, height, width].
@@ -102,4 +102,4 @@ def as_pixels(transform: Transform, image: Any) -> Pixels:
     if isinstance(image, np.ndarray) and image.size and image.dtype == np.uint8 and image.shape[2:] == (3,):
         return image
     got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-    raise TypeError(f"{transform!r} takes uint8 [height, width, 3] arrays with pixels, got {got}: {REMEDY}")
+    raise TypeError(f"{transform!r} takes uint8 [height, width, 3] arrays that are not empty, got {got}: {REMEDY}")

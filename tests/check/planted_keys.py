@@ -28,7 +28,7 @@ KEYS = [f"class-{number % 2}/{number:04d}" for number in range(N)]
 # Keys.
 
 
-@case("keys that classes share, only the number expected", "keys may not be unique")
+@case("keys that classes share, only the number expected", "perhaps the keys are not unique")
 def _(packed: Path) -> None:
     once(cut([f"{number // 2:04d}" for number in range(N)]), N)
 
@@ -38,32 +38,32 @@ def _(packed: Path) -> None:
     once(cut([f"{number // 2:04d}" for number in range(N)]), KEYS)
 
 
-@case("NaN keys", "NaN is given as the key")
+@case("NaN keys", "NaN cannot be the key")
 def _(packed: Path) -> None:
     once([{"id": torch.tensor([0.0, float("nan"), float("nan")])}], 3, key="id")
 
 
-@case("None keys", "None is given as the key")
+@case("None keys", "None cannot be a sample's key")
 def _(packed: Path) -> None:
     once([{"id": ["a", None, None]}], 3, key="id")
 
 
-@case("truth values as keys", "True is given as the key")
+@case("truth values as keys", "True cannot be a sample's key")
 def _(packed: Path) -> None:
     once([{"id": torch.tensor([True, False])}], 2, key="id")
 
 
-@case("objects without a text as keys", "a SimpleNamespace is given as the key")
+@case("objects without a text as keys", "a SimpleNamespace cannot be the key")
 def _(packed: Path) -> None:
     once([{"id": [SimpleNamespace(), SimpleNamespace()]}], 2, key="id")
 
 
-@case("images as keys", "a key is one value per sample")
+@case("images as keys", "a key must be one value per sample")
 def _(packed: Path) -> None:
     once([[torch.rand(2, 3, 4, 4), torch.arange(2)]], 2, key=0)
 
 
-@case("text keys where numbers are expected", "have another type than the expected ones")
+@case("text keys where numbers are expected", "the delivered keys and the expected keys have different types")
 def _(packed: Path) -> None:
     once(cut([str(number) for number in range(N)]), range(N))
 
@@ -91,7 +91,7 @@ def _(packed: Path) -> None:
 # shardio's remainder policies, not kept to. 21 samples, 2 ranks, batches of 4.
 
 
-@case("pad: another sample is repeated", "not those that the remainder policy selects")
+@case("pad: another sample is repeated", "not the ones that the remainder policy selects")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     check_ranks([first, Tampered(second, lambda made: [*made[:-1], [*made[-1][:-1], made[0][1]]])], all_of(packed))
@@ -108,13 +108,13 @@ def _(packed: Path) -> None:
     check_ranks([first, Tampered(second, early)], ExpectedSamples())
 
 
-@case("pad: two repeats in place of one", "2 more than once (2 repeats, 1 by the remainder policy)")
+@case("pad: two repeats in place of one", "2 more than once (2 repeats, 1 required by the remainder policy)")
 def _(packed: Path) -> None:
     first, second = ours(packed)
     check_ranks([first, Tampered(second, lambda made: [*made, [made[0][0]]])], all_of(packed))
 
 
-@case("drop: other samples are left out", "left out are not those that the remainder policy selects")
+@case("drop: other samples are left out", "left out are not the ones that the remainder policy selects")
 def _(packed: Path) -> None:
     kept = ours(packed, remainder="keep")
     dropping = ours(packed, remainder="drop")

@@ -115,12 +115,12 @@ def _(packed: Path) -> None:
     once(Twice(Images(0.1), batch_size=B))
 
 
-@case("every sample twice, augmented, nothing expected, by the command", "its loader has 96, 2 times as many")
+@case("every sample twice, augmented, nothing expected, by the command", "2 times the 96 that its loader has")
 def _(packed: Path) -> None:
     check_ranks([Twice(Images(0.1), batch_size=B)], ExpectedSamples())
 
 
-@case("an iterable dataset with a length delivers every sample twice", "its loader has 96, 2 times as many")
+@case("an iterable dataset with a length delivers every sample twice", "2 times the 96 that its loader has")
 def _(packed: Path) -> None:
     class Sized(Shares):
         def __len__(self) -> int:
@@ -135,7 +135,7 @@ def _(packed: Path) -> None:
     once(load(Images(0.1), sampler=[*range(N - 1), 0]), N)
 
 
-@case("flipped at random, and one sample in place of another", "Give key=")
+@case("flipped at random, and one sample in place of another", "Pass key=")
 def _(packed: Path) -> None:
     once(load(Flipped(), sampler=[*range(N - 1), 0]), N)
 

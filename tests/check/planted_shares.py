@@ -118,7 +118,7 @@ def _(packed: Path) -> None:
     once((load(range(N), shuffle=True), load(range(N), shuffle=True)), N)
 
 
-@case("the shares of two ranks overlap by one", "the shares of ranks overlap by 1: check where each share ends")
+@case("the shares of two ranks overlap by one", "the shares of ranks overlap by 1 sample: check where each share ends")
 def _(packed: Path) -> None:
     once((cut(range(49)), cut(range(48, N))), range(N))
 

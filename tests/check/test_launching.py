@@ -78,7 +78,7 @@ time.sleep(600)
 def test_a_rank_that_is_killed_is_named_with_the_signal(tmp_path: Path) -> None:
     writes = "import os, signal, sys\nsys.stderr.write('x' * 300_000); sys.stderr.flush()\n"
     kills = f"{writes}os.kill(os.getpid(), signal.SIGKILL)"
-    with pytest.raises(ShardioError, match=r"rank 0 of it was ended by signal 9 \(Killed\):\n… x+$") as caught:
+    with pytest.raises(ShardioError, match=r"rank 0 of it was terminated by signal 9 \(Killed\):\n… x+$") as caught:
         run_ranks([rank(tmp_path, 0, kills)], "it")
     assert len(str(caught.value)) < 10_000
 

@@ -87,7 +87,7 @@ def test_a_failure_ends_real_ranks_that_wait_for_it_and_is_shown(script: Path) -
 def test_a_loader_without_a_split_is_wrong(script: Path, run_check: RunCheck) -> None:
     done = run_check(f"{script}:unsplit", "--world-size", 2, "--expected", 60)
     assert done.exit_code == 1
-    assert "ranks 0 and 1 delivered the same 60 samples: no DistributedSampler" in done.output
+    assert "ranks 0 and 1 delivered the same 60 samples: the loader has no DistributedSampler" in done.output
 
 
 def test_augmented_images_are_counted_and_need_keys(script: Path, run_check: RunCheck) -> None:
@@ -96,17 +96,19 @@ def test_augmented_images_are_counted_and_need_keys(script: Path, run_check: Run
     assert "WRONG: 60 samples: 120 delivered once, 0 more than once, 0 never, 60 unexpected" in twice.output
     once = run_check(f"{script}:augmented", "--expected", 60)
     assert isinstance(once.exception, IdentityError)
-    assert "changes from read to read: sample 0 differs when it is read again. Give key=" in str(once.exception)
+    assert "changes from read to read: sample 0 differs when it is read again. Pass key=" in str(once.exception)
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [("loaders.py:missing", "has no function 'missing'"), ("nowhere.py:make", "there is no script")],
-)
-def test_a_function_that_is_not_there_is_an_error(script: Path, run_check: RunCheck, target: str, words: str) -> None:
-    done = run_check(script.parent / target)
+def test_a_function_that_does_not_exist_is_an_error(script: Path, run_check: RunCheck) -> None:
+    done = run_check(script.parent / "loaders.py:missing")
     assert isinstance(done.exception, ValueError)
-    assert words in str(done.exception)
+    assert "has no function 'missing'" in str(done.exception)
+
+
+def test_a_script_that_does_not_exist_is_wrong_usage(script: Path, run_check: RunCheck) -> None:
+    done = run_check(script.parent / "nowhere.py:make")
+    assert done.exit_code == 2
+    assert "doesnotexist" in re.sub(r"[\s│]+", "", done.output)
 
 
 def test_a_function_must_return_a_loader(script: Path, run_check: RunCheck) -> None:
@@ -130,7 +132,7 @@ def chosen():
     return make({options})
 """
 
-PADDED = "20 delivered once, 1 more than once (1 repeat, 1 by the remainder policy), 0 never"
+PADDED = "20 delivered once, 1 more than once (1 repeat, 1 required by the remainder policy), 0 never"
 DROPPED = "16 delivered once, 0 more than once, 5 never (5 left out by the remainder policy)"
 ALL = "21 delivered once, 0 more than once, 0 never"
 

@@ -92,5 +92,5 @@ def test_shardios_warnings_are_shown_without_their_location(tmp_path: Path) -> N
     (tmp_path / "in" / "class-0" / "a.heic").touch()
     command = [sys.executable, "-m", "shardio", "bench", str(tmp_path / "in"), "--num-workers", "0", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stderr.startswith(f"warning: {tmp_path}/in: left out 1 .heic; ")
+    assert done.stderr.startswith(f"warning: {tmp_path}/in: left out images in other formats (1 .heic): ")
     assert done.stderr.count("\n") == 1

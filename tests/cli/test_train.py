@@ -111,11 +111,14 @@ def test_every_setting_has_an_option_with_its_text() -> None:
         ("--weight-decay -1", "Invalid value for --weight-decay: must be at least 0, got -1.0"),
         ("--device toaster", "Invalid value for --device: must be one that torch knows"),
         ("--val-share 1", "Invalid value for --val-share: must be at least 0 and below 1"),
-        ("--val elsewhere --val-share 0.1", "Invalid value for --val-share: use either --val or a share of SOURCE"),
+        (
+            "--val elsewhere --val-share 0.1",
+            "Invalid value for --val-share: pass either --val or --val-share, not both",
+        ),
         ("--plot lr.jpg", "'lr.jpg' must end in .png"),
         ("--model huge", "there is no model 'huge'"),
         ("--pretrained", "no pretrained weights for 'small'"),
-        ("--checkpoint-every 3", "Invalid value for --checkpoint-every: needs a directory to write checkpoints into"),
+        ("--checkpoint-every 3", "Invalid value for --checkpoint-every: needs a directory to write checkpoints to"),
         ("--out s3://bucket/run", "Invalid value for --out: must be local"),
     ],
 )
@@ -220,7 +223,8 @@ def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
     steps = [line["step"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines())]
     assert steps == [1, 2, 3, 3, 4, 5, 6, 6]
     done = _train(packed, "--epochs", "2", *command, "--lr", "0.5", "--image-size", "48", "--val-share", "0.3")
-    _assert_fails(done, StateError, "lr was 0.002, is 0.5; image_size was 32, is 48; val_share was 0.2, is 0.3")
+    changes = "lr was 0.002 and is now 0.5; image_size was 32 and is now 48; val_share was 0.2 and is now 0.3"
+    _assert_fails(done, StateError, changes)
 
 
 def test_class_folders_can_be_trained_on_and_shards_validated_on(images: Path, packed: Path, tmp_path: Path) -> None:

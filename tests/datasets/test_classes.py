@@ -1,4 +1,4 @@
-"""Labels follow a list of class names, where one is given, in every kind of dataset and every kind of worker."""
+"""Labels follow the user's list of class names in every kind of dataset and worker."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def read(dataset: Any, **options: Any) -> list[tuple[str, ...]]:
-    """Return what tells the samples apart, and their labels, in the order in which they come."""
+    """Return what distinguishes the samples, and their labels, in order."""
     loader = shardio.DataLoader(dataset, batch_size=3, **options)
     return [
         (str(each[0].sum().item()), *map(str, (value for value in each[1:])))
@@ -70,7 +70,7 @@ def test_a_shuffled_order_stays_and_so_do_the_fields_as_they_are_stored(sources:
     assert {row[2:] for row in found} == {("3", "3"), ("1", "1")}
 
 
-def test_another_dataset_may_give_the_list(sources: dict[str, Path], images: Path) -> None:
+def test_another_dataset_may_provide_the_list(sources: dict[str, Path], images: Path) -> None:
     for whole in (ImageFolder(images), Subset(ImageFolder(images), [0]), shardio.DataLoader(ImageFolder(images))):
         part = ShardMapDataset(sources["map"], classes=whole)  # type: ignore[arg-type]  # wrappers have it within
         assert part.classes == ["class-0", "class-1", "class-2"]
@@ -94,7 +94,7 @@ def test_a_class_that_is_not_in_the_list_is_refused(sources: dict[str, Path], ki
         (["a", "class-0", "a"], ValueError, "must not repeat a name, got a more"),
     ],
 )
-def test_what_is_no_list_of_names_is_refused(
+def test_a_value_that_is_not_a_list_of_names_is_refused(
     sources: dict[str, Path], classes: Any, error: type[Exception], words: str
 ) -> None:
     for kind, make in KINDS.items():
@@ -111,7 +111,7 @@ def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None
         ShardDataset(tmp_path / "out", classes=CLASSES)
 
 
-def test_a_stored_label_outside_of_the_classes_is_an_error_that_names_the_sample(sources: dict[str, Path]) -> None:
+def test_the_error_of_a_stored_label_outside_the_classes_names_the_sample(sources: dict[str, Path]) -> None:
     dataset = ShardMapDataset(sources["map"], classes=CLASSES)
     for content in (b"2", b"-1"):
         with pytest.raises(ValueError, match="outside the dataset's 2 classes"):
@@ -138,7 +138,7 @@ def test_datasets_that_disagree_are_warned_of_where_they_are_used_together(
 
 
 class Unnamed(Dataset[int]):
-    """A dataset of the user's whose attributes mean other things than shardio's."""
+    """A user's dataset whose attributes have other meanings than shardio's."""
 
     def __len__(self) -> int:
         return 2

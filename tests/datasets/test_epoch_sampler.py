@@ -84,7 +84,7 @@ def test_a_dataset_without_shards_is_shuffled_as_a_whole() -> None:
     assert max(firsts) > 7500
 
 
-def test_its_state_goes_on_after_the_samples_that_it_gave_out() -> None:
+def test_its_state_resumes_after_the_samples_that_it_yielded() -> None:
     def make(**options: Any) -> EpochSampler:
         return EpochSampler(range(40), batch_size=4, seed=2, rank=0, world_size=1, **options)
 
@@ -104,7 +104,7 @@ def test_its_state_goes_on_after_the_samples_that_it_gave_out() -> None:
 
 
 class Named(Dataset[int]):
-    """A dataset with an identity of its own."""
+    """A dataset with its own identity."""
 
     def __init__(self, digest: str, size: int) -> None:
         self.digest, self.size = digest, size
@@ -140,7 +140,7 @@ def test_a_state_belongs_to_one_concatenation_of_datasets() -> None:
 
 
 @pytest.mark.parametrize("is_subset", [False, True])
-def test_states_of_concatenations_that_earlier_versions_wrote_are_taken(is_subset: bool) -> None:
+def test_states_of_concatenations_that_earlier_versions_wrote_are_accepted(is_subset: bool) -> None:
     joined: Any = ConcatDataset([Named("one", 20), Named("other", 20)])
     if is_subset:
         joined = Subset(joined, range(30))
@@ -158,8 +158,8 @@ def test_states_of_concatenations_that_earlier_versions_wrote_are_taken(is_subse
         EpochSampler(Named("one", len(joined))).load_state_dict(state)
 
 
-def test_mask_needs_the_loader_that_can_mark() -> None:
-    with pytest.raises(ValueError, match=r"needs shardio\.DataLoader"):
+def test_mask_requires_shardios_loader() -> None:
+    with pytest.raises(ValueError, match=r"requires shardio\.DataLoader"):
         iter(EpochSampler(range(5), remainder="mask"))
 
 

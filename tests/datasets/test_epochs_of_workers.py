@@ -1,4 +1,4 @@
-"""All of torch's workers are in one epoch, however late one of them begins and whatever is set meanwhile."""
+"""All of torch's workers use the same epoch, even if one begins late and another epoch is set in between."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardio import ShardDataset
 
 
 def wait_for(path: Path) -> None:
-    """Wait for a file that the test makes; poll, as the worker is another process."""
+    """Poll for a file that the test creates, because the worker is another process."""
     while not path.exists():
         time.sleep(0.01)
 
@@ -27,7 +27,7 @@ def delay(path: Path, worker_id: int) -> None:
 
 
 class LateDataset(ShardDataset):
-    """Of which worker 1 begins the second iteration when a file is there."""
+    """A dataset whose worker 1 begins the second iteration once a file exists."""
 
     def __init__(self, *arguments: Any, path: Path, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -71,7 +71,7 @@ def test_an_epoch_that_is_set_while_workers_start_is_that_of_the_next_iteration(
     assert [list(batches), list(loader)] == epochs_of(packed, 2)
 
 
-def test_workers_that_stay_follow_the_first_of_them(packed: Path, tmp_path: Path) -> None:
+def test_persistent_workers_follow_the_first_of_them(packed: Path, tmp_path: Path) -> None:
     dataset = LateDataset(packed, fields="key", shuffle=True, batch_size=4, path=tmp_path / "begun")
     loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork", persistent_workers=True)
     epochs = [list(loader)]

@@ -1,4 +1,4 @@
-"""What is fixed when a dataset, a sampler or a loader is made cannot be set later: it would have no effect."""
+"""Settings that are fixed when a dataset, sampler or loader is created cannot be set later: it would have no effect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_DATASETS: dict[str, Any] = {
 
 
 def make_all(packed: Path, images: Path) -> list[tuple[Any, dict[str, Any]]]:
-    """Return objects, and the settings that each was made with."""
+    """Return objects, and the settings with which each was created."""
     of_folder = {name: OF_DATASETS[name] for name in ("decode", "orientation", "max_pixels")}
     of_map = {name: value for name, value in OF_DATASETS.items() if name != "max_pixels"}
     of_loader: dict[str, Any] = {"on_error": "skip", "quarantine": str(packed / "quarantine"), "shuffle": True}
@@ -58,7 +58,7 @@ def test_copies_keep_them(packed: Path, images: Path) -> None:
             assert {name: getattr(other, name) for name in settings} == settings
 
 
-def test_a_loader_says_what_to_do_and_frameworks_find_its_arguments(packed: Path) -> None:
+def test_the_error_of_a_loader_names_the_remedy_and_frameworks_find_its_arguments(packed: Path) -> None:
     loader = DataLoader(ShardMapDataset(packed), on_error="skip")
     with pytest.raises(AttributeError, match="on_error cannot be set on a DataLoader: create a new one with"):
         loader.on_error = "raise"
@@ -66,7 +66,7 @@ def test_a_loader_says_what_to_do_and_frameworks_find_its_arguments(packed: Path
 
 
 @pytest.mark.parametrize("flag", ["False", "", 2, None, 0.0, [], np.array([True, False])], ids=repr)
-def test_what_is_on_or_off_is_no_string(packed: Path, flag: Any) -> None:
+def test_a_flag_is_not_a_string(packed: Path, flag: Any) -> None:
     dataset = ShardMapDataset(packed)
     no_flag: Any = [] if flag is None else flag  # In loaders None leaves it open.
     for name, make in (
@@ -81,6 +81,6 @@ def test_what_is_on_or_off_is_no_string(packed: Path, flag: Any) -> None:
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, torch.tensor(True)], ids=repr)
-def test_any_librarys_truth_value_is_pythons_then(packed: Path, flag: Any) -> None:
+def test_any_librarys_truth_value_becomes_a_bool(packed: Path, flag: Any) -> None:
     assert ShardDataset(packed, shuffle=flag).shuffle is True
     assert EpochSampler(range(3), shuffle=flag).state_dict()["order"]["shuffle"] is True

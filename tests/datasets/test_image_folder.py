@@ -45,7 +45,7 @@ def test_an_item_is_the_picture_as_a_tensor_and_its_label(images: Path) -> None:
         assert torch.equal(image, torch.from_numpy(pixels.copy()).permute(2, 0, 1))
 
 
-def test_pil_images_go_to_transforms_that_want_them(images: Path) -> None:
+def test_pil_images_go_to_transforms_that_take_them(images: Path) -> None:
     image, _ = ImageFolder(images, transform=lambda image: image.size, decode="pil")[0]
     assert image == (48, 32)
 
@@ -80,20 +80,20 @@ def test_without_an_epoch_crops_come_from_torchs_generator(images: Path) -> None
 
 
 @pytest.mark.parametrize("index", [21, -22])
-def test_an_index_outside_is_an_index_error(images: Path, index: int) -> None:
+def test_an_index_out_of_range_is_an_index_error(images: Path, index: int) -> None:
     with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of 21"):
         ImageFolder(images)[index]
 
 
 def test_a_missing_or_flat_directory_and_an_empty_class_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no directory .*nowhere"):
+    with pytest.raises(FileNotFoundError, match=r"the directory .*nowhere does not exist"):
         ImageFolder(tmp_path / "nowhere")
     (tmp_path / "x.jpg").write_bytes(encode(0))
     with pytest.raises(FileNotFoundError, match="has no class folders"):
         ImageFolder(tmp_path)
     write_images(tmp_path, classes=1)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"class folder .*empty holds no image"):
+    with pytest.raises(FileNotFoundError, match=r"class folder .*empty holds no images: add images"):
         ImageFolder(tmp_path)
 
 
@@ -120,10 +120,10 @@ def test_labels_that_are_set_are_integers(images: Path) -> None:
     loaders = [DataLoader(folder, batch_size=4, **options) for options in ({}, TORCHS)]
     for label in (0.5, 1.0, "1", None, [0, 1]):
         folder.samples = [(path, label) for path, _ in found]
-        with pytest.raises(TypeError, match=r"labels of an ImageFolder are integers, got .* for /.*name-000\.jpg"):
+        with pytest.raises(TypeError, match=r"ImageFolder labels must be integers, got .* for /.*name-000\.jpg"):
             folder[0]
         for loader in loaders:
-            with pytest.raises(TypeError, match="labels of an ImageFolder are integers"):
+            with pytest.raises(TypeError, match="ImageFolder labels must be integers"):
                 next(iter(loader))
 
 
@@ -138,8 +138,10 @@ def test_pictures_that_are_left_out_are_counted(tmp_path: Path, caplog: pytest.L
         (folders[1], "notes.md"),
     ):
         (folder / name).write_bytes(b"P6")
-    with pytest.warns(RuntimeWarning, match=r"left out 1 \.jfif, 2 \.ppm; only \.jpg, ") as warned:
+    with pytest.warns(
+        RuntimeWarning, match=r"left out images in other formats \(1 \.jfif, 2 \.ppm\): only \.jpg, "
+    ) as warned:
         assert len(ImageFolder(tmp_path / "in")) == 4
     assert [warning.filename for warning in warned] == [__file__]
     pack(tmp_path / "in", tmp_path / "out")
-    assert "left out 1 .jfif, 2 .ppm" in caplog.text
+    assert "(1 .jfif, 2 .ppm): only" in caplog.text

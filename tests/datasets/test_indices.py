@@ -1,4 +1,4 @@
-"""Indices are integers: a float names no sample, whoever gives it."""
+"""Indices are integers: a float never selects a sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTEGERS: list[Any] = [5, np.int32(5), np.uint8(5), torch.tensor(5), -16, np.int
 
 
 @pytest.mark.parametrize("index", NO_INTEGERS, ids=repr)
-def test_what_is_no_integer_names_no_sample(packed: Path, images: Path, index: Any) -> None:
+def test_an_index_that_is_not_an_integer_is_refused(packed: Path, images: Path, index: Any) -> None:
     dataset = ShardMapDataset(packed, fields="key")
     takes: list[Callable[[], Any]] = [
         lambda: dataset[index],
@@ -40,7 +40,7 @@ def test_what_is_no_integer_names_no_sample(packed: Path, images: Path, index: A
 
 
 @pytest.mark.parametrize("index", INTEGERS, ids=repr)
-def test_any_librarys_integer_names_the_sample(packed: Path, index: Any) -> None:
+def test_any_librarys_integer_is_an_index(packed: Path, index: Any) -> None:
     dataset = ShardMapDataset(packed, fields="key")
     key = dataset[5]
     assert dataset[index] == key
@@ -60,13 +60,13 @@ def test_arrays_of_any_width(packed: Path, kind: Any) -> None:
         assert list(next(iter(DataLoader(subset, batch_size=3)))) == expected
 
 
-def test_huge_integers_are_outside(packed: Path) -> None:
+def test_huge_integers_are_out_of_range(packed: Path) -> None:
     for index in (2**63, 2**64 + 1, -(2**70)):
         with pytest.raises(IndexError, match="is out of range for a dataset of 21 samples"):
             ShardMapDataset(packed)[index]
 
 
-def test_truth_values_are_no_indices(packed: Path) -> None:
+def test_truth_values_are_not_indices(packed: Path) -> None:
     dataset = ShardMapDataset(packed)
     for mask in ([True], [True, False], np.array([True, False]), torch.tensor([True, False])):
         with pytest.raises(TypeError, match="an index must be an integer, got"):

@@ -1,4 +1,4 @@
-"""What a subclass overrides is used, whoever asks for the samples."""
+"""A subclass's overrides are used, however the samples are read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MarkedInBatches(ShardMapDataset):
 
 
 class MarkedBothWays(ShardMapDataset):
-    """Overrides both, each with the method of the base."""
+    """Overrides both, and calls the base's method in each."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index) + "!"
@@ -43,7 +43,7 @@ class MarkedBothWays(ShardMapDataset):
 
 
 class MarkedOneByOne(ShardMapDataset):
-    """Overrides both, one with the other."""
+    """Overrides both, and calls one in the other."""
 
     def __getitem__(self, index: int) -> Any:
         return super().__getitem__(index) + "!"
@@ -60,7 +60,9 @@ class MarkedAbove(Marked):
 
 
 @pytest.mark.parametrize("kind", [Marked, MarkedInBatches, MarkedBothWays, MarkedOneByOne, MarkedAbove])
-def test_an_overridden_method_makes_the_samples_on_all_ways(packed: Path, kind: type[ShardMapDataset]) -> None:
+def test_an_overridden_method_makes_the_samples_however_they_are_read(
+    packed: Path, kind: type[ShardMapDataset]
+) -> None:
     plain = ShardMapDataset(packed, fields="key")
     expected = [plain[number] + "!" for number in range(4)]
     dataset = kind(packed, fields="key")
@@ -143,7 +145,7 @@ def test_transforms_cannot_override_what_nothing_calls() -> None:
     with pytest.raises(TypeError, match=f"Mixed {message}"):
         type("Mixed", (torch.nn.Module, RandomHorizontalFlip), {})
 
-    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Put its code into the list"):
+    with pytest.raises(TypeError, match=r"Composed overrides __call__.* Move its code to a function in the list"):
 
         class Composed(Compose):
             def __call__(self, image: Any) -> Any:

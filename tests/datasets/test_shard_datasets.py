@@ -1,4 +1,4 @@
-"""ShardDataset and ShardMapDataset yield what was packed, decoded as asked."""
+"""ShardDataset and ShardMapDataset yield what was packed, decoded as requested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rich(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_fields_come_decoded_by_their_names(rich: Path) -> None:
+def test_fields_are_decoded_by_their_names(rich: Path) -> None:
     fields = ("image", "label", "key", "json", "txt", "cls", "npy", "pkl", "png")
     samples = list(ShardDataset(rich, fields=fields))
     assert len(samples) == 4
@@ -55,7 +55,7 @@ def test_fields_come_decoded_by_their_names(rich: Path) -> None:
         assert png == encode(number, suffix="png")
 
 
-def test_one_name_gives_the_bare_value(rich: Path) -> None:
+def test_a_single_name_yields_the_bare_value(rich: Path) -> None:
     assert list(ShardDataset(rich, fields="key")) == ["0", "1", "2", "3"]
     assert list(ShardDataset(rich, fields=("key",))) == [("0",), ("1",), ("2",), ("3",)]
 
@@ -83,7 +83,7 @@ def test_a_field_that_no_sample_has_is_refused_at_once(packed: Path) -> None:
         ShardDataset(packed, fields=("image", "json"))
 
 
-def test_a_label_that_is_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_label_that_is_not_a_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "x.jpg").write_bytes(encode(0))
     (tmp_path / "src" / "x.cls").write_text("cat")
@@ -99,22 +99,20 @@ def test_pil_images_go_to_the_transform(packed: Path) -> None:
 @pytest.mark.parametrize(
     "transform", [RandomResizedCrop(16), Compose([Compose([]), Compose([RandomHorizontalFlip(), id])])]
 )
-def test_our_transforms_take_no_pil_images(packed: Path, images: Path, transform: Any) -> None:
+def test_shardios_transforms_refuse_pil_images(packed: Path, images: Path, transform: Any) -> None:
     for make in (ShardDataset, ShardMapDataset, ImageFolder):
-        with pytest.raises(
-            TypeError, match=r"Random.* takes uint8 .* decode='pil' gives it .* leave decode at 'array'"
-        ):
+        with pytest.raises(TypeError, match=r"Random.* takes uint8 .* decode='pil' gives it .* use decode='array'"):
             make(images if make is ImageFolder else packed, decode="pil", transform=transform)
 
 
-def test_our_transforms_take_what_a_callable_makes_of_pil_images(packed: Path) -> None:
+def test_shardios_transforms_accept_what_a_callable_makes_of_pil_images(packed: Path) -> None:
     transform = Compose([np.asarray, RandomResizedCrop(16)])
     assert ShardMapDataset(packed, fields="image", decode="pil", transform=transform)[0].shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize("first", ["cls", "jpg"])
 @pytest.mark.parametrize("fields", [("image",), ("image", "label"), ("label", "key", "image")])
-def test_errors_name_the_place_of_what_is_damaged(tmp_path: Path, first: str, fields: tuple[str, ...]) -> None:
+def test_errors_name_the_location_of_the_damage(tmp_path: Path, first: str, fields: tuple[str, ...]) -> None:
     contents = {"jpg": encode(0)[:-100], "cls": b"0", "json": b"{"}
     names = sorted(contents, key=lambda name: name != first)
     write_tar(tmp_path / "a.tar", [(f"x.{name}", contents[name]) for name in names])
@@ -127,7 +125,7 @@ def test_errors_name_the_place_of_what_is_damaged(tmp_path: Path, first: str, fi
         assert error_info.value.where == where.removeprefix("sample x in ")
 
 
-def test_an_empty_image_is_said_to_be_empty(tmp_path: Path) -> None:
+def test_the_error_says_that_an_image_is_empty(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("x.jpg", b""), ("x.cls", b"0"), ("y.cls", b"0")])
     dataset = ShardMapDataset(tmp_path / "a.tar")
     with pytest.raises(SampleError, match=r"the image of sample x in .* cannot be decoded: it is empty"):
@@ -176,7 +174,7 @@ def test_map_style_holds_the_same_samples_in_manifest_order(packed: Path) -> Non
         by_number[21]
 
 
-def test_a_batch_by_numbers_is_its_items(packed: Path) -> None:
+def test_a_batch_by_indices_equals_its_items(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields="key")
     assert dataset.__getitems__([20, 3, 3, -1]) == [dataset[20], dataset[3], dataset[3], dataset[-1]]
 
@@ -212,7 +210,7 @@ def test_set_epoch_changes_the_order_and_a_copy_keeps_its_own(packed: Path, copi
     assert list(pickle.loads(pickle.dumps(dataset))) == first
 
 
-def test_a_field_that_one_sample_lacks_is_told_with_sample_and_shard(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_field_names_sample_and_shard(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     for name in ("a.jpg", "b.jpg", "b.json"):
         (tmp_path / "src" / name).write_bytes(b"{}" if name.endswith("json") else encode(0))
@@ -224,7 +222,9 @@ def test_a_field_that_one_sample_lacks_is_told_with_sample_and_shard(tmp_path: P
 
 
 @pytest.mark.parametrize("batch_size", [None, 64])
-def test_more_samples_than_the_order_gives_at_once_come_once_each(tmp_path: Path, batch_size: int | None) -> None:
+def test_more_samples_than_the_order_computes_at_once_are_delivered_once_each(
+    tmp_path: Path, batch_size: int | None
+) -> None:
     numbers = [f"{number:05d}" for number in range(2 * POSITIONS_AT_ONCE + 100)]
     write_tar(tmp_path / "many.tar", [(f"{number}.cls", b"1") for number in numbers])
     for remainder in ("pad", "mask"):

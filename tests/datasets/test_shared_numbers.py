@@ -1,4 +1,4 @@
-"""What one process sets, its worker processes see, however they are started; and it costs next to nothing."""
+"""Worker processes see what another process sets, however they are started, at almost no cost."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.processes import forkserver_context
 
 
 def work(cells: list[SharedCell], count: SharedCount, worker_id: int, end: Connection) -> None:
-    """Say what the cells hold whenever asked; count that; and make a cell of one's own."""
+    """Send the cells' values on request; count the requests; and create another cell."""
     own = SharedCell(-1, -2)
     while end.recv():
         count.add_one(worker_id)
@@ -29,7 +29,7 @@ def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.Monk
     context = forkserver_context() if method == "forkserver" else multiprocessing.get_context(method)
     cells, count = [SharedCell(5), SharedCell(-(2**63), 2**63 - 1), SharedCell(0, 0)], SharedCount(20)
     with monkeypatch.context() as patched:
-        patched.delattr(os, "memfd_create")  # As on macOS: torch's way.
+        patched.delattr(os, "memfd_create")  # As on macOS, where torch's memory is used.
         cells.insert(0, SharedCell(6))
     end, theirs = context.Pipe()
     process = context.Process(target=work, args=(cells, count, 19, theirs), daemon=True)  # type: ignore[attr-defined]
@@ -37,7 +37,7 @@ def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.Monk
     for value in range(3):
         cells[0].set(10 + value)
         cells[1].set(value)
-        after = SharedCell(value)  # Made while the worker runs: not in the place of any of its own.
+        after = SharedCell(value)  # Created while the worker runs: it must not share the memory of the worker's cells.
         end.send(True)
         assert end.recv() == [(10 + value,), (value,), (-(2**63), 2**63 - 1), (19, 19), (-1, -2)]
         assert cells[-1].values == (19, 19)

@@ -1,4 +1,4 @@
-"""The length of torch's loader over a ShardDataset, and the batches that it makes: the same, or a warning says so."""
+"""The length of torch's loader over a ShardDataset equals its number of batches, or a warning says so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardio import ShardDataset
 
 
 @pytest.mark.parametrize(
-    ("told", "size", "num_workers", "drop_last", "is_right"),
+    ("own_size", "size", "num_workers", "drop_last", "is_right"),
     [
         (None, 4, 2, False, True),  # 11 and 10 of 21 samples: 3 + 3 batches.
         (None, 5, 2, False, True),
@@ -31,9 +31,9 @@ from shardio import ShardDataset
     ],
 )
 def test_a_length_is_right_or_warned_of(
-    packed: Path, told: int | None, size: int, num_workers: int, drop_last: bool, is_right: bool
+    packed: Path, own_size: int | None, size: int, num_workers: int, drop_last: bool, is_right: bool
 ) -> None:
-    dataset = ShardDataset(packed, fields="key", batch_size=told)
+    dataset = ShardDataset(packed, fields="key", batch_size=own_size)
     loader = DataLoader(dataset, batch_size=size, num_workers=num_workers, drop_last=drop_last)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,9 +1,13 @@
-"""A small loader with a state, for tests of wrappers."""
+"""What tests of the prefetcher share: a small loader with a state, and a count of pinned buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import torch
+
+from shardio.device import DevicePrefetcher
 
 
 class CountingLoader:
@@ -32,3 +36,16 @@ class CountingLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.epoch, self.num_given = state["epoch"], state["num_given"]
+
+
+def count_pinned_buffers(prefetcher: DevicePrefetcher) -> list[int]:
+    """Return a list that gets the size in bytes of each buffer that the prefetcher pins from now on."""
+    sizes, pin = list[int](), prefetcher._pool._pin
+
+    def count(num_bytes: int) -> torch.Tensor:
+        sizes.append(num_bytes)
+        buffer: torch.Tensor = pin(num_bytes)
+        return buffer
+
+    prefetcher._pool._pin = count
+    return sizes

@@ -48,7 +48,7 @@ def test_a_device_that_torch_cannot_use_is_refused_everywhere(monkeypatch: pytes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     kind = name.partition(":")[0].upper()
-    message = f"device '{name}' is not available, because torch finds no {kind} device: use 'cpu', or leave device out"
+    message = f"device '{name}' is not available, because torch finds no {kind} device: use 'cpu', or omit device"
     for use in (choose_device, lambda name: DevicePrefetcher([], name), lambda name: TrainConfig(device=name)):
         with pytest.raises(ValueError, match=message):
             use(name)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
 from shardio.transforms import CenterCrop
 from tests.device.late_stream import prefetch_late
-from tests.device.loaders import CountingLoader
+from tests.device.loaders import CountingLoader, count_pinned_buffers
 
 NUM_BATCHES = 300
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -109,19 +109,11 @@ def test_depth_limits_the_batches_in_flight_and_the_work_ahead_of_the_device(dep
 
 def test_buffers_are_reused(is_pinned: bool) -> None:
     prefetcher, _ = prefetch_late(SpoilingLoader(), depth=2, laziness=0.5)
-    made = list[int]()
-    pin = prefetcher._pool._pin
-
-    def count(num_bytes: int) -> torch.Tensor:
-        made.append(num_bytes)
-        buffer: torch.Tensor = pin(num_bytes)
-        return buffer
-
-    prefetcher._pool._pin = count
+    sizes = count_pinned_buffers(prefetcher)
     for _ in range(3):
         for _ in prefetcher:
             pass
-    assert len(made) == 0 if is_pinned else 2 <= len(made) <= 2 * (2 + 1)
+    assert len(sizes) == 0 if is_pinned else 2 <= len(sizes) <= 2 * (2 + 1)
 
 
 @pytest.mark.parametrize("end", ["break", "close", "with"])

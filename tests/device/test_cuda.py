@@ -13,7 +13,7 @@ import torch
 from shardio import DataLoader, ShardDataset
 from shardio.device import DevicePrefetcher
 from shardio.transforms import CenterCrop
-from tests.device.loaders import CountingLoader
+from tests.device.loaders import CountingLoader, count_pinned_buffers
 
 pytestmark = [
     pytest.mark.cuda,
@@ -153,19 +153,12 @@ def test_each_slot_is_pinned_once_and_copied_from_directly(packed: Path) -> None
     loader = _loader(packed, num_workers=2, persistent_workers=True)
     prefetcher, made = DevicePrefetcher(loader, "cuda"), list[int]()
     loader.watch_memory(lambda memory: made.append(memory.ctypes.data))
-    pin, buffers = prefetcher._pool._pin, list[int]()
-
-    def count(num_bytes: int) -> torch.Tensor:
-        buffers.append(num_bytes)
-        buffer: torch.Tensor = pin(num_bytes)
-        return buffer
-
-    prefetcher._pool._pin = count
+    sizes = count_pinned_buffers(prefetcher)
     for _ in range(5):
         for _ in prefetcher:
             pass
     assert len(made) == len(set(made))
-    assert all(num_bytes < 2 * 3 * 64 * 64 for num_bytes in buffers), "only labels"
+    assert all(num_bytes < 2 * 3 * 64 * 64 for num_bytes in sizes), "only labels"
     for images, _ in loader:
         assert images.is_pinned()
 

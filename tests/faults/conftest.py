@@ -1,4 +1,4 @@
-"""Data that the tests of faults share."""
+"""Shared data of the tests of faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from tests.faults.worker_processes import KINDS, Data, Expected, batches_of, find_hosts, make_loader
+from tests.faults.worker_processes import KINDS, Data, Expected, batches_of, find_worker_processes, make_loader
 from tests.sources import write_images
 
 
@@ -25,7 +25,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory from which hosts that start from here on import modules before all others, sitecustomize as well."""
+    """A directory from which worker processes started after this import modules first, including sitecustomize."""
     folder = tmp_path / "modules"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
@@ -35,7 +35,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(data: Data) -> Expected:
-    """Two epochs of each kind of dataset without hosts."""
+    """Two epochs of each kind of dataset without worker processes."""
     found: Expected = {}
     for kind in KINDS:
         loader = make_loader(data, kind)
@@ -47,12 +47,12 @@ def expected(data: Data) -> Expected:
 
 @pytest.fixture(scope="module", autouse=True)
 def _loaders_of_other_tests_are_gone() -> None:
-    gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their hosts.
+    gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their worker processes.
 
 
 @pytest.fixture
-def no_host_is_left() -> Iterator[None]:
-    """See to it that all hosts have ended when the test has."""
+def no_worker_process_is_left() -> Iterator[None]:
+    """Check that all worker processes have ended after the test."""
     yield
     gc.collect()  # Tracebacks of errors that were expected hold their loaders.
-    assert find_hosts() == []
+    assert find_worker_processes() == []

@@ -1,4 +1,4 @@
-"""Datasets with samples that cannot be read, each with a twin that has nothing wrong."""
+"""Datasets with unreadable samples, each with an undamaged twin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Damage = Callable[[bytes], bytes | None]
 
 
 def cut_off(content: bytes) -> bytes:
-    """Leave the head of a JPEG, and a little of what comes after it."""
+    """Keep the head of a JPEG, and a little of what follows."""
     return content[: content.index(b"\xff\xda") + 20]
 
 
@@ -73,7 +73,7 @@ def order_of(kind: Kind) -> list[list[int]]:
 
 
 def warns_of_bad_samples(num_bad: int | None = None, epoch: int = 0) -> Any:
-    """Expect the warning of samples that were replaced or skipped in an epoch; of so many, if that is given."""
+    """Expect the warning of replaced or skipped samples in an epoch, and their number, if given."""
     number = r"\d+" if num_bad is None else num_bad
     said = rf"unreadable samples (replaced|skipped) in epoch {epoch}: {number}\. "
     return pytest.warns(RuntimeWarning, match=said)
@@ -118,7 +118,7 @@ class Subject:
         return DataLoader(mapped, sampler=EpochSampler(mapped), **options)
 
     def name(self, number: int) -> str:
-        """Return how an error names a sample and where it lies."""
+        """Return how an error names a sample and its location."""
         if self.kind == "folder":
             return f"{number:03d}.jpg"
         return f"{key_of(number)} in {self.tars[number // SHARD_SIZE]} at byte "

@@ -1,4 +1,4 @@
-"""Samples that cannot be read: an error at its place, another sample, or a smaller batch, and nothing else changes."""
+"""Unreadable samples: an error at that batch, another sample, or a smaller batch; nothing else changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def subject(tmp_path: Path, kind: Kind) -> Subject:
 
 
 def without_bad(subject: Subject, batches: Batches) -> Batches:
-    """Return the twin's batches without the rows of samples that are damaged."""
+    """Return the twin's batches without the rows of damaged samples."""
     return [
         [[value for value, number in zip(part, numbers, strict=True) if number not in subject.bad] for part in batch]
         for numbers, batch in zip(order_of(subject.kind), batches, strict=True)
@@ -62,7 +62,7 @@ def test_raise_stops_at_the_samples_batch_and_names_it(subject: Subject, num_wor
 
 
 @kinds
-def test_replace_puts_the_same_samples_there_whatever_the_workers(subject: Subject) -> None:
+def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
     clean = batches_of(subject.loader(0, clean=True))
     found = []
     for num_workers in (0, 3):
@@ -130,7 +130,7 @@ def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers:
 
 
 @pytest.mark.parametrize(("kind", "num_workers"), [("folder", 1), ("shards", 3)])
-def test_smaller_batches_that_are_kept_stay_as_they_are(subject: Subject, num_workers: int) -> None:
+def test_kept_smaller_batches_do_not_change(subject: Subject, num_workers: int) -> None:
     loader = subject.loader(num_workers, on_error="skip", persistent_workers=True)
     with warns_of_bad_samples(len(subject.bad)):
         kept = list(loader)
@@ -142,7 +142,7 @@ def test_smaller_batches_that_are_kept_stay_as_they_are(subject: Subject, num_wo
 
 
 @pytest.mark.parametrize(("policy", "num_workers"), [("replace", 1), ("skip", 0), ("skip", 3)])
-def test_an_epoch_that_is_resumed_goes_on_the_same(tmp_path: Path, policy: str, num_workers: int) -> None:
+def test_a_resumed_epoch_continues_identically(tmp_path: Path, policy: str, num_workers: int) -> None:
     subject = Subject(tmp_path, "shards")
     with warns_of_bad_samples():
         expected = batches_of(subject.loader(0, on_error=policy))
@@ -156,7 +156,7 @@ def test_an_epoch_that_is_resumed_goes_on_the_same(tmp_path: Path, policy: str, 
 
 @kinds_and_workers
 def test_many_bad_neighbours_are_skipped(tmp_path: Path, kind: Kind, num_workers: int) -> None:
-    """More of them than may be tried for one place, and all but one of what a worker makes at a time."""
+    """More of them than the replacements tried for one row, and all but one sample of a chunk."""
     subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES - 1), fill_with_noise))
     with warns_of_bad_samples(NUM_SAMPLES - 1):
         (batch,) = subject.loader(num_workers, on_error="skip", batch_size=NUM_SAMPLES)
@@ -178,7 +178,7 @@ def test_a_batch_without_any_sample_is_an_error(tmp_path: Path, kind: Kind, num_
 
 
 @kinds_and_workers
-def test_when_nothing_can_be_read_it_is_not_replaced_for_ever(tmp_path: Path, kind: Kind, num_workers: int) -> None:
+def test_replacing_ends_when_nothing_can_be_read(tmp_path: Path, kind: Kind, num_workers: int) -> None:
     subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES), cut_off))
     with pytest.raises(SampleError, match="the 10 samples tried before it could not be read either"):
         next(iter(subject.loader(num_workers, on_error="replace")))
@@ -193,9 +193,9 @@ def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quarantine", "error", "words"),
     [
-        ("nowhere/quarantine.jsonl", ValueError, "there is no directory .*nowhere"),
+        ("nowhere/quarantine.jsonl", ValueError, "the directory .*nowhere does not exist"),
         ("", ValueError, "it is a directory"),
-        (None, TypeError, "must be the path of a file, got None"),
+        (None, TypeError, "must be a file path, got None"),
     ],
 )
 def test_a_quarantine_that_cannot_be_written_is_refused_at_once(
@@ -290,7 +290,7 @@ def test_a_bad_sample_never_replaces_itself(tmp_path: Path, kind: Kind) -> None:
     assert [entry for entry in entries if entry["sample"] == entry["replacement"]] == []
 
 
-def test_where_there_is_no_other_sample_it_is_not_replaced(tmp_path: Path) -> None:
+def test_the_only_sample_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "a.jpg").write_bytes(b"no image")
     dataset = ImageFolder(tmp_path)

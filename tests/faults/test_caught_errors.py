@@ -1,4 +1,4 @@
-"""A loop that catches a batch's error and asks for the next batch gets the rest of the epoch, from any executor."""
+"""A loop that catches a batch's error and requests the next batch receives the rest of the epoch from any executor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXECUTORS: dict[str, dict[str, Any]] = {
 
 
 def catching(batches: Iterator[Any], errors: list[Exception]) -> Iterator[Any]:
-    """Yield what comes, and go on after each error."""
+    """Yield batches, and continue after each error."""
     while True:
         try:
             batch = next(batches)
@@ -39,7 +39,7 @@ def catching(batches: Iterator[Any], errors: list[Exception]) -> Iterator[Any]:
 
 
 def good_batches(subject: Subject) -> Batches:
-    """Return the twin's batches in whose places there is no damaged sample."""
+    """Return those of the twin's batches that hold no damaged sample."""
     twins = batches_of(subject.loader(0, clean=True))
     return [
         batch
@@ -64,7 +64,7 @@ def test_every_executor_delivers_the_rest_of_the_epoch(tmp_path: Path) -> None:
             assert loader.state_dict()["position"] == NUM_SAMPLES, executor
 
 
-def test_a_batch_that_failed_counts_when_the_next_is_asked_for(tmp_path: Path) -> None:
+def test_a_failed_batch_counts_when_the_next_one_is_requested(tmp_path: Path) -> None:
     subject = Subject(tmp_path, "map", {13: fill_with_noise})
     whole = good_batches(subject)
     stop = next(place for place, numbers in enumerate(order_of("map")) if 13 in numbers)
@@ -84,7 +84,7 @@ def test_a_batch_that_failed_counts_when_the_next_is_asked_for(tmp_path: Path) -
 
 
 class PickyError(Exception):
-    """Of the user's own, with something in it."""
+    """A user's error with an attribute."""
 
     def __init__(self, word: str, number: int) -> None:
         super().__init__(word, number)
@@ -92,7 +92,7 @@ class PickyError(Exception):
 
 
 class Picky:
-    """A transform of the user's own, which cannot take some images."""
+    """A user's transform that refuses some images."""
 
     def __init__(self, refused: list[int]) -> None:
         self.refused = refused
@@ -104,7 +104,7 @@ class Picky:
 
 
 class PickyCollate:
-    """A collate_fn of the user's own, which cannot take some samples."""
+    """A user's collate_fn that refuses some samples."""
 
     def __init__(self, refused: list[str]) -> None:
         self.refused = refused
@@ -176,7 +176,7 @@ def test_torchs_own_loader_delivers_the_rest_too(tmp_path: Path, num_workers: in
 
 
 class Small:
-    """A transform of the user's own."""
+    """A user's transform."""
 
     def __call__(self, image: Any) -> Any:
         return torch.from_numpy(image[:8, :8].copy())

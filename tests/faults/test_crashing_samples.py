@@ -20,7 +20,7 @@ from tests.faults.worker_processes import (
     warns_of_deaths,
 )
 
-pytestmark = pytest.mark.usefixtures("no_host_is_left")
+pytestmark = pytest.mark.usefixtures("no_worker_process_is_left")
 
 
 def sample_of(batches: Batches, number: int) -> str:
@@ -38,7 +38,7 @@ def test_two_deaths_over_the_same_batch_are_survived(data: Data, expected: Expec
 
 
 @pytest.mark.parametrize(("num_workers", "number"), [(1, 0), (3, 4)])
-def test_a_sample_that_always_kills_its_host_is_named(
+def test_a_sample_that_always_kills_its_worker_process_is_named(
     data: Data, expected: Expected, modules: Path, num_workers: int, number: int
 ) -> None:
     key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
@@ -59,16 +59,18 @@ def test_a_sample_that_always_kills_its_host_is_named(
     assert len(list(modules.glob("death-*"))) in (3, 4)
 
 
-@pytest.mark.parametrize(("num_hosts", "number"), [(1, 0), (2, 3)])
-def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
-    data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch, num_hosts: int, number: int
+@pytest.mark.parametrize(("num_processes", "number"), [(1, 0), (2, 3)])
+def test_samples_made_at_the_same_time_as_a_crashing_one_are_not_blamed(
+    data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch, num_processes: int, number: int
 ) -> None:
-    """Not even where they take so long that each death is theirs, too."""
-    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads // num_hosts] * num_hosts)
+    """Not even if they take so long that they are in flight at each death."""
+    monkeypatch.setattr(
+        pool_module, "divide_threads", lambda num_threads, _: [num_threads // num_processes] * num_processes
+    )
     key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
     install_poison(modules, key, 100, others_s=0.1)
     batches = Batches()
-    said = r"3 worker processes died over the same samples"
+    said = r"3 worker processes died while making the same samples"
     with warns_of_deaths(), pytest.raises(WorkerError, match=said) as error_info:
         collect(make_loader(data, "shards", 6), batches)
     assert batches == expected["shards"][0][:number]
@@ -78,7 +80,7 @@ def test_samples_that_are_made_beside_one_that_kills_are_not_blamed(
     assert len(list(modules.glob("death-*"))) in (3, 4)
 
 
-def test_what_was_made_beside_a_death_is_made_all_the_same(
+def test_batches_in_flight_at_a_death_are_delivered(
     data: Data, expected: Expected, modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])

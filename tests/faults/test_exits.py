@@ -1,4 +1,4 @@
-"""However a program ends, nothing of its loaders stays: no process, and not a word on stderr that is not its own."""
+"""However a program ends, its loaders leave no process, and write nothing to stderr."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Script:
         wait_until(lambda: report.exists() or self.process.poll() is not None, "the script iterates")
 
     def end(self) -> tuple[int, str]:
-        """Return its exit code and what it wrote to stderr; all that it started ends with it."""
+        """Return its exit code and what it wrote to stderr; end all processes that it started."""
         _, said = self.process.communicate(timeout=DEADLINE_S)
         wait_until(lambda: find_marked(self.mark) == [], "all has ended")
         return self.process.returncode, said
@@ -88,7 +88,7 @@ def test_exit_in_the_loop(data: Data, tmp_path: Path) -> None:
     assert Script(data, tmp_path, "exit", "-W", "error", "-X", "dev").end() == (3, "")
 
 
-def test_an_exception_that_nobody_catches(data: Data, tmp_path: Path) -> None:
+def test_an_uncaught_exception(data: Data, tmp_path: Path) -> None:
     code, said = Script(data, tmp_path, "raise persistent", "-W", "error", "-X", "dev").end()
     assert code == 1
     assert said.count("Traceback") == 1
@@ -104,15 +104,15 @@ def test_ctrl_c(data: Data, tmp_path: Path) -> None:
     assert code == -signal.SIGINT
     assert said.endswith("KeyboardInterrupt\n")
     assert "Exception ignored" not in said
-    assert "loader/host.py" not in said
+    assert "worker_process.py" not in said
 
 
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
-def test_hosts_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
-    """Also when a child of its own lives on, and holds all that was open, and when they have hardly started."""
+def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
+    """Even if a child survives that holds everything open, and if they have only just started."""
     script = Script(data, tmp_path, ending)
-    hosts_and_child = set(find_marked(script.mark)) - {script.process.pid}
-    assert len(hosts_and_child) >= (3 if ending.startswith("fork") else 2)
+    workers_and_child = set(find_marked(script.mark)) - {script.process.pid}
+    assert len(workers_and_child) >= (3 if ending.startswith("fork") else 2)
     script.process.kill()
     script.process.wait()
     num_left = 1 if ending.startswith("fork") else 0

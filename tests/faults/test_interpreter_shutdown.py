@@ -1,4 +1,4 @@
-"""A batch that is asked for while Python ends comes or is an error at once; nothing waits and nothing crashes."""
+"""A batch that is requested while Python ends arrives or raises an error at once: nothing waits or crashes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ if __name__ == "__main__":
 """
 
 
-def test_nobody_waits_for_a_batch_when_python_ends(packed: Path, tmp_path: Path) -> None:
+def test_no_thread_waits_for_a_batch_when_python_ends(packed: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     ended = subprocess.run([sys.executable, script, packed], capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""An epoch that is interrupted in its midst never ends as if it were whole, and no sample is blamed for it."""
+"""An interrupted epoch never ends as if it were complete, and no sample is blamed for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomHorizontalFlip
 from tests.faults.damage import Subject, fill_with_noise
 from tests.faults.test_caught_errors import catching
-from tests.faults.worker_processes import CROP, batches_of, find_hosts, plain, send_signal
+from tests.faults.worker_processes import CROP, batches_of, find_worker_processes, plain, send_signal
 from tests.sources import encode
 from tests.tars import write_tar
 
@@ -43,7 +43,7 @@ def result_of(batches: Iterator[Any]) -> Any:
 
 
 def rest_of(batches: Iterator[Any], received: list[Any]) -> str | None:
-    """Collect the rest of an epoch; return the words of the error that ended it, which must come for ever then."""
+    """Collect the rest of an epoch; return the message of the error that ended it, which must repeat from then on."""
     try:
         received += results_of(batches)
     except RuntimeError as error:
@@ -54,7 +54,7 @@ def rest_of(batches: Iterator[Any], received: list[Any]) -> str | None:
 
 
 class Interruption:
-    """Raises KeyboardInterrupt at the n-th call or return that shardio's code makes, as Ctrl-C may."""
+    """Raises KeyboardInterrupt at the n-th call or return in shardio's code, as Ctrl-C may."""
 
     def __init__(self, number: int) -> None:
         self.num_left = number
@@ -143,7 +143,7 @@ def pngs(tmp_path: Path) -> Path:
 
 @contextmanager
 def at_conversion(number: int, act: Callable[[], None]) -> Iterator[None]:
-    """Do something while Pillow decodes an image, the n-th from here on."""
+    """Do something while Pillow decodes the n-th image from now on."""
     convert, num_left = PIL.Image.Image.convert, number
 
     def convert_or_act(image: PIL.Image.Image, *arguments: Any) -> PIL.Image.Image:
@@ -160,7 +160,7 @@ def at_conversion(number: int, act: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def handler_raises(error: BaseException) -> Iterator[None]:
-    """Have SIGUSR1 handled by a function that raises an error."""
+    """Handle SIGUSR1 with a function that raises an error."""
 
     def handle(number: int, frame: object) -> None:
         raise error
@@ -197,16 +197,14 @@ def test_no_sample_is_blamed_for_what_a_signal_handler_raises(
 
 
 @pytest.mark.parametrize("error", [TimeoutError("too long"), SyntaxError("stop")], ids=repr)
-def test_no_file_is_no_image_for_what_a_signal_handler_raises(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_file_is_blamed_for_what_a_signal_handler_raises(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PIL.Image, "open", lambda file: signal_us())
     with handler_raises(error), pytest.raises(type(error)) as raised:
         find_format(b"neither PNG nor JPEG")
     assert raised.value is error
 
 
-def test_memory_that_runs_out_is_no_bad_sample(pngs: Path, tmp_path: Path) -> None:
+def test_running_out_of_memory_is_not_a_bad_sample(pngs: Path, tmp_path: Path) -> None:
     def run_out() -> None:
         raise MemoryError("none left")
 
@@ -228,11 +226,11 @@ def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
     with monkeypatch.context() as patch:
         batches._batches._timeout_s = 0.01
         patch.setattr(WorkerPool, "receive", lambda self, timeout_s: [])
-        with pytest.raises(RuntimeError, match="no batch came within timeout"):
+        with pytest.raises(RuntimeError, match="no batch arrived within timeout"):
             next(batches)
     end = rest_of(batches, received)
     assert end is not None
-    assert "no batch came within timeout" in end
+    assert "no batch arrived within timeout" in end
     loader.load_state_dict(loader.state_dict())
     assert received + batches_of(loader) == expected
 
@@ -243,7 +241,7 @@ def test_workers_that_were_interrupted_are_not_used_again(tmp_path: Path) -> Non
     loader.set_epoch(0)
     batches = iter(loader)
     received = [plain(next(batches))]
-    send_signal(find_hosts()[-1], signal.SIGKILL)
+    send_signal(find_worker_processes()[-1], signal.SIGKILL)
     with pytest.raises(RuntimeWarning, match="was killed by SIGKILL"):  # Warnings are errors in these tests.
         received += map(plain, batches)
     end = rest_of(batches, received)
@@ -282,7 +280,7 @@ class Ending:
 
 
 class EndingTransform(RandomHorizontalFlip):
-    """One of our transforms, as people make it another one."""
+    """One of shardio's transforms, customized by a user."""
 
     def draw(self, sizes: Any, keys: Any) -> Any:
         raise StopIteration
@@ -290,7 +288,7 @@ class EndingTransform(RandomHorizontalFlip):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", ["shards", "map", "plain map"])
-def test_stop_iteration_of_the_users_code_ends_no_epoch(tmp_path: Path, kind: str, num_workers: int) -> None:
+def test_stop_iteration_in_user_code_does_not_end_the_epoch(tmp_path: Path, kind: str, num_workers: int) -> None:
     subject = Subject(tmp_path, "map", {})
     for what in ("collate_fn", "transform")[: 1 if num_workers else 2]:
         transform = CROP if what == "collate_fn" else EndingTransform()

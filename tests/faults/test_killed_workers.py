@@ -1,4 +1,4 @@
-"""Hosts die, at any moment and in any way: the batches are those of a loader without any, or the error says why not."""
+"""Worker processes die at any moment and in any way: the batches do not change, or an error says why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.faults.worker_processes import (
     Expected,
     Kind,
     batches_of,
-    find_hosts,
+    find_worker_processes,
     install_slowness,
     make_loader,
     plain,
@@ -35,24 +35,24 @@ from tests.faults.worker_processes import (
     warns_of_deaths,
 )
 
-pytestmark = pytest.mark.usefixtures("no_host_is_left")
+pytestmark = pytest.mark.usefixtures("no_worker_process_is_left")
 
 
-def kill_hosts(number: signal.Signals = signal.SIGKILL) -> None:
-    for process_id in find_hosts():
+def kill_worker_processes(number: signal.Signals = signal.SIGKILL) -> None:
+    for process_id in find_worker_processes():
         send_signal(process_id, number)
 
 
 def have_started() -> bool:
-    """Return whether all hosts have threads that decode."""
-    return all(len(list(Path(f"/proc/{process_id}/task").iterdir())) > 1 for process_id in find_hosts())
+    """Return whether all worker processes have threads that decode."""
+    return all(len(list(Path(f"/proc/{process_id}/task").iterdir())) > 1 for process_id in find_worker_processes())
 
 
 @pytest.mark.parametrize(
     ("kind", "num_workers", "persistent", "seed"),
     [("shards", 3, True, 0), ("map", 1, False, 1), ("folder", 2, False, 2)],
 )
-def test_hosts_killed_at_any_moment(
+def test_worker_processes_killed_at_any_moment(
     data: Data, expected: Expected, modules: Path, kind: Kind, num_workers: int, persistent: bool, seed: int
 ) -> None:
     install_slowness(modules, 0.05)  # An epoch takes longer than until the first kill.
@@ -61,39 +61,41 @@ def test_hosts_killed_at_any_moment(
     def kill_two() -> None:
         for _ in range(2):
             time.sleep(draw.uniform(0.0, 0.15))  # The moment is what is random here.
-            for process_id in draw.sample(hosts := find_hosts(), min(len(hosts), 1)):
+            for process_id in draw.sample(process_ids := find_worker_processes(), min(len(process_ids), 1)):
                 killed.append(process_id)
                 send_signal(process_id, signal.SIGKILL)
 
     loader = make_loader(data, kind, num_workers, persistent_workers=persistent)
     for epoch in expected[kind]:
-        iterator = iter(loader)  # Its hosts are there now.
+        iterator = iter(loader)  # Its worker processes are there now.
         with warns_of_deaths(), run_during(kill_two):
             assert batches_of(iterator) == epoch
     assert len(killed) >= 2
 
 
 @pytest.mark.parametrize(("num_workers", "number"), [(1, 2), (2, 5), (3, 0)])
-def test_all_hosts_killed_at_once(data: Data, expected: Expected, modules: Path, num_workers: int, number: int) -> None:
+def test_all_worker_processes_killed_at_once(
+    data: Data, expected: Expected, modules: Path, num_workers: int, number: int
+) -> None:
     install_slowness(modules, 0.01)
     batches = Batches()
     with warns_of_deaths() if number < 5 else nullcontext():  # The last batch is there already.
         for batch in make_loader(data, "shards", num_workers):
             if len(batches) == number:
-                kill_hosts()
+                kill_worker_processes()
             batches.append(plain(batch))
     assert batches == expected["shards"][0]
 
 
-def test_hosts_killed_again_and_again(data: Data, expected: Expected) -> None:
-    """All of them at once, but not three times while they make the same batch, which one begins after another."""
+def test_worker_processes_killed_repeatedly(data: Data, expected: Expected) -> None:
+    """All of them at once, but not three times over the same batch."""
     loader, batches = make_loader(data, "map", 2, persistent_workers=True), Batches()
     num_deaths = list[int]()
     with warns_of_deaths() as warned:
         for _ in range(2):
             for batch in loader:
                 if len(batches) % 3 == 0:
-                    kill_hosts()
+                    kill_worker_processes()
                 batches.append(plain(batch))
             num_deaths.append(loader.stats().num_worker_restarts)
             assert loader.stats().num_images_by_decoder["kernel"] == loader.stats().num_samples == 96
@@ -102,29 +104,29 @@ def test_hosts_killed_again_and_again(data: Data, expected: Expected) -> None:
 
 
 @pytest.mark.parametrize(("kind", "num_killed"), [("shards", 1), ("folder", 2)])
-def test_hosts_killed_between_epochs(data: Data, expected: Expected, kind: Kind, num_killed: int) -> None:
+def test_worker_processes_killed_between_epochs(data: Data, expected: Expected, kind: Kind, num_killed: int) -> None:
     loader = make_loader(data, kind, 2, persistent_workers=True)
     assert batches_of(loader) == expected[kind][0]
-    for process_id in find_hosts()[:num_killed]:
+    for process_id in find_worker_processes()[:num_killed]:
         send_signal(process_id, signal.SIGKILL)
     with warns_of_deaths():
         assert batches_of(loader) == expected[kind][1]
     assert loader.stats().num_worker_restarts == num_killed
 
 
-def test_hosts_killed_after_a_break(data: Data, expected: Expected) -> None:
-    """What an epoch that was left had begun does not get into the next one."""
+def test_worker_processes_killed_after_a_break(data: Data, expected: Expected) -> None:
+    """What an abandoned epoch had begun does not get into the next one."""
     loader = make_loader(data, "map", 2, persistent_workers=True)
     for number in range(2):
         loader.set_epoch(0)
         with warns_of_deaths() if number else nullcontext():
             assert [plain(batch) for batch in islice(loader, 2)] == expected["map"][0][:2]
-        kill_hosts()
+        kill_worker_processes()
     with warns_of_deaths():
         assert batches_of(loader) == expected["map"][1]
 
 
-def test_hosts_that_are_replaced_start_where_the_first_ones_did(
+def test_restarted_worker_processes_find_relative_paths(
     data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(data.shards.parent)
@@ -132,14 +134,14 @@ def test_hosts_that_are_replaced_start_where_the_first_ones_did(
     iterators = [iter(make_loader(here, kind, 1)) for kind in KINDS]
     batches = [[plain(next(iterator))] for iterator in iterators]
     monkeypatch.chdir(tmp_path)
-    kill_hosts()
+    kill_worker_processes()
     for kind, begun, iterator in zip(KINDS, batches, iterators, strict=True):
         with warns_of_deaths():
             assert [*begun, *map(plain, iterator)] == expected[kind][0]
 
 
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
-    """Let so many hosts be dead before they are told anything; return the ids of all that are started."""
+    """Kill the first worker processes, up to ``most``, before their first message; return the ids of all started."""
     start, started = pool_module._start_process, list[int]()
 
     def start_and_kill(*arguments: Any) -> subprocess.Popen[bytes]:
@@ -154,7 +156,7 @@ def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     return started
 
 
-def test_hosts_killed_before_they_are_told_anything(
+def test_worker_processes_killed_before_their_first_message(
     data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = kill_first(monkeypatch, 2)
@@ -164,7 +166,7 @@ def test_hosts_killed_before_they_are_told_anything(
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_hosts_that_all_die_at_once_every_time_are_an_error(
+def test_worker_processes_that_always_die_at_once_are_an_error(
     data: Data, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     started = kill_first(monkeypatch, 50)
@@ -173,20 +175,20 @@ def test_hosts_that_all_die_at_once_every_time_are_an_error(
     assert len(started) <= 4 * num_workers
 
 
-def test_hosts_killed_while_they_start(data: Data, expected: Expected) -> None:
+def test_worker_processes_killed_while_they_start(data: Data, expected: Expected) -> None:
     seen: list[int] = []
 
     def kill_new() -> None:
         for _ in range(2):
-            wait_until(lambda: set(find_hosts()) - set(seen), "there is another host")
-            seen.append(min(set(find_hosts()) - set(seen)))
+            wait_until(lambda: set(find_worker_processes()) - set(seen), "there is another worker process")
+            seen.append(min(set(find_worker_processes()) - set(seen)))
             send_signal(seen[-1], signal.SIGKILL)
 
     with warns_of_deaths(), run_during(kill_new):
         assert batches_of(make_loader(data, "shards", 2)) == expected["shards"][0]
 
 
-def test_hosts_that_are_stopped_are_given_up(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_worker_processes_are_killed(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
     monkeypatch.setattr(pool_module, "CLOSE_S", 0.3)
     loader, batches = make_loader(data, "shards", 2, persistent_workers=True), Batches()
@@ -194,26 +196,26 @@ def test_hosts_that_are_stopped_are_given_up(data: Data, expected: Expected, mon
         for _ in range(2):
             for batch in loader:
                 if len(batches) in (1, 8):
-                    wait_until(have_started, "all hosts have started: those that have not are given more time")
-                    kill_hosts(signal.SIGSTOP)
+                    wait_until(have_started, "all worker processes have started")
+                    kill_worker_processes(signal.SIGSTOP)
                 batches.append(plain(batch))
     assert batches == [*expected["shards"][0], *expected["shards"][1]]
 
 
-def test_hosts_that_are_stopped_for_a_moment_go_on(data: Data, expected: Expected) -> None:
+def test_briefly_stopped_worker_processes_continue(data: Data, expected: Expected) -> None:
     iterator = iter(make_loader(data, "shards", 2))
     batches = [plain(next(iterator))]
-    hosts = find_hosts()
-    kill_hosts(signal.SIGSTOP)
+    process_ids = find_worker_processes()
+    kill_worker_processes(signal.SIGSTOP)
 
     def go_on() -> None:
-        time.sleep(0.3)  # For so long they are silent, and are not to be given up for it.
-        for process_id in hosts:
+        time.sleep(0.3)  # They are silent for less than the allowed time.
+        for process_id in process_ids:
             send_signal(process_id, signal.SIGCONT)
 
     with run_during(go_on):
         batches.append(plain(next(iterator)))
-    assert find_hosts() == hosts
+    assert find_worker_processes() == process_ids
     assert [*batches, *map(plain, iterator)] == expected["shards"][0]
 
 
@@ -225,30 +227,30 @@ def fail_to_import(modules: Path) -> None:
     (modules / "simplejpeg.py").write_text("raise ImportError('there is no libjpeg')")
 
 
-@pytest.mark.parametrize(("break_hosts", "num_workers"), [(exit_at_once, 3), (fail_to_import, 1)])
-def test_hosts_that_cannot_start_are_an_error(
-    data: Data, modules: Path, break_hosts: Callable[[Path], None], num_workers: int
+@pytest.mark.parametrize(("break_startup", "num_workers"), [(exit_at_once, 3), (fail_to_import, 1)])
+def test_worker_processes_that_cannot_start_are_an_error(
+    data: Data, modules: Path, break_startup: Callable[[Path], None], num_workers: int
 ) -> None:
-    break_hosts(modules)
+    break_startup(modules)
     with warns_of_deaths(), pytest.raises(WorkerError, match=r"ended with exit code [13]"):
         next(iter(make_loader(data, "shards", num_workers)))
 
 
-def test_other_processes_and_loaders_are_left_alone(data: Data, expected: Expected) -> None:
-    """Whatever they are called: hosts are known by what was started, not by name."""
+def test_other_processes_and_loaders_are_not_affected(data: Data, expected: Expected) -> None:
+    """Whatever their names are: a loader knows the worker processes that it started."""
     other = iter(make_loader(data, "map", 1))
-    wait_until(find_hosts, "its host is there: a program that has just begun has no command line yet")
-    others_hosts = find_hosts()
+    wait_until(find_worker_processes, "its worker process has a command line")
+    others_processes = find_worker_processes()
     # It does nothing for as long as the test may take, which ends it.
     namesake = [sys.executable, "-c", "import time; time.sleep(600)", PROGRAM.decode()]
     with subprocess.Popen(namesake) as process:
         iterator = iter(make_loader(data, "shards", 1))
         batches = [plain(next(iterator))]
-        for process_id in set(find_hosts()) - set(others_hosts):
+        for process_id in set(find_worker_processes()) - set(others_processes):
             send_signal(process_id, signal.SIGKILL)
         with warns_of_deaths():
             assert [*batches, *map(plain, iterator)] == expected["shards"][0]
-        assert find_hosts() == others_hosts
+        assert find_worker_processes() == others_processes
         assert process.poll() is None
         process.kill()
     assert [plain(batch) for batch in other] == expected["map"][0]

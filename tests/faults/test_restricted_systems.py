@@ -1,4 +1,4 @@
-"""Systems may lack what programs take for granted: a writable /dev/shm, the working directory."""
+"""Systems that lack what programs expect: a writable /dev/shm, the working directory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ multiprocessing.synchronize.SemLock.__init__ = refuse
 
 
 def test_without_shared_memory_files_all_but_torchs_workers_work(packed: Path, images: Path) -> None:
-    """In a namespace of its own where the system lets us make one, else with functions of torch's that refuse."""
+    """In a separate namespace if the system allows one, otherwise with functions of torch that fail."""
     mounted = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none /dev/shm && "$@"', "sh"]
     can_mount = subprocess.run([*mounted, "true"], check=False, capture_output=True).returncode == 0
     command = [sys.executable, "-W", "ignore", "-c", WITHOUT_SHM if can_mount else STAND_IN + WITHOUT_SHM]

@@ -1,4 +1,4 @@
-"""However a loader is left, nothing of it stays: no process, thread, descriptor or memory, and not a word on stderr."""
+"""However a loader is abandoned, it leaves no process, thread, descriptor or memory, and writes nothing to stderr."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.faults.worker_processes import (
     batches_of,
     count_mapped_slots,
     count_threads,
-    find_hosts,
+    find_worker_processes,
     make_loader,
     plain,
 )
@@ -34,9 +34,9 @@ from tests.processes import forkserver_context
 
 
 def list_resources() -> dict[str, Any]:
-    """Return what this process holds and a loader could leave behind."""
+    """Return the resources of this process that a loader could leave."""
     gc.collect()
-    return {"hosts": find_hosts(), "files": count_open_files(), "slots": count_mapped_slots()}
+    return {"worker processes": find_worker_processes(), "files": count_open_files(), "slots": count_mapped_slots()}
 
 
 @pytest.fixture(autouse=True)
@@ -48,25 +48,27 @@ def _nothing_is_left(data: Data) -> Iterator[None]:
     yield
     assert list_resources() == before
     assert count_threads() <= num_threads
-    assert before["hosts"] == []
+    assert before["worker processes"] == []
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_break(data: Data, persistent: bool) -> None:
     loader = make_loader(data, "shards", 2, persistent_workers=persistent)
     for batch in loader:  # noqa: B007  # it is used after the loop
-        assert len(find_hosts()) == 2
+        assert len(find_worker_processes()) == 2
         break
-    assert len(find_hosts()) == (2 if persistent else 0)
+    assert len(find_worker_processes()) == (2 if persistent else 0)
     batch = next(iter(loader))
     del loader
-    assert find_hosts() == []
+    assert find_worker_processes() == []
     assert count_mapped_slots() == 1
     del batch
     assert count_mapped_slots() == 0
 
 
-def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_processes_end_even_if_another_process_holds_their_sockets(
+    data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = pool_module._start_process
     started: list[subprocess.Popen[bytes]] = []
     copies: list[socket.socket] = []
@@ -76,7 +78,7 @@ def test_hosts_end_by_themselves_whoever_else_holds_their_sockets(data: Data, mo
         return started[-1]
 
     def make_pair_and_copy() -> tuple[socket.socket, socket.socket]:
-        """As a process does that is forked behind Python's back."""
+        """Make a pair and keep a copy, like a process that is forked without Python's fork handlers."""
         pair = make_pair()
         copies.extend(end.dup() for end in pair)
         return pair
@@ -100,18 +102,18 @@ def test_an_exception_in_the_loop(data: Data) -> None:
 
     with pytest.raises(ZeroDivisionError):
         train()
-    assert len(find_hosts()) == 1
+    assert len(find_worker_processes()) == 1
     assert len(batches_of(loader)) == 6
 
 
 def test_iterators_that_are_never_advanced(data: Data) -> None:
     for kind in ("shards", "map", "folder"):
         iter(make_loader(data, kind, 1))
-        assert find_hosts() == []
+        assert find_worker_processes() == []
         iterator = iter(make_loader(data, kind, 1))
-        assert len(find_hosts()) <= 1
+        assert len(find_worker_processes()) <= 1
         del iterator
-        assert find_hosts() == []
+        assert find_worker_processes() == []
 
 
 def test_a_loader_in_a_reference_cycle(data: Data) -> None:
@@ -120,22 +122,22 @@ def test_a_loader_in_a_reference_cycle(data: Data) -> None:
         loader: Any = make_loader(data, "shards", 1, persistent_workers=True)
         loader.trainer = {"loader": loader, "iterator": (iterator := iter(loader)), "batch": next(iterator)}
         del loader, iterator
-        assert len(find_hosts()) == 1
+        assert len(find_worker_processes()) == 1
     finally:
         gc.enable()
     gc.collect()
-    assert find_hosts() == []
+    assert find_worker_processes() == []
     assert count_mapped_slots() == 0
 
 
-def test_many_loaders_leave_nothing(data: Data) -> None:
+def test_many_loaders_leave_no_resources(data: Data) -> None:
     kept = []
     for number in range(11):
         loader = make_loader(data, ("shards", "map")[number % 2], 1, persistent_workers=number % 4 < 2)
         iterator = iter(loader)
         kept = list(islice(iterator, number % 3))
     del loader, iterator
-    assert find_hosts() == []
+    assert find_worker_processes() == []
     assert count_mapped_slots() == len(kept) == 1
 
 
@@ -144,7 +146,7 @@ def send_back(loader: DataLoader, end: Any) -> None:
 
 
 def test_a_loader_is_pickled_after_use(data: Data) -> None:
-    """Its copy starts hosts of its own, where it is."""
+    """Its copy starts its own worker processes."""
     loader = make_loader(data, "map", 1, persistent_workers=True)
     iterator = iter(loader)
     first = plain(next(iterator))
@@ -177,7 +179,7 @@ def test_a_loader_is_handed_to_another_process_after_use(data: Data) -> None:
 
 
 def read_and(happen: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let something happen in this process while it reads the fourth chunk."""
+    """Do something in this process while it reads the fourth chunk."""
     read, num_reads = SampleReader.read, itertools.count()
 
     def read_or_not(self: SampleReader, *arguments: Any) -> Any:
@@ -197,7 +199,7 @@ def test_ctrl_c_while_the_training_process_decodes(data: Data, monkeypatch: pyte
         list(iterator)
     assert error_info.value.__cause__ is None
     assert error_info.value.__context__ is None
-    with pytest.raises(RuntimeError, match="ended before its last batch, by KeyboardInterrupt"):
+    with pytest.raises(RuntimeError, match=r"ended before its last batch \(KeyboardInterrupt\)"):
         next(iterator)
     loader.set_epoch(0)
     assert batches_of(loader) == expected

@@ -1,4 +1,4 @@
-"""A dataset's file that is truncated while it is read is an error that names it, and kills no process."""
+"""Truncating a dataset's file while it is read raises an error that names the file, and kills no process."""
 
 from __future__ import annotations
 

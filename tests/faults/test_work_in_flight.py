@@ -15,7 +15,7 @@ from tests.faults.worker_processes import (
     Data,
     Kind,
     batches_of,
-    find_hosts,
+    find_worker_processes,
     install_failure,
     install_gate,
     install_meeting,
@@ -29,12 +29,12 @@ from tests.faults.worker_processes import (
 from tests.slots import find_slots, slot_of, slots_of
 
 MADE_BEFORE = 1
-"""Chunks before the first batch: one sample, to see what is of fixed size."""
+"""Chunks before the first batch: one sample, to find the layout."""
 
 
 @pytest.fixture(autouse=True)
-def _one_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have all threads in one host, on any machine."""
+def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put all threads into one worker process, on any machine."""
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
 
 
@@ -54,31 +54,31 @@ def test_another_batch_is_begun_before_the_user_gets_one(data: Data, modules: Pa
     assert len(batch) == 3
 
 
-def test_a_batch_that_does_not_come_in_time_is_an_error(data: Data, modules: Path) -> None:
+def test_a_batch_that_times_out_is_an_error(data: Data, modules: Path) -> None:
     install_gate(modules, held=range(100))
-    with pytest.raises(RuntimeError, match=r"no batch came within timeout=0\.2 s: increase it"):
+    with pytest.raises(RuntimeError, match=r"no batch arrived within timeout=0\.2 s: increase it"):
         next(iter(make_loader(data, "shards", 2, timeout=0.2)))
-    assert find_hosts() == []
+    assert find_worker_processes() == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_an_epoch_that_was_left_had_asked_for_is_not_made(data: Data, modules: Path, kind: Kind) -> None:
+def test_pending_chunks_of_an_abandoned_epoch_are_not_made(data: Data, modules: Path, kind: Kind) -> None:
     held = MADE_BEFORE + 1
     gate = install_gate(modules, held=range(held, held + 1))
     loader = make_loader(data, kind, 1, prefetch_factor=5, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
-    wait_until(lambda: gate.num_begun == held + 1, "the host is at work on the second batch")
-    (host,) = find_hosts()
+    wait_until(lambda: gate.num_begun == held + 1, "the worker process is at work on the second batch")
+    (process_id,) = find_worker_processes()
     del iterator
-    wait_until(lambda: len(find_slots(host)) <= 2, "the host has heard that the others are not wanted")
+    wait_until(lambda: len(find_slots(process_id)) <= 2, "the worker process has dropped the slots of the others")
     gate.open()
     assert len(batches_of(loader)) == 6
     assert gate.num_begun == held + 1 + 6
 
 
-def test_nobody_gets_a_slot_that_is_still_being_filled(data: Data, modules: Path) -> None:
-    """One thread makes something for an epoch that was left, while the other one makes all of the next epoch."""
+def test_a_slot_that_is_still_being_filled_is_not_reused(data: Data, modules: Path) -> None:
+    """One thread makes a chunk of an abandoned epoch, while the other one makes all of the next epoch."""
     held = MADE_BEFORE + 2
     gate = install_gate(modules, held=range(held, held + 1))
     loader, oracle = make_loader(data, "shards", 2, persistent_workers=True), make_loader(data)
@@ -88,40 +88,40 @@ def test_nobody_gets_a_slot_that_is_still_being_filled(data: Data, modules: Path
     del iterator
     kept = list(loader)
     gate.open()
-    wait_until(lambda: gate.is_made(held), "that thread has written what it has to write")
+    wait_until(lambda: gate.is_made(held), "that thread has finished its chunk")
     assert [plain(batch) for batch in kept] == batches_of(oracle)
 
 
-def test_a_thread_that_dies_takes_its_host_along(data: Data, modules: Path) -> None:
-    """A host with one thread less would answer, and never be done."""
+def test_a_thread_that_dies_ends_its_worker_process(data: Data, modules: Path) -> None:
+    """A worker process with one thread less would answer pings, but never finish."""
     install_failure(modules)
     with warns_of_deaths():
         assert batches_of(make_loader(data, "shards", 1)) == batches_of(make_loader(data))
     assert (modules / "failed").exists()
 
 
-def test_after_a_death_no_slot_is_used_that_the_new_host_does_not_know(data: Data, modules: Path) -> None:
-    """What it cannot put into a slot would come beside it: right, and slow."""
+def test_after_a_death_only_slots_that_the_new_worker_process_knows_are_used(data: Data, modules: Path) -> None:
+    """What it cannot put into a slot would be sent without one: right, but slow."""
     held = MADE_BEFORE + 12 + 1
     gate = install_gate(modules, held=range(held, held + 1))
     loader = make_loader(data, "shards", 2, batch_size=8, prefetch_factor=3, persistent_workers=True)
     slots_of(loader)  # From here on there are slots that are free.
 
-    def kill_host() -> None:
-        wait_until(lambda: gate.num_made >= held + 2, "there are batches behind the one that is waited for")
-        for process_id in find_hosts():
+    def kill_worker_process() -> None:
+        wait_until(lambda: gate.num_made >= held + 2, "there are batches after the pending one")
+        for process_id in find_worker_processes():
             send_signal(process_id, signal.SIGKILL)
         gate.open()
 
     iterator: Iterator[list[object]] = iter(loader)
-    with warns_of_deaths(), run_during(kill_host):
+    with warns_of_deaths(), run_during(kill_worker_process):
         kept = list(islice(iterator, 4))
     kept.clear()
     for batches in (iterator, loader, loader):
         assert None not in slots_of(batches)
 
 
-def test_slots_are_where_images_lie(data: Data) -> None:
-    """Or the tests above would show nothing."""
+def test_images_are_in_slots(data: Data) -> None:
+    """Otherwise the tests above would show nothing."""
     images, *_ = next(iter(make_loader(data, "shards", 1)))
     assert slot_of(images) is not None

@@ -20,16 +20,16 @@ from shardio.loader import LoaderStats
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
-"""Gives images that are large enough to lie in slots."""
+"""Makes images that are large enough for slots."""
 
 BATCH_SIZE = 16
 """Of six batches an epoch, each of which two or more workers make together."""
 
 PROGRAM = b"from shardio.loader.processes.worker_process import main; main()"
-"""How the program of a host ends, by which it is found."""
+"""The end of a worker process's command, by which it is found."""
 
 DEADLINE_S = 60.0
-"""After which something that is waited for is taken for lost."""
+"""How long to wait for something before the test fails."""
 
 Kind = Literal["shards", "map", "folder"]
 KINDS: tuple[Kind, ...] = ("shards", "map", "folder")
@@ -72,12 +72,12 @@ def plain(batch: Any) -> list[list[Any]]:
 
 
 def batches_of(loader: Any) -> Batches:
-    """Return the batches as plain values, made so after the last one has come: none may have changed meanwhile."""
+    """Return the batches as plain values, converted after the last one arrived: none may have changed until then."""
     return [plain(batch) for batch in list(loader)]
 
 
 def collect(loader: Any, batches: Batches, after_first: Callable[[], None] = lambda: None) -> None:
-    """Put the batches into a list, which has those before an error; do something when the first is there."""
+    """Append the batches to a list, which keeps those before an error; call a function after the first one."""
     for batch in loader:
         batches.append(plain(batch))
         if len(batches) == 1:
@@ -85,12 +85,12 @@ def collect(loader: Any, batches: Batches, after_first: Callable[[], None] = lam
 
 
 def count_images(stats: LoaderStats) -> int:
-    """Return how many images were delivered, whoever decoded them."""
+    """Return how many images were delivered, by any decoder."""
     return sum(stats.num_images_by_decoder.values())
 
 
-def find_hosts() -> list[int]:
-    """Return the ids of the hosts that this process started, the oldest first."""
+def find_worker_processes() -> list[int]:
+    """Return the ids of the worker processes that this process started, the oldest first."""
     return [
         process_id
         for process_id, parent, command in _list_processes()
@@ -118,7 +118,7 @@ def _list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
             status = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
             command = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
         except OSError:
-            continue  # It ended meanwhile.
+            continue  # It has ended.
         if status[0] not in "ZX":
             yield process_id, int(status[1]), command
 
@@ -138,7 +138,7 @@ def wait_until(is_so: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.005)  # Other processes do it, and need the processor that asking again takes.
+        time.sleep(0.005)  # Polling without a pause would take the processor from the other processes.
 
 
 def send_signal(process_id: int, number: signal.Signals) -> None:
@@ -148,9 +148,10 @@ def send_signal(process_id: int, number: signal.Signals) -> None:
 
 
 def warns_of_deaths() -> Any:
-    """Expect the warning of hosts that died and were replaced."""
+    """Expect the warning of worker processes that died and were restarted."""
     return pytest.warns(
-        RuntimeWarning, match="worker process .*; it was restarted; its unfinished batches are being redone"
+        RuntimeWarning,
+        match="worker process .*; (it was|they were) restarted; (its|their) unfinished batches are being redone",
     )
 
 
@@ -166,17 +167,14 @@ def run_during(disturb: Callable[[], None]) -> Iterator[None]:
 
 
 def install_slowness(modules: Path, seconds: float) -> None:
-    """Let hosts take that long for each chunk, so that they are at work when something happens to them.
-
-    They sleep: to be slow is all that is wanted of them, and small machines have no processor to spare for it.
-    """
+    """Make worker processes sleep for each chunk, so that they are busy when something happens to them."""
     _install(modules, f"    time.sleep({seconds})")
 
 
 def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0.0) -> None:
-    """Let hosts abort, up to so many of them, when they are to make a chunk with that sample in it.
+    """Make up to ``max_deaths`` worker processes abort when they make a chunk with that sample.
 
-    Each leaves a file ``death-<n>`` behind. All other chunks take ``others_s`` longer than usual.
+    Each creates a file ``death-<n>``. All other chunks take ``others_s`` longer than usual.
     """
     _install(
         modules,
@@ -194,9 +192,9 @@ def install_poison(modules: Path, key: str, max_deaths: int, others_s: float = 0
 
 
 def install_meeting(modules: Path, num_threads: int, num_before: int) -> None:
-    """Let a host's threads wait, after some chunks, until so many are at work at a time.
+    """Make a worker process's threads wait, after ``num_before`` chunks, until ``num_threads`` are busy at once.
 
-    If they never are, that leaves a file ``missed`` behind.
+    If they never are, create a file ``missed``.
     """
     _install(
         modules,
@@ -212,7 +210,7 @@ def install_meeting(modules: Path, num_threads: int, num_before: int) -> None:
 
 
 def install_failure(modules: Path) -> None:
-    """Let a thread of the first host die when it has made its third chunk. It leaves a file ``failed`` behind."""
+    """Make a thread of the first worker process die after its third chunk, and create a file ``failed``."""
     failed = str(modules / "failed")
     (modules / "sitecustomize.py").write_text(
         f"""
@@ -234,13 +232,13 @@ WorkerProcess._report = report_after_all
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
-    """Notes the chunks that a host makes, and lets some of them wait."""
+    """A record of the chunks that a worker process makes; some of them wait until it is opened."""
 
     folder: Path
 
     @property
     def num_begun(self) -> int:
-        """How many chunks were begun, those that wait among them."""
+        """How many chunks were begun, including those that wait."""
         return len(list(self.folder.glob("begun-*")))
 
     @property
@@ -249,16 +247,16 @@ class Gate:
         return len(list(self.folder.glob("made-*")))
 
     def is_made(self, number: int) -> bool:
-        """Say whether the chunk was made that was begun as that one."""
+        """Return whether the chunk that was begun with that number is made."""
         return (self.folder / f"made-{number}").exists()
 
     def open(self) -> None:
-        """Let all go on that wait."""
+        """Let all waiting chunks continue."""
         (self.folder / "open").touch()
 
 
 def install_gate(modules: Path, held: range = range(0)) -> Gate:
-    """Have noted which chunks a host makes; let those wait that it begins as the ``held`` ones, counted from 0."""
+    """Record the chunks of a worker process; make those with ``held`` numbers, in order of beginning, wait."""
     folder = str(modules)
     _install(
         modules,
@@ -276,7 +274,7 @@ def install_gate(modules: Path, held: range = range(0)) -> Gate:
 
 
 def _install(modules: Path, what: str, beforehand: str = "") -> None:
-    """Have hosts do something before they make a chunk: the interpreter imports sitecustomize when it starts."""
+    """Make worker processes run code before each chunk, through sitecustomize, which Python imports at startup."""
     (modules / "sitecustomize.py").write_text(
         f"""
 import itertools, os, threading, time

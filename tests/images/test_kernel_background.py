@@ -46,7 +46,7 @@ def test_a_script_that_starts_it_does_not_keep_readers_of_its_output_waiting(tmp
     try:
         done = run(START.format(program=WAIT), tmp_path)  # It returns when no process has the script's pipes open.
         assert (done.returncode, done.stdout) == (0, "the last line\n")
-        assert "compiles its JPEG decoder" in done.stderr
+        assert "is compiling its JPEG kernel" in done.stderr
         assert str(log) in done.stderr
         compiler = int((tmp_path / "pid").read_text())
         opened = {str(entry.readlink()) for entry in Path(f"/proc/{compiler}/fd").iterdir()}  # It is alive.
@@ -71,7 +71,7 @@ def test_its_failure_is_logged_once_and_its_output_is_kept(tmp_path: Path) -> No
     (log,) = tmp_path.glob("shardio/kernels/*.log")
     assert "ZeroDivisionError" in log.read_text()
     _, warning = done.stderr.splitlines()
-    assert warning.startswith("shardio could not compile its JPEG decoder and uses libjpeg-turbo")
+    assert warning.startswith("shardio could not compile its JPEG kernel and uses libjpeg-turbo")
     assert "the background process ended with exit status 1" in warning
     assert f"its output is in {log}" in warning
     assert f"the last attempt to compile it failed: see {log}" in done.stdout

@@ -180,7 +180,7 @@ print(finding.find_kernel() is not None)
 """
     outputs = [process.communicate(timeout=60) for process in [run(code, tmp_path) for _ in range(4)]]
     assert [output for output, _ in outputs] == ["True\n"] * 4
-    assert sorted(log.count("compiles its JPEG decoder") for _, log in outputs) == [0, 0, 0, 1]
+    assert sorted(log.count("is compiling its JPEG kernel") for _, log in outputs) == [0, 0, 0, 1]
 
 
 def test_a_process_that_is_forked_while_another_thread_loads_it_has_it(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from tests.images.pictures import make_picture
 from tests.images.tiling_laws import LONGEST_REASON, TILED, check_corpus_file, check_file, take_apart, tile_by
 from tests.images.untileable_jpegs import not_jpegs, untileable_jpegs
 
-NO_END = "damaged: no end of the image"
+NO_END = "damaged: the end-of-image marker is missing"
 TOO_MUCH = "damaged: there is more data than the image needs"
-ENDS_EARLY = "damaged: the data ends early or holds an unknown code"
+ENDS_EARLY = "damaged: the data ends early or contains an unknown code"
 WRONG_MARKER = "damaged: a restart marker is missing or wrong"
 
 REASONS = {
@@ -51,7 +51,7 @@ REASONS = {
         "two files in one",
         "a video after eoi",
     ],
-    "more after the scan": ["a restart marker before eoi", "a comment before eoi", "the scan twice"],
+    "more data after the scan": ["a restart marker before eoi", "a comment before eoi", "the scan twice"],
     "damaged head": [
         "no frame",
         "two frames",

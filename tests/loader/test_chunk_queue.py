@@ -1,4 +1,4 @@
-"""Chunks of worker processes that die."""
+"""The chunks of dying worker processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardio.loader.stats import Tally
 
 
 class ScriptedWorkers:
-    """Worker processes that answer as a test says."""
+    """Worker processes whose answers a test scripts."""
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
@@ -69,7 +69,7 @@ def apply_all(queue: ChunkQueue, handler: OutcomeHandler) -> None:
 
 
 def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
-    """The batch gets another slot, so what lies in the old one does not count, and no batch gets that one again."""
+    """The batch gets another slot: the content of the old one does not count, and no batch gets that one again."""
     workers, slots, tally = ScriptedWorkers(), CountingSlots(), Tally(num_workers=2)
     source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0)
     queue = ChunkQueue(workers, slots, source, tally)  # type: ignore[arg-type]  # only what it calls

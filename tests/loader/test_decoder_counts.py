@@ -56,7 +56,7 @@ def test_each_image_is_counted_by_its_decoder(mixed: Path, kind: Kind, num_worke
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_only_what_was_delivered_is_counted(mixed: Path, num_workers: int) -> None:
-    """Neither what was made ahead, nor the sample that was made to see what is of fixed size."""
+    """Neither batches made ahead, nor the sample that was made to find the layout."""
     loader = make_loader(mixed, batch_size=2, num_workers=num_workers)
     for number, _ in enumerate(islice(loader, 4), 1):
         assert sum(decoder_names(loader)) == loader.stats().num_samples == 2 * number
@@ -73,14 +73,14 @@ def test_only_what_was_delivered_is_counted(mixed: Path, num_workers: int) -> No
     ],
     ids=repr,
 )
-def test_who_decodes_the_file_counts_whatever_is_made_of_it(mixed: Path, transform: Any, expected: Any) -> None:
+def test_the_files_decoder_counts_whatever_the_transform_does(mixed: Path, transform: Any, expected: Any) -> None:
     loader = make_loader(mixed, transform=transform, batch_size=5)
     list(loader)
     assert decoder_names(loader) == expected
 
 
 @pytest.mark.parametrize(("orientation", "expected"), [("ignore", (2, 0, 0)), ("apply", (1, 1, 0))])
-def test_images_that_are_turned_are_not_the_kernels(tmp_path: Path, orientation: Orientation, expected: Any) -> None:
+def test_the_kernel_does_not_decode_rotated_images(tmp_path: Path, orientation: Orientation, expected: Any) -> None:
     exif = Image.Exif()
     exif[274] = 6  # The orientation: to be turned by 90°.
     (tmp_path / "class").mkdir()
@@ -91,7 +91,7 @@ def test_images_that_are_turned_are_not_the_kernels(tmp_path: Path, orientation:
     assert decoder_names(loader) == expected
 
 
-def test_without_a_kernel_libjpeg_has_its_images(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_kernel_libjpeg_decodes_its_images(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_kernel, "find_kernel", lambda: None)
     loader = make_loader(mixed, batch_size=5)
     list(loader)
@@ -99,7 +99,7 @@ def test_without_a_kernel_libjpeg_has_its_images(mixed: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("fields", [("label", "key"), ("jpg", "key")], ids=repr)
-def test_fields_that_are_not_decoded_are_no_images(packed: Path, fields: tuple[str, ...]) -> None:
+def test_fields_that_are_not_decoded_do_not_count(packed: Path, fields: tuple[str, ...]) -> None:
     loader = DataLoader(ShardDataset(packed, fields=fields), batch_size=5)
     list(loader)
     assert (loader.stats().num_samples, decoder_names(loader)) == (21, (0, 0, 0))

@@ -1,4 +1,4 @@
-"""Which epochs there are: bounded numbers, and a word where one has no batches."""
+"""The bounds of epoch numbers, and the warning for epochs without batches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, Sh
 from shardio.order import EpochCounter
 
 
-def test_an_epoch_beyond_all_training_is_refused_by_whoever_is_told(packed: Path) -> None:
+def test_every_set_epoch_refuses_an_epoch_beyond_the_limit(packed: Path) -> None:
     sampled = ShardMapDataset(packed)
     loader = DataLoader(ShardDataset(packed))
     plain = torch.utils.data.DataLoader(sampled, sampler=EpochSampler(sampled))
-    told: list[Any] = [
+    owners: list[Any] = [
         EpochCounter(),
         ShardDataset(packed),
         sampled,
@@ -27,18 +27,18 @@ def test_an_epoch_beyond_all_training_is_refused_by_whoever_is_told(packed: Path
         loader,
         DataLoader(sampled),
     ]
-    for owner in (*told, DevicePrefetcher(loader, "cpu"), DevicePrefetcher(plain, "cpu")):
+    for owner in (*owners, DevicePrefetcher(loader, "cpu"), DevicePrefetcher(plain, "cpu")):
         owner.set_epoch(2**62 - 1)
         for epoch in (2**62, 10**20):
             with pytest.raises(ValueError, match=r"epoch must be at least 0 and below 2\*\*62"):
                 owner.set_epoch(epoch)
-    assert len(list(loader)) == len(list(loader))  # The epoch after the last that can be named comes, too.
+    assert len(list(loader)) == len(list(loader))  # The epoch after the last one that can be set works, too.
     state = {**loader.state_dict(), "epoch": 10**20}
     with pytest.raises(StateError, match=r"epoch .* below 2\*\*62, got 1"):
         loader.load_state_dict(state)
 
 
-def test_epochs_without_batches_are_told_of_once(packed: Path) -> None:
+def test_epochs_without_batches_are_warned_of_once(packed: Path) -> None:
     """The dataset has 21 samples."""
     mapped = ShardMapDataset(packed)
     dropping: list[dict[str, Any]] = [
@@ -51,9 +51,9 @@ def test_epochs_without_batches_are_told_of_once(packed: Path) -> None:
         loader = DataLoader(batch_size=22, drop_last=True, **options)
         with pytest.warns(
             RuntimeWarning, match=r"no batches: the 21 samples do not fill a step of all ranks .22 samples"
-        ) as told:
+        ) as warned:
             assert list(loader) == []
-        assert told[0].filename == __file__
+        assert warned[0].filename == __file__
         assert list(loader) == []  # Warnings are errors in these tests.
     shares = [ShardDataset(packed, remainder="keep", rank=rank, world_size=22) for rank in (0, 21)]
     assert len(list(DataLoader(shares[0]))) == 1

@@ -20,14 +20,14 @@ from tests.faults.damage import warns_of_bad_samples
 
 
 class Stream(IterableDataset[int]):
-    """It has no length."""
+    """A dataset without a length."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
 
 
 class Unmeasured(Sampler[int]):
-    """It has no length, either."""
+    """A sampler without a length."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([3, 1, 2, 0, 4])
@@ -37,7 +37,7 @@ class Unmeasured(Sampler[int]):
 @pytest.mark.parametrize(
     "options", [{"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}], ids=str
 )
-def test_a_stream_comes_as_from_torchs_loader(num_workers: int, options: dict[str, Any]) -> None:
+def test_a_stream_is_delivered_as_by_torchs_loader(num_workers: int, options: dict[str, Any]) -> None:
     ours, torchs = DataLoader(Stream(), num_workers=num_workers, **options), torch.utils.data.DataLoader
     assert [batch.tolist() if hasattr(batch, "tolist") else batch for batch in ours] == [
         batch.tolist() if hasattr(batch, "tolist") else batch for batch in torchs(Stream(), **options)
@@ -53,7 +53,7 @@ def test_a_sampler_needs_no_length(images: Path, drop_last: bool) -> None:
 
 
 class Wrapper(Dataset[Any]):
-    """A dataset of the user's over one of shardio's, which is asked for single samples."""
+    """A user's dataset that reads single samples from one of shardio's."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -66,7 +66,7 @@ class Wrapper(Dataset[Any]):
 
 
 def wrap_subset(dataset: ImageFolder) -> Any:
-    """Return a dataset with a ``__getitems__`` that asks for one sample after another."""
+    """Return a dataset whose ``__getitems__`` reads one sample after another."""
     return Subset(ConcatDataset([dataset]), range(len(dataset)))
 
 
@@ -92,7 +92,7 @@ class Reversed(EpochSampler):
         return iter(range(self.num_all_samples - 1, -1, -1))
 
 
-def test_whether_an_epoch_goes_on_is_known_without_a_state(images: Path) -> None:
+def test_whether_an_epoch_continues_is_known_without_a_state(images: Path) -> None:
     folder = ImageFolder(images, transform=RandomResizedCrop(8))
     loader = DataLoader(folder, batch_size=7, sampler=Reversed(folder))
     assert resumes(loader, 2) is True

@@ -1,4 +1,4 @@
-"""A forked child starts worker processes of its own, and its parent keeps its own.
+"""A forked child starts its own worker processes, and its parent keeps its own.
 
 The process that forks here is a fresh one, not the one that runs the tests.
 """
@@ -19,7 +19,7 @@ from tests.processes import assert_passes_in_fresh_process
 from tests.slots import (
     assert_same,
     digest,
-    find_hosts,
+    find_worker_processes,
     fork,
     make_loader,
     make_oracle,
@@ -32,17 +32,17 @@ def iterate_in_child(packed: str) -> None:
     expected = [list(oracle) for _ in range(3)]
     iterator = iter(loader)
     kept = list(islice(iterator, 3))
-    hosts = find_hosts()
-    assert len(hosts) > 1
+    process_ids = find_worker_processes()
+    assert len(process_ids) > 1
 
     def iterate() -> str:
-        assert not find_hosts()
+        assert not find_worker_processes()
         for epoch in (2, 1, 2):
             loader.set_epoch(epoch)
             assert digest(loader) == digest(expected[epoch])
-        own = find_hosts()
-        assert len(own) == len(hosts)
-        assert not own & hosts
+        own = find_worker_processes()
+        assert len(own) == len(process_ids)
+        assert not own & process_ids
         assert digest(kept) == digest(expected[0][:3])
         return " ".join(map(str, own))
 
@@ -51,11 +51,11 @@ def iterate_in_child(packed: str) -> None:
     own = ask().split()
     assert_same([*kept, *iterator], expected[0])
     assert_same(list(loader), expected[1])
-    assert find_hosts() == hosts
-    wait_until(lambda: not any(Path("/proc", host, "exe").exists() for host in own))
+    assert find_worker_processes() == process_ids
+    wait_until(lambda: not any(Path("/proc", process_id, "exe").exists() for process_id in own))
 
 
-def test_a_child_iterates_with_hosts_of_its_own(pictures: Path) -> None:
+def test_a_child_iterates_with_its_own_worker_processes(pictures: Path) -> None:
     assert_passes_in_fresh_process(iterate_in_child, pictures)
 
 
@@ -70,7 +70,7 @@ def use_iterator_in_child(packed: str) -> None:
         kept = list(islice(iterator, 3))
 
         def use(iterator: Any = iterator) -> str:
-            with pytest.raises(RuntimeError, match="belongs to the process that this one was forked from"):
+            with pytest.raises(RuntimeError, match="belongs to the parent of this forked process"):
                 next(iterator)
             return "refused"
 
@@ -79,27 +79,27 @@ def use_iterator_in_child(packed: str) -> None:
     iterator = iter(make_oracle(Path(packed)))
     kept = list(islice(iterator, 3))
     ask = fork(lambda: digest([*kept, *iterator]))
-    assert digest([*kept, *iterator]) == ask(), "without hosts each goes on by itself"
+    assert digest([*kept, *iterator]) == ask(), "without worker processes, parent and child continue independently"
 
 
-def test_an_iterator_stays_with_the_process_that_began_it(pictures: Path) -> None:
+def test_an_iterator_works_only_in_the_process_that_created_it(pictures: Path) -> None:
     assert_passes_in_fresh_process(use_iterator_in_child, pictures)
 
 
 def end_children(packed: str) -> None:
     loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
-    hosts: set[int] = set()
+    process_ids: set[int] = set()
     for end in (os._exit, sys.exit):
         iterator = iter(loader)
         kept = list(islice(iterator, 3))
-        hosts = hosts or find_hosts()
+        process_ids = process_ids or find_worker_processes()
         child = os.fork()
         if child == 0:
             end(0)
         assert os.waitpid(child, 0)[1] == 0
         assert_same([*kept, *iterator], list(oracle))
-        assert find_hosts() == hosts
+        assert find_worker_processes() == process_ids
 
 
-def test_hosts_stay_when_a_child_ends(pictures: Path) -> None:
+def test_worker_processes_survive_the_end_of_a_child(pictures: Path) -> None:
     assert_passes_in_fresh_process(end_children, pictures)

@@ -1,4 +1,4 @@
-"""A forked child's batch stays as it is, whatever its parent does next.
+"""A forked child's batch does not change, whatever its parent does next.
 
 The process that forks here is a fresh one, not the one that runs the tests.
 """
@@ -20,8 +20,8 @@ from tests.slots import (
     NUM_SLOTS,
     assert_same,
     digest,
-    find_hosts,
     find_slots,
+    find_worker_processes,
     fork,
     make_loader,
     make_oracle,
@@ -50,7 +50,7 @@ def hold_in_child_and_parent(packed: str) -> None:
     assert ask_one() == ask_other() == digest(expected)
 
 
-def test_batches_stay_in_child_and_parent_while_the_parent_goes_on(pictures: Path) -> None:
+def test_batches_in_child_and_parent_do_not_change_while_the_parent_continues(pictures: Path) -> None:
     assert_passes_in_fresh_process(hold_in_child_and_parent, pictures)
 
 
@@ -68,12 +68,12 @@ def fork_with_a_batch_in_each_epoch(packed: str) -> None:
         assert len(find_slots() - before) <= NUM_SLOTS + 2
 
 
-def test_slots_that_a_child_held_are_given_back(pictures: Path) -> None:
+def test_slots_that_a_child_held_are_released(pictures: Path) -> None:
     assert_passes_in_fresh_process(fork_with_a_batch_in_each_epoch, pictures)
 
 
 def fork_while_others_take(packed: str) -> None:
-    """Fork again and again while another thread iterates."""
+    """Fork repeatedly while another thread iterates."""
     loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
     expected = [list(oracle) for _ in range(4)]
     held: list[Any] = []
@@ -95,14 +95,14 @@ def fork_while_others_take(packed: str) -> None:
         batches = list(held)
         num_with_batch += bool(batches)
         want = digest(batches)
-        asked.append((want, fork(lambda batches=batches: digest(batches))))  # type: ignore[misc]  # likewise
+        asked.append((want, fork(lambda batches=batches: digest(batches))))  # type: ignore[misc]  # of an argument
         del batches
         if len(asked) > 3:
             want, ask = asked.pop(0)
             assert ask() == want
     thread.join()
     assert all(ask() == want for want, ask in asked)
-    assert num_with_batch > 0, "or nothing was shown"
+    assert num_with_batch > 0, "otherwise the test shows nothing"
     assert seen == [[digest([batch]) for batch in epoch] for epoch in expected]
 
 
@@ -112,7 +112,7 @@ def test_a_thread_may_fork_while_another_one_iterates(pictures: Path) -> None:
 
 def fork_while_a_batch_is_handed_out(packed: str) -> None:
     taken: list[Any] = []
-    # Those that are registered last run first: this does what another thread might, after the loader has looked.
+    # The last one registered runs first: it does what another thread might do after the loader's callback.
     os.register_at_fork(before=lambda: taken.append(next(iterator)))
     loader = make_loader(Path(packed), persistent_workers=True)
     iterator = iter(loader)
@@ -125,7 +125,7 @@ def fork_while_a_batch_is_handed_out(packed: str) -> None:
     assert ask() == want
 
 
-def test_a_batch_that_another_thread_gets_during_a_fork_stays_as_it_was(pictures: Path) -> None:
+def test_a_batch_that_another_thread_receives_during_a_fork_does_not_change(pictures: Path) -> None:
     assert_passes_in_fresh_process(fork_while_a_batch_is_handed_out, pictures)
 
 
@@ -139,20 +139,20 @@ def count_sockets_in_child(packed: str) -> None:
     iterator = iter(loader)
     next(iterator)
     assert count_sockets() > before
-    assert fork(count_sockets)() == str(before), "or hosts would outlive their parent"
+    assert fork(count_sockets)() == str(before), "otherwise worker processes would outlive their parent"
 
 
-def test_a_child_holds_no_end_of_its_parents_hosts(pictures: Path) -> None:
+def test_a_child_holds_no_socket_of_its_parents_worker_processes(pictures: Path) -> None:
     assert_passes_in_fresh_process(count_sockets_in_child, pictures)
 
 
 def free_in_child(packed: str) -> None:
     loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
-    hosts: set[int] = set()
+    process_ids: set[int] = set()
     for _ in range(2):
         iterator = iter(loader)
         kept = list(islice(iterator, 4))
-        hosts = hosts or find_hosts()
+        process_ids = process_ids or find_worker_processes()
 
         def free(kept: list[Any] = kept) -> str:
             nonlocal loader, iterator
@@ -166,15 +166,15 @@ def free_in_child(packed: str) -> None:
         kept += iterator
         assert_same(kept, list(oracle))
         assert_same(list(loader), list(oracle))
-        assert find_hosts() == hosts
+        assert find_worker_processes() == process_ids
 
 
-def test_what_a_child_frees_is_no_concern_of_its_parent(pictures: Path) -> None:
+def test_what_a_child_frees_does_not_affect_its_parent(pictures: Path) -> None:
     assert_passes_in_fresh_process(free_in_child, pictures)
 
 
 def answer(batches: Any, may_look: Any, digests: Any) -> None:
-    """Take batches out of a queue, and say later what they are."""
+    """Take batches out of a queue; send their digest later."""
     held = [batches.get() for _ in range(3)]
     digests.put("held")
     may_look.wait()
@@ -212,5 +212,5 @@ def pass_by_queue(packed: str, method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_batches_that_another_process_got_stay_as_they_were(pictures: Path, method: str) -> None:
+def test_batches_that_another_process_received_do_not_change(pictures: Path, method: str) -> None:
     assert_passes_in_fresh_process(pass_by_queue, pictures, method)

@@ -1,4 +1,4 @@
-"""More messages than a socket takes: the training process waits for its hosts, and they for nothing."""
+"""More messages than a socket holds: the training process waits for worker processes, but they never wait for it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from shardio.loader.processes.deaths import Death
 from shardio.loader.processes.messages import WorkerSetup
 from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomResizedCrop
-from tests.slots import assert_same, find_hosts, make_loader, make_oracle
+from tests.slots import assert_same, find_worker_processes, make_loader, make_oracle
 
 NUM_BATCHES = 400
-"""A socket's buffer takes less than 300 packets."""
+"""A socket's buffer holds fewer than 300 packets."""
 
 
 def make_long_loader(packed: Path, **options: Any) -> DataLoader:
@@ -28,20 +28,22 @@ def make_long_loader(packed: Path, **options: Any) -> DataLoader:
     return DataLoader(dataset, sampler=[number % 100 for number in range(NUM_BATCHES)], **options)
 
 
-def test_hosts_may_be_told_more_than_a_socket_takes_before_they_have_started(pictures: Path) -> None:
+def test_more_messages_than_a_socket_holds_may_precede_the_start(pictures: Path) -> None:
     loader = make_loader(pictures, num_workers=2, batch_size=1, prefetch_factor=1000)
     assert_same(list(loader), list(make_oracle(pictures, batch_size=1)))
     keys = [key for _, (key,) in make_long_loader(pictures)]
     loader = make_long_loader(pictures, num_workers=2, prefetch_factor=1000)
     iterator = iter(loader)
     got = [key for _, (key,) in islice(iterator, 1)]
-    before = find_hosts()
+    before = find_worker_processes()
     got += [key for _, (key,) in islice(iterator, NUM_BATCHES - 2)]
-    assert find_hosts() == before
+    assert find_worker_processes() == before
     assert got + [key for _, (key,) in iterator] == keys
 
 
-def test_hosts_live_on_when_many_batches_are_freed_at_once(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_processes_survive_when_many_batches_are_freed_at_once(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     forget, forgotten = WorkerPool.forget, list[int]()
 
     def count(self: WorkerPool, slot_ids: tuple[int, ...]) -> None:
@@ -51,28 +53,28 @@ def test_hosts_live_on_when_many_batches_are_freed_at_once(pictures: Path, monke
     monkeypatch.setattr(WorkerPool, "forget", count)
     loader = make_long_loader(pictures, num_workers=2, persistent_workers=True)
     kept = list(loader)
-    before = find_hosts()
+    before = find_worker_processes()
     for _ in range(2):
         del kept
         kept = list(loader)
-        assert find_hosts() == before
+        assert find_worker_processes() == before
     assert len(kept) == NUM_BATCHES
-    assert max(forgotten) > NUM_BATCHES / 2, "they are told so in one message"
+    assert max(forgotten) > NUM_BATCHES / 2, "one message is enough for many slots"
 
 
-def test_a_host_that_reads_nothing_is_given_up(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_process_that_reads_nothing_is_killed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=RandomResizedCrop(48))
     pool = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, num_threads=1))
     try:
-        assert pool.receive(None) == [], "it has started, and says so"
+        assert pool.receive(None) == [], "it has started and sent a Pong"
         monkeypatch.setattr(pool_module, "PATIENCE_S", 0.1)
-        (host,) = find_hosts()
-        os.kill(host, signal.SIGSTOP)
+        (process_id,) = find_worker_processes()
+        os.kill(process_id, signal.SIGSTOP)
         for slot_id in range(NUM_BATCHES):
             pool.forget((slot_id,))
         (death,) = pool.receive(None)
         assert isinstance(death, Death)
-        assert death.cause.startswith("it read nothing for ")
-        assert find_hosts().isdisjoint({host})
+        assert death.cause.startswith("no message was read for ")
+        assert find_worker_processes().isdisjoint({process_id})
     finally:
         pool.close()

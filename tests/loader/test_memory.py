@@ -1,4 +1,4 @@
-"""Anonymous memory."""
+"""Anonymous shared memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardio.loader.slots.memory import make_memory
 from tests.files import count_open_files
 
 
-def test_memory_that_cannot_be_had_leaves_no_descriptor() -> None:
+def test_memory_that_cannot_be_allocated_leaves_no_descriptor() -> None:
     before = count_open_files()
     with pytest.raises(OSError, match="Invalid argument"):
         make_memory(-1)

@@ -1,4 +1,4 @@
-"""The loader's batches: exact, in a pure order, for any number of workers, and equal to torch's own loader's."""
+"""The loader's batches: exact, in a reproducible order, for any number of workers, and equal to those of torch."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def make_dataset(packed: Path, **options: Any) -> ShardDataset:
     return ShardDataset(packed, fields=("image", "label", "key"), shuffle=True, transform=CROP, **options)
 
 
-def test_batches_do_not_depend_on_workers_or_whose_loader_it_is(packed: Path) -> None:
+def test_batches_do_not_depend_on_the_workers_or_the_loader(packed: Path) -> None:
     expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
     assert len(expected) == 6
     for num_workers in (1, 3):
         assert batches_of(DataLoader(make_dataset(packed), batch_size=4, num_workers=num_workers)) == expected
-        told = make_dataset(packed, batch_size=4)
-        assert batches_of(TorchLoader(told, batch_size=4, num_workers=num_workers)) == expected
+        dataset = make_dataset(packed, batch_size=4)
+        assert batches_of(TorchLoader(dataset, batch_size=4, num_workers=num_workers)) == expected
 
 
 def test_batches_do_not_depend_on_how_workers_start(packed: Path) -> None:
-    """As by a fork, or as here in processes that get the dataset pickled."""
+    """By a fork, or as here in processes that receive a pickled dataset."""
     expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
     context = forkserver_context()
     loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=2, multiprocessing_context=context)
@@ -65,12 +65,12 @@ def test_in_torchs_loader_images_are_contiguous_as_usual(packed: Path) -> None:
     assert pictures.is_contiguous()
 
 
-def test_a_bare_field_comes_as_a_bare_batch(packed: Path) -> None:
+def test_a_bare_field_makes_a_bare_batch(packed: Path) -> None:
     assert next(iter(DataLoader(ShardDataset(packed, fields="label"), batch_size=3))).shape == (3,)
     assert len(next(iter(DataLoader(ShardDataset(packed, fields="key"), batch_size=3)))) == 3
 
 
-def test_images_of_unlike_sizes_are_refused_with_a_remedy(packed: Path) -> None:
+def test_images_of_different_sizes_are_refused_with_a_remedy(packed: Path) -> None:
     sizes = iter([(8, 8), (9, 8)] * 20)
     dataset = ShardDataset(packed, transform=lambda image: image[: (size := next(sizes))[0], : size[1]])
     with pytest.raises(ValueError, match=r"differ in size.*RandomResizedCrop"):
@@ -82,13 +82,13 @@ def test_every_iter_is_the_next_epoch(packed: Path, persistent: bool) -> None:
     loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=1, persistent_workers=persistent)
     epochs = [batches_of(loader) for _ in range(3)]
     for epoch, expected in enumerate(epochs):
-        told = make_dataset(packed)
-        told.set_epoch(epoch)
-        assert batches_of(DataLoader(told, batch_size=4)) == expected
+        dataset = make_dataset(packed)
+        dataset.set_epoch(epoch)
+        assert batches_of(DataLoader(dataset, batch_size=4)) == expected
     assert len({str(epoch) for epoch in epochs}) == 3
 
 
-def test_set_epoch_of_loader_or_dataset_names_the_epoch(packed: Path) -> None:
+def test_set_epoch_of_loader_or_dataset_sets_the_epoch(packed: Path) -> None:
     dataset = make_dataset(packed)
     loader = DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True)
     epochs = [batches_of(loader) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_set_epoch_reaches_persistent_workers_of_torchs_loader(packed: Path) -> 
         assert batches_of(loader) == expected[epoch]
 
 
-def test_two_loaders_over_one_dataset_and_nested_iterators_do_not_disturb_each_other(packed: Path) -> None:
+def test_two_loaders_over_one_dataset_and_nested_iterators_do_not_interfere(packed: Path) -> None:
     dataset = make_dataset(packed)
     loader, other = (DataLoader(dataset, batch_size=4, num_workers=1) for _ in range(2))
     expected = batches_of(DataLoader(make_dataset(packed), batch_size=4))
@@ -201,7 +201,7 @@ def test_contradictions_are_refused(
 
 
 @pytest.mark.parametrize(("prefetch", "error"), [(0, ValueError), (-1, ValueError), (2.5, TypeError), ("2", TypeError)])
-def test_batches_made_ahead_are_a_number(packed: Path, prefetch: Any, error: type[Exception]) -> None:
+def test_prefetch_factor_is_a_positive_integer(packed: Path, prefetch: Any, error: type[Exception]) -> None:
     datasets: list[Any] = [make_dataset(packed), range(5)]
     for dataset in datasets:
         with pytest.raises(error, match="prefetch_factor must be"):
@@ -235,7 +235,7 @@ class Skipping(ShardDataset):
 
 
 class Doubling(ShardDataset):
-    """Changes each sample, and keeps their number."""
+    """Changes each sample, but not their number."""
 
     def __iter__(self) -> Iterator[Any]:
         return (key * 2 for key in super().__iter__())
@@ -252,7 +252,7 @@ def test_a_subclass_may_change_samples_but_not_their_number(packed: Path) -> Non
         list(DataLoader(Skipping(packed, fields="key"), batch_size=4))
 
 
-def test_map_style_crops_are_pure_and_loaders_do_not_disturb_each_other(images: Path) -> None:
+def test_map_style_crops_are_pure_and_loaders_do_not_interfere(images: Path) -> None:
     folder = ImageFolder(images, transform=CROP)
 
     def make() -> DataLoader:
@@ -266,11 +266,11 @@ def test_map_style_crops_are_pure_and_loaders_do_not_disturb_each_other(images: 
     other.set_epoch(1)
     assert batches_of(other) == expected[1]
     assert batches_of([first, *ahead]) == expected[0]
-    # In torch's own loader no epoch is known, whatever ran before: crops are torch's to draw, and differ.
+    # torch's own loader knows no epoch, whatever ran before: torch draws the crops, and they differ.
     assert batches_of(TorchLoader(folder, batch_size=21)) != batches_of(TorchLoader(folder, batch_size=21))
 
 
-def test_subsets_of_our_datasets_are_repeatable_and_channels_last(packed: Path) -> None:
+def test_subsets_of_shardios_datasets_are_repeatable_and_channels_last(packed: Path) -> None:
     subset = Subset(ShardMapDataset(packed, transform=CROP), list(range(0, 21, 2)))
 
     def make() -> DataLoader:

@@ -1,4 +1,4 @@
-"""Orders that a subclass overrides, samplers of other datasets, and loaders that hold no order of shardio's."""
+"""Overridden orders, samplers of other datasets, and loaders without shardio's order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_an_overridden_sampler_is_a_sampler_like_any_other(packed: Path, kind: A
     assert not loader.has_state
 
 
-def test_the_checker_asks_it_for_no_state(packed: Path) -> None:
+def test_the_checker_requires_no_state_of_it(packed: Path) -> None:
     dataset = ShardMapDataset(packed, fields=("label", "key"))
     check.assert_exactly_once(DataLoader(dataset, batch_size=4, sampler=Backwards(dataset)), 21, key=1)
 
@@ -98,14 +98,14 @@ def test_a_dataset_that_grows_after_its_sampler_was_made_is_refused(images: Path
 
 
 class Shouted(ShardDataset):
-    """Overrides what comes of the samples, and looks at them."""
+    """Overrides ``__iter__``, and looks at the samples."""
 
     def __iter__(self) -> Iterator[Any]:
         for image, key in super().__iter__():
             yield image, key.upper()
 
 
-def test_a_dataset_that_overrides_how_it_iterates_meets_no_placeholders(packed: Path, tmp_path: Path) -> None:
+def test_an_overridden_iter_sees_no_placeholders(packed: Path, tmp_path: Path) -> None:
     damaged = shutil.copytree(packed, tmp_path / "damaged")
     tar = damaged / "shard-000001.tar"
     tar.write_bytes(tar.read_bytes().replace(b"\xff\xd8\xff", b"\0\0\0", 1))
@@ -117,7 +117,7 @@ def test_a_dataset_that_overrides_how_it_iterates_meets_no_placeholders(packed: 
         keys = [key for _, keys in loader for key in keys]
     assert len(keys) == 21
     assert all(key == key.upper() for key in keys)
-    with pytest.raises(ValueError, match="the __iter__ of Shouted would see the gaps: use on_error='replace'"):
+    with pytest.raises(ValueError, match="the __iter__ of Shouted would see placeholders: use on_error='replace'"):
         DataLoader(dataset, batch_size=4, on_error="skip")
 
 
@@ -129,7 +129,7 @@ def test_without_an_order_of_shardios_the_state_is_empty_and_says_so(packed: Pat
             assert loader.state_dict() == {}
         with pytest.warns(RuntimeWarning, match="this loader has no state"):
             loader.load_state_dict({})
-        with pytest.raises(TypeError, match="this state needs shardio's order"):
+        with pytest.raises(TypeError, match="this state requires shardio's order"):
             loader.load_state_dict(ordered.state_dict())
     assert ordered.has_state
 

@@ -1,4 +1,4 @@
-"""The loader makes as many batches ahead as the user says, or as many as all workers need."""
+"""The number of batches made ahead: the user's, or enough for all workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.slots import make_loader, slots_of
 
 
 def count_slots(loader: DataLoader) -> int:
-    """Return how many slots an epoch takes: with those that are ahead the one that comes."""
+    """Return how many slots an epoch takes: those of the batches made ahead, and of the next batch."""
     return len(slots_of(loader))
 
 
@@ -23,13 +23,13 @@ def test_small_batches_are_made_ahead_until_each_worker_has_two_chunks(pictures:
 
 
 @pytest.mark.parametrize("prefetch", [1, 5])
-def test_as_many_batches_are_made_ahead_as_the_user_says(pictures: Path, prefetch: int) -> None:
+def test_prefetch_factor_is_the_number_of_batches_made_ahead(pictures: Path, prefetch: int) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=prefetch)
     assert loader.prefetch_factor == prefetch
     assert count_slots(loader) == prefetch + 1
 
 
-def test_what_is_said_later_counts(pictures: Path) -> None:
+def test_a_prefetch_factor_that_is_set_later_applies(pictures: Path) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None, persistent_workers=True)
     assert count_slots(loader) == 16 + 1
     loader.prefetch_factor = 2
@@ -38,9 +38,9 @@ def test_what_is_said_later_counts(pictures: Path) -> None:
     assert count_slots(loader) == 16 + 1
 
 
-def test_a_loader_made_again_from_the_attributes_of_one_has_the_default_too(pictures: Path) -> None:
+def test_a_loader_re_created_from_attributes_keeps_the_default(pictures: Path) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None)
-    assert loader.prefetch_factor == 2, "as torch's own"
+    assert loader.prefetch_factor == 2, "as in torch"
     again = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=loader.prefetch_factor)
     assert count_slots(again) == 16 + 1
     assert count_slots(pickle.loads(pickle.dumps(loader))) == 16 + 1

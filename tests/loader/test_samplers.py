@@ -98,13 +98,13 @@ def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeat
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_batch_without_indices_is_the_samplers_mistake(packed: Path, num_workers: int, place: int) -> None:
+def test_an_empty_batch_from_the_sampler_is_an_error(packed: Path, num_workers: int, place: int) -> None:
     lists = [[1, 2], [3]]
     lists.insert(place, [])
     batches = iter(make(packed, batch_sampler=lists, num_workers=num_workers))
     for expected in lists[:place]:
         assert len(next(batches)) == len(expected)
-    with pytest.raises(IndexError, match="the batch sampler returned an empty batch"):
+    with pytest.raises(IndexError, match="the batch sampler yielded an empty batch"):
         next(batches)
 
 
@@ -115,7 +115,7 @@ def failing_sampler() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_samplers_error_comes_after_the_batches_that_it_gave(packed: Path, num_workers: int) -> None:
+def test_a_samplers_error_follows_the_batches_that_it_yielded(packed: Path, num_workers: int) -> None:
     batches = iter(make(packed, batch_sampler=failing_sampler(), num_workers=num_workers))
     assert [len(next(batches)), len(next(batches))] == [2, 1]
     with pytest.raises(RuntimeError, match="no more luck"):

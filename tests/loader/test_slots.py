@@ -1,4 +1,4 @@
-"""Slots: what the user has of a batch stays as it is for as long as he has it, and slots are used again afterwards."""
+"""Slots: what the user keeps of a batch never changes, and slots are reused afterwards."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.sources import write_images
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_a_few_slots_are_used_again_and_again(pictures: Path, num_workers: int) -> None:
+def test_a_few_slots_are_reused(pictures: Path, num_workers: int) -> None:
     before = find_slots()
     loader = make_loader(pictures, num_workers=num_workers, prefetch_factor=6, persistent_workers=True)
     slots = set.union(*(slots_of(loader) for _ in range(3)))
-    assert None not in slots, "images lie in slots"
+    assert None not in slots, "images are in slots"
     assert slots <= find_slots() - before
-    assert len(slots) <= 8, "6 are made ahead, one comes, one goes"
+    assert len(slots) <= 8, "6 are made ahead, one is next, one is being released"
 
 
 @pytest.mark.parametrize(("persistent", "batch_size"), [(False, 8), (True, 8), (True, 33)])
-def test_batches_that_are_kept_stay_as_they_were(pictures: Path, persistent: bool, batch_size: int) -> None:
+def test_kept_batches_do_not_change(pictures: Path, persistent: bool, batch_size: int) -> None:
     loader = make_loader(pictures, num_workers=3, persistent_workers=persistent, batch_size=batch_size)
     oracle = make_oracle(pictures, batch_size=batch_size)
     kept = [list(loader) for _ in range(3)]
@@ -42,7 +42,7 @@ def test_batches_that_are_kept_stay_as_they_were(pictures: Path, persistent: boo
     assert_same(kept, [list(oracle) for _ in range(3)])
 
 
-def test_a_short_batch_stays_as_it_was(pictures: Path) -> None:
+def test_a_short_batch_does_not_change(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     kept = [deque(loader, maxlen=1).pop() for _ in range(4)]
     assert [len(images) for images, *_ in kept] == [4] * 4
@@ -64,7 +64,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def test_a_view_keeps_what_it_shows(pictures: Path) -> None:
+def test_a_view_keeps_its_memory(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, num_workers=2, persistent_workers=True), make_oracle(pictures)
     kept = {name: [view(images) for images, *_ in loader] for name, view in VIEWS.items()}
     slots_of(loader)
@@ -75,12 +75,12 @@ def test_a_view_keeps_what_it_shows(pictures: Path) -> None:
 
 
 def _show(kept: Any, num_bytes: int) -> Any:
-    if isinstance(kept, torch.UntypedStorage):  # A short batch's is that of a full one.
+    if isinstance(kept, torch.UntypedStorage):  # The storage of a short batch is that of a full one.
         kept = torch.empty(0, dtype=torch.uint8).set_(kept)[:num_bytes]
     return np.asarray(kept)
 
 
-def test_who_keeps_labels_and_keys_keeps_no_slot(pictures: Path) -> None:
+def test_keeping_labels_and_keys_keeps_no_slot(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, persistent_workers=True), make_oracle(pictures)
     slots, kept = set(), []
     for _ in range(3):
@@ -92,7 +92,7 @@ def test_who_keeps_labels_and_keys_keeps_no_slot(pictures: Path) -> None:
     assert_same(kept, [[labels, keys] for _ in range(3) for _, labels, keys in oracle])
 
 
-def test_a_window_of_kept_batches_takes_as_many_slots_more(pictures: Path) -> None:
+def test_each_kept_batch_takes_one_more_slot(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, num_workers=2, persistent_workers=True), make_oracle(pictures)
     before, slots = find_slots(), set()
     window: deque[Any] = deque()
@@ -105,7 +105,7 @@ def test_a_window_of_kept_batches_takes_as_many_slots_more(pictures: Path) -> No
             if len(window) > 5:
                 assert_same(window.popleft(), expected.popleft())
             assert len(find_slots() - before) <= NUM_SLOTS + 6
-    assert len(slots) <= NUM_SLOTS + 6, "they are used again"
+    assert len(slots) <= NUM_SLOTS + 6, "they are reused"
 
 
 def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pictures: Path) -> None:
@@ -138,7 +138,7 @@ def test_batches_may_be_freed_by_other_threads_while_the_loader_is_iterated(pict
             thread.join()
     assert number == 65
     assert wrong == []
-    # In the queue, in each thread, and in the hand that puts one into the queue.
+    # In the queue, in each thread, and in the thread that fills the queue.
     assert len(slots) <= NUM_SLOTS + 2 + 4 + 1
 
 
@@ -175,13 +175,13 @@ def test_images_cannot_grow_in_place(pictures: Path) -> None:
         images.untyped_storage().resize_(images.nbytes + 1)
     with pytest.raises(RuntimeError, match="not resizable"):
         torch.cat([expected, expected], out=images)
-    images, *_ = next(iter(loader))  # A new one: where it cannot grow, torch has changed the shape already.
+    images, *_ = next(iter(loader))  # A new one, because torch has already changed the shape of one that cannot grow.
     slot = slot_of(images)
     assert slot is not None
     assert slot_of(images.resize_(2, 3, 48, 48)) == slot
 
 
-def test_what_a_user_writes_into_a_batch_does_not_come_again(pictures: Path) -> None:
+def test_what_a_user_writes_into_a_batch_does_not_reappear(pictures: Path) -> None:
     loader, oracle = make_loader(pictures, num_workers=2, persistent_workers=True), make_oracle(pictures)
     slots = set()
     for _ in range(3):
@@ -193,10 +193,10 @@ def test_what_a_user_writes_into_a_batch_does_not_come_again(pictures: Path) -> 
             labels.fill_(-1)
             assert not images.any()
             del batch, images
-    assert len(slots) <= NUM_SLOTS, "they were used again"
+    assert len(slots) <= NUM_SLOTS, "they were reused"
 
 
-def test_loaders_that_are_iterated_in_turns_and_within_each_other_do_not_mix(pictures: Path) -> None:
+def test_interleaved_and_nested_loaders_do_not_mix(pictures: Path) -> None:
     one, other = make_loader(pictures, persistent_workers=True), make_loader(pictures, persistent_workers=True)
     other.set_epoch(1)
     expected = [list(make_oracle(pictures)), list(oracle := make_oracle(pictures))]
@@ -221,7 +221,7 @@ def test_iterators_of_one_loader_do_not_mix(pictures: Path) -> None:
     assert_same([list(epoch) for epoch in zip(*kept, strict=True)], [list(oracle), list(oracle)])
 
 
-def test_a_batch_sampler_may_say_any_size(pictures: Path) -> None:
+def test_a_batch_sampler_may_yield_batches_of_any_size(pictures: Path) -> None:
     sizes = [3, 8, 1, 13, 1, 2, 30, 1]
     cuts = np.split(np.random.default_rng(0).permutation(100), np.cumsum(sizes))
     lists = [cut.tolist() for cut in cuts]
@@ -241,7 +241,7 @@ def test_a_batch_sampler_may_say_any_size(pictures: Path) -> None:
     assert_same(kept, [list(oracle) for _ in range(3)])
 
 
-def test_a_batch_sampler_of_torchs_gives_short_last_batches(pictures: Path) -> None:
+def test_torchs_batch_sampler_yields_short_last_batches(pictures: Path) -> None:
     dataset = ShardMapDataset(pictures, fields=("image", "label"), transform=RandomResizedCrop(48))
 
     def make(num_workers: int, **options: Any) -> DataLoader:
@@ -255,7 +255,7 @@ def test_a_batch_sampler_of_torchs_gives_short_last_batches(pictures: Path) -> N
         assert_same(kept, list(make(0, **options)))
 
 
-def test_images_of_unlike_sizes_come_one_by_one_or_not_at_all(tmp_path: Path) -> None:
+def test_images_of_different_sizes_are_delivered_one_by_one_or_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "images", classes=1, per_class=10, width=64, height=48)
     for number in range(10):
         write_images(tmp_path / "images" / f"{number}", classes=1, per_class=1, width=64, height=40 + number)

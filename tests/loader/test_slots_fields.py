@@ -1,4 +1,4 @@
-"""Fields of all kinds, in slots or beside them: the batches are those of torch's own loader."""
+"""Fields of all kinds, in slots or not: the batches are those of torch's own loader."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ OTHER: dict[str, Make] = {
     "scalar": _reals((), "float64"),
     "empty": _reals((0, 5), "float32"),
 }
-"""Arrays that travel beside the slot."""
+"""Arrays that are sent without a slot."""
 
 REFUSED: dict[str, Make] = {
     "another shape": lambda random: np.zeros((40, 40 + random.integers(0, 2))),
@@ -64,7 +64,7 @@ REFUSED: dict[str, Make] = {
 
 
 def write_arrays(folder: Path, make: Make) -> Path:
-    """Write a tar of images, arrays and all kinds of other fields."""
+    """Write a tar of images, arrays and other fields of all kinds."""
     members = []
     for number in range(NUM_SAMPLES):
         array = io.BytesIO()
@@ -82,7 +82,7 @@ def write_arrays(folder: Path, make: Make) -> Path:
 
 
 def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
-    """Make the loader that is tested, and torch's own over the same dataset."""
+    """Make the loader under test, and torch's own over the same dataset."""
     transform = RandomResizedCrop(48) if "image" in fields else None
     dataset = ShardDataset(tar, fields=fields, shuffle=True, seed=2, batch_size=BATCH_SIZE, transform=transform)
     return (
@@ -92,7 +92,7 @@ def make_loaders(tar: Path, fields: Any) -> tuple[DataLoader, TorchLoader[Any]]:
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_large_arrays_lie_in_slots_and_are_right(tmp_path: Path, name: str) -> None:
+def test_large_arrays_are_in_slots_and_right(tmp_path: Path, name: str) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, LARGE[name]), ("npy", "key"))
     kept = list(loader)
     assert_same(kept, list(torchs))
@@ -104,7 +104,7 @@ def test_large_arrays_lie_in_slots_and_are_right(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_other_arrays_lie_elsewhere_and_are_right(tmp_path: Path, name: str) -> None:
+def test_other_arrays_are_not_in_slots_and_right(tmp_path: Path, name: str) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, OTHER[name]), ("npy", "image"))
     kept = list(loader)
     assert_same([arrays for arrays, _ in kept], [arrays for arrays, _ in torchs])
@@ -113,7 +113,7 @@ def test_other_arrays_lie_elsewhere_and_are_right(tmp_path: Path, name: str) -> 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_arrays_that_torch_refuses_are_refused_alike(tmp_path: Path, name: str) -> None:
+def test_arrays_that_torch_refuses_are_refused(tmp_path: Path, name: str) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, REFUSED[name]), "npy")
     with pytest.raises((RuntimeError, TypeError, ValueError)) as expected:
         list(torchs)
@@ -135,12 +135,12 @@ def test_all_fields_of_a_batch_are_those_of_torchs_loader(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("field", ["image", "label", "key", "json", "txt", "npy", "bin"])
-def test_a_bare_field_comes_as_from_torchs_loader(tmp_path: Path, field: str) -> None:
+def test_a_bare_field_equals_that_of_torchs_loader(tmp_path: Path, field: str) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, LARGE["float64"]), field)
     assert_same(list(loader), list(torchs))
 
 
-def test_what_is_kept_of_one_field_keeps_it(tmp_path: Path) -> None:
+def test_keeping_one_field_keeps_its_memory(tmp_path: Path) -> None:
     loader, torchs = make_loaders(write_arrays(tmp_path, LARGE["int64"]), ("image", "npy"))
     images = [images for images, _ in loader]
     loader.set_epoch(0)

@@ -1,4 +1,4 @@
-"""Stop anywhere, go on anywhere: before and after are together the epoch, once each."""
+"""Stop anywhere, resume anywhere: both parts together are the epoch, each sample once."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_resumed_equals_uninterrupted(
     resumed.set_epoch(0)
     assert resumed.state_dict() == state
     assert before + keys_of(resumed) == uninterrupted
-    # The epoch after it is the next one, as if nothing had happened.
+    # The epoch after it is the next one, as usual.
     expected = make(packed)
     expected.set_epoch(1)
     assert keys_of(resumed) == keys_of(expected)
@@ -128,7 +128,7 @@ def test_break_consumes_an_epoch_and_another_epoch_drops_the_position(make: Any,
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_naming_the_next_epoch_leaves_the_running_one_as_it_is(make: Any, packed: Path, num_workers: int) -> None:
+def test_setting_the_next_epoch_does_not_change_the_one_in_flight(make: Any, packed: Path, num_workers: int) -> None:
     loader = make(packed, num_workers=num_workers)
     iterator = iter(loader)
     before = keys_of(islice(iterator, 2))
@@ -145,7 +145,7 @@ def test_naming_the_next_epoch_leaves_the_running_one_as_it_is(make: Any, packed
 
 
 @pytest.mark.parametrize(("epoch", "error"), [(1.5, TypeError), ("a", TypeError), (None, TypeError), (-1, ValueError)])
-def test_an_epoch_is_an_integer_wherever_it_is_named(packed: Path, epoch: Any, error: type[Exception]) -> None:
+def test_an_epoch_is_an_integer_wherever_it_is_set(packed: Path, epoch: Any, error: type[Exception]) -> None:
     mapped = ShardMapDataset(packed, fields="key")
     other, numpys = DataLoader(range(3), sampler=EpochSampler(range(3))), cast(int, np.int64(3))
     for named in (make_loader(packed), make_sampled(packed), ShardDataset(packed), mapped, EpochSampler(mapped), other):
@@ -179,7 +179,7 @@ def test_the_samplers_own_set_epoch_and_state_count_too(packed: Path) -> None:
     resumed = make_sampled(packed)
     resumed.load_state_dict(state)
     assert isinstance(resumed.sampler, EpochSampler)
-    resumed.sampler.set_epoch(0)  # As frameworks do, that know nothing of the loader's.
+    resumed.sampler.set_epoch(0)  # As frameworks do that do not know the loader's.
     assert sorted(before + keys_of(resumed)) == sorted(keys_of(make_sampled(packed)))
 
 

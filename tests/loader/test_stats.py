@@ -1,4 +1,4 @@
-"""What the loader says of where the time went."""
+"""The statistics of the loader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
         assert 0 < stats.first_batch_s <= stats.elapsed_s
         assert 0 < stats.wait_for_data_s <= stats.elapsed_s
         assert min(stats.read_s, stats.transform_s, stats.decode_s) > 0
-        # Stages are parts of the threads' time, which do not work while nobody iterates.
+        # Stages are parts of the threads' time; they do not work between iterations.
         assert stats.read_s + stats.transform_s + stats.decode_s <= max(num_workers, 1) * stats.elapsed_s
         assert (stats.idle_s > 0) == (num_workers > 0)
         assert stats.samples_per_s == pytest.approx(21 / stats.elapsed_s)
@@ -42,7 +42,7 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
     assert loader.stats().num_samples == 8
 
 
-def test_without_the_fast_path_there_are_no_statistics_and_the_true_reason_is_given(packed: Path) -> None:
+def test_without_the_fast_path_there_are_no_statistics_and_the_error_names_the_reason(packed: Path) -> None:
     users = DataLoader(ShardDataset(packed, transform=identity), batch_size=4)
     collated = DataLoader(ShardDataset(packed), batch_size=4, collate_fn=identity)
     single = DataLoader(ShardDataset(packed), batch_size=None)
@@ -59,7 +59,7 @@ def test_without_the_fast_path_there_are_no_statistics_and_the_true_reason_is_gi
             loader.stats()
 
 
-def test_hosts_that_stay_do_not_wait_before_an_epoch_begins(packed: Path) -> None:
+def test_persistent_workers_count_no_idle_time_before_an_epoch_begins(packed: Path) -> None:
     dataset = ShardDataset(packed, transform=RandomResizedCrop(48))
     loader = DataLoader(dataset, batch_size=4, num_workers=3, persistent_workers=True)
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_hosts_that_stay_do_not_wait_before_an_epoch_begins(packed: Path) -> Non
         time.sleep(0.5)  # Longer than an epoch takes: this is what must not be counted.
 
 
-def test_the_time_that_hosts_take_to_be_started_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_to_start_worker_processes_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = pool_module._start_process
 
     def start_slowly(*arguments: Any) -> Any:
@@ -84,7 +84,7 @@ def test_the_time_that_hosts_take_to_be_started_counts(packed: Path, monkeypatch
     assert 0.5 <= stats.first_batch_s <= stats.elapsed_s
 
 
-def test_an_image_folder_goes_the_fast_way(images: Path) -> None:
+def test_an_image_folder_takes_the_fast_path(images: Path) -> None:
     folder = ImageFolder(images, transform=RandomResizedCrop(48))
     loader = DataLoader(folder, batch_size=4, sampler=EpochSampler(folder), num_workers=1)
     list(loader)

@@ -1,4 +1,4 @@
-"""Torch's Subsets of our datasets take the fast path, with the batches that torch's workers make of them."""
+"""torch's Subsets of shardio's datasets take the fast path, with the same batches as from torch's workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ workers = pytest.mark.parametrize("num_workers", [0, 2])
 
 
 def do_nothing(worker_id: int) -> None:
-    """Make torch's workers run: nothing else changes where this is the ``worker_init_fn``."""
+    """Do nothing: as ``worker_init_fn``, this makes torch's workers run, and changes nothing else."""
 
 
 TORCHS: dict[str, Any] = {"worker_init_fn": do_nothing}
@@ -166,7 +166,7 @@ def test_either_executor_resumes_an_epoch(packed: Path, before: dict[str, Any], 
 
 @workers
 def test_indices_that_change_between_epochs_are_followed(packed: Path, num_workers: int) -> None:
-    """As by torch's workers, which are started for each epoch; here they may stay."""
+    """As in torch's workers, which start for each epoch; here they may persist."""
     subset, other = Subset(make_map(packed), [1, 2, 3]), make_map(packed)
     loader = DataLoader(subset, batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
     names = [other[number][2] for number in range(21)]
@@ -191,7 +191,7 @@ class Reversed(Subset[Any]):
         return super().__getitems__([len(self) - 1 - index for index in indices])
 
 
-def test_a_subclass_is_torchs_to_ask(packed: Path) -> None:
+def test_torchs_workers_read_a_subclass_of_subset(packed: Path) -> None:
     dataset = make_map(packed)
     outer: Any
     for outer in (Reversed(dataset, CHOSEN), Subset(Reversed(dataset, CHOSEN), range(13))):
@@ -221,7 +221,7 @@ def test_the_reason_says_what_the_subset_is_of(packed: Path) -> None:
 
 
 KEPT = [*BAD, *range(20, 29), 39, 38]
-"""Of the damaged dataset: what is bad, and a few of the others. All the rest is held out."""
+"""Samples of the damaged dataset: the bad ones, and a few others. All the rest is held out."""
 
 
 def damaged_subset(subject: Subject) -> Subset[Any]:
@@ -253,7 +253,7 @@ def batches_by_executor(subset: Subset[Any], quarantine: Path, **options: Any) -
 @pytest.mark.parametrize("kind", ["map", "folder"])
 @pytest.mark.parametrize("policy", ["replace", "skip"])
 def test_both_executors_treat_bad_samples_alike(tmp_path: Path, kind: Any, policy: str) -> None:
-    """And look the same: what is put in a place is cropped as the place says."""
+    """The samples look the same, too: a replacement is cropped with the rng key of its row."""
     subject = Subject(tmp_path, kind, {number: BAD[number] for number in list(BAD)[:3]} if kind == "folder" else None)
     first, *others = batches_by_executor(damaged_subset(subject), subject.quarantine, on_error=policy)
     assert len(others) == 3

@@ -1,4 +1,4 @@
-"""How threads are divided over hosts, and how those talk."""
+"""The division of threads over worker processes, and their messages."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,23 +8,23 @@ from shardio.loader.processes.wire import make_pair, receive, send
 
 
 @given(st.integers(1, 300), st.integers(1, 300))
-def test_all_threads_have_a_host_and_no_host_is_without_or_much_fuller(num_threads: int, num_processors: int) -> None:
-    hosts = divide_threads(num_threads, num_processors)
-    assert sum(hosts) == num_threads
-    assert min(hosts) >= 1
-    assert max(hosts) - min(hosts) <= 1
-    assert len(hosts) <= num_processors
+def test_threads_are_divided_evenly_over_worker_processes(num_threads: int, num_processors: int) -> None:
+    threads = divide_threads(num_threads, num_processors)
+    assert sum(threads) == num_threads
+    assert min(threads) >= 1
+    assert max(threads) - min(threads) <= 1
+    assert len(threads) <= num_processors
 
 
 @given(st.integers(1, 300))
-def test_with_processors_enough_few_threads_are_alone_and_many_in_pairs(num_threads: int) -> None:
-    hosts = divide_threads(num_threads, num_threads)
-    assert max(hosts) <= (1 if num_threads <= MAX_SINGLE_THREAD_PROCESSES else THREADS_PER_PROCESS)
-    assert len(hosts) <= max(MAX_SINGLE_THREAD_PROCESSES, -(-num_threads // THREADS_PER_PROCESS))
+def test_with_enough_processors_few_threads_run_alone_and_many_in_pairs(num_threads: int) -> None:
+    threads = divide_threads(num_threads, num_threads)
+    assert max(threads) <= (1 if num_threads <= MAX_SINGLE_THREAD_PROCESSES else THREADS_PER_PROCESS)
+    assert len(threads) <= max(MAX_SINGLE_THREAD_PROCESSES, -(-num_threads // THREADS_PER_PROCESS))
 
 
-def test_what_an_end_said_before_it_closed_is_heard() -> None:
-    """Also if it had not read all that it was told: the system says so first, and the words come after that."""
+def test_messages_that_an_end_sent_before_it_closed_are_received() -> None:
+    """Even if it closed before it read everything: the system reports that first, then delivers the messages."""
     ours, theirs = make_pair()
     with ours:
         with theirs:

@@ -1,4 +1,4 @@
-"""Samples that cannot be read where torch's workers run: the policies of the fast path, and its batches."""
+"""Unreadable samples in torch's workers: the policies and the batches are those of the fast path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ USERS = Compose([RandomResizedCrop(48), identity])
 
 @pytest.fixture(scope="module")
 def damaged(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The samples of conftest's, the 2nd and 4th of the second shard of which are no images any more."""
+    """The samples of conftest.py; in the second shard, the 2nd and the 4th are not images any more."""
     copy = tmp_path_factory.mktemp("damaged") / "packed"
     shutil.copytree(packed, copy)
     tar = copy / "shard-000001.tar"
@@ -134,7 +134,7 @@ def test_each_epochs_bad_samples_are_counted(damaged: Path, tmp_path: Path, kind
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_batch_without_any_sample_names_what_it_had(damaged: Path, tmp_path: Path, num_workers: int) -> None:
+def test_the_error_of_an_empty_batch_names_its_samples(damaged: Path, tmp_path: Path, num_workers: int) -> None:
     dataset = ShardDataset(damaged, fields=("image", "key"), transform=USERS)
     loader = DataLoader(
         dataset, batch_size=1, on_error="skip", num_workers=num_workers, quarantine=tmp_path / "quarantine"
@@ -147,9 +147,9 @@ def test_a_batch_without_any_sample_names_what_it_had(damaged: Path, tmp_path: P
 
 
 def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) -> None:
-    with pytest.raises(ValueError, match="on_error='skip' needs a dataset of shardio's"):
+    with pytest.raises(ValueError, match="on_error='skip' requires one of shardio's datasets"):
         DataLoader(range(5), on_error="skip")
-    with pytest.raises(ValueError, match="batch_size=None means no batches"):
+    with pytest.raises(ValueError, match="batch_size=None disables batching"):
         DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
     mapped = ShardMapDataset(packed)
     for options, why in (
@@ -164,7 +164,7 @@ def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) ->
         DataLoader(ShardDataset(packed), on_error="ignore")  # type: ignore[arg-type]  # the test
 
 
-def test_an_image_folder_goes_on_without_a_file(images: Path, tmp_path: Path) -> None:
+def test_an_image_folder_continues_without_a_file(images: Path, tmp_path: Path) -> None:
     root = shutil.copytree(images, tmp_path / "images")
     folder = ImageFolder(root, transform=USERS)
     Path(folder.samples[3][0]).unlink()

@@ -32,17 +32,17 @@ def test_the_error_names_the_sample(tmp_path: Path, field: str, number: int) -> 
     assert raised.value.key == "2"
 
 
-def test_values_of_64_bits_come_as_they_are(tmp_path: Path) -> None:
+def test_values_of_64_bits_are_unchanged(tmp_path: Path) -> None:
     numbers = [0, 2**63 - 1, -(2**63)]
     for field in ("cls", "json"):
         (batch,) = DataLoader(ShardDataset(write(tmp_path, numbers), fields=field), batch_size=3)
         assert (batch if field == "cls" else batch["parts"][0]["number"]).tolist() == numbers
 
 
-def test_who_makes_no_tensors_gets_wide_ones_too(tmp_path: Path) -> None:
+def test_a_collate_fn_without_tensors_receives_wide_integers(tmp_path: Path) -> None:
     content = json.dumps({"hash": 2**64 - 1}).encode()
     write_tar(tmp_path / "a.tar", [("0.json", content)])
     dataset = ShardDataset(tmp_path / "a.tar", fields="json")
     assert list(DataLoader(dataset, collate_fn=list)) == [[{"hash": 2**64 - 1}]]
-    with pytest.raises(ValueError, match=rf"sample 0 of a batch has the integer {2**64 - 1}, of more than 64 bits"):
+    with pytest.raises(ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which has more than 64"):
         list(DataLoader(dataset, worker_init_fn=print))

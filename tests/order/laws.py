@@ -1,4 +1,4 @@
-"""The laws of order and state, checked for one case against counting in plain Python.
+"""The laws of order and state, checked for one case by counting in plain Python.
 
 Hypothesis draws cases in ``test_laws.py``, and ``tools/order_campaign.py`` some hundred thousand at random.
 """
@@ -34,13 +34,13 @@ DIGEST = "a dataset's digest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks that train for a while.
+    """The ranks of one stretch of training.
 
     Attributes:
-        world_size: How many ranks.
-        num_workers: Worker processes of each.
-        batch_size: Samples of each rank's batch.
-        num_batches: After how many batches they stop, or None for the end of the epoch.
+        world_size: The number of ranks.
+        num_workers: The number of workers of each rank.
+        batch_size: The number of samples in each rank's batch.
+        num_batches: The number of batches after which they stop; None for the end of the epoch.
     """
 
     world_size: int
@@ -51,14 +51,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """An epoch of a dataset, and the groups of ranks that work through it, each going on where the last stopped.
+    """An epoch of a dataset, and the groups of ranks that train on it, each resuming where the previous one stopped.
 
     Attributes:
-        shard_sizes: Samples of each shard; some may be empty, not all.
+        shard_sizes: The number of samples of each shard; some may be empty, but not all.
         settings: The order's settings.
         epoch: The epoch.
         remainder: The policy.
-        groups: The last one goes on to the end.
+        groups: The groups; the last one trains to the end.
         other_world_size: Any number; its common divisor with a step's samples is another world of the same steps.
         probe: Any number; it chooses the places where the order is evaluated alone.
     """
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def num_samples(self) -> int:
-        """The samples of the dataset."""
+        """The number of samples in the dataset."""
         return sum(self.shard_sizes)
 
 
@@ -85,7 +85,7 @@ def check_laws(case: Case) -> None:
     """Check all laws for one case.
 
     Raises:
-        LawBrokenError: If one does not hold; the message says which.
+        LawBrokenError: If one does not hold; the message names it.
     """
     order = EpochOrder(np.array(case.shard_sizes, dtype=np.int64), case.settings, case.epoch)
     samples = order.samples_at(np.arange(case.num_samples)).tolist()
@@ -107,13 +107,13 @@ def check_laws(case: Case) -> None:
         delivered.update(now)
         stop = check_cursor(case, splits, batches, num_batches)
         if stop < case.num_samples:
-            _hold("what came before the cursor is what lies before it", sorted(now), list(range(start, stop)))
+            _hold("what was delivered is what precedes the cursor", sorted(now), list(range(start, stop)))
         start = stop
     check_epoch(case, samples, delivered)
 
 
 def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
-    """Check that an epoch's order is a permutation, made as the settings say, and the same wherever it is asked."""
+    """Check that an epoch's order is a permutation that follows the settings, and is the same from any start."""
     size = case.num_samples
     _hold("an epoch's order is a permutation", sorted(samples), list(range(size)))
     if not case.settings.shuffle:
@@ -126,10 +126,10 @@ def check_order(case: Case, order: EpochOrder, samples: list[int]) -> None:
 
 
 def check_windows(case: Case, samples: list[int]) -> None:
-    """Check that some permutation of the shards is the tape: each lane's windows are its slices, shuffled."""
+    """Check that the tape is a permutation of the shards, and that each lane's windows are shuffled slices of it."""
     starts = list(np.cumsum(case.shard_sizes) - case.shard_sizes)
     stops = list(np.cumsum(case.shard_sizes))
-    unfinished: int | None = None  # The shard that the last window broke off in, and where
+    unfinished: int | None = None  # The shard in which the last window ended, and where
     next_sample = 0
     for lane in range(case.settings.lanes):
         in_lane = samples[lane :: case.settings.lanes]
@@ -138,14 +138,14 @@ def check_windows(case: Case, samples: list[int]) -> None:
             for sample in sorted(in_lane[first : first + case.settings.window]):
                 by_shard.setdefault(bisect_right(stops, sample), []).append(sample)
             if unfinished is not None:
-                _hold("a window goes on in the shard where the last one broke off", unfinished in by_shard, True)
+                _hold("a window continues in the shard where the last one ended", unfinished in by_shard, True)
             broken = []
             for shard, run in by_shard.items():
                 expected = next_sample if shard == unfinished else starts[shard]
                 _hold("a window has a run of each of its shards", run, list(range(expected, expected + len(run))))
                 if run[-1] + 1 < stops[shard]:
                     broken.append(shard)
-            _hold("a window breaks off in at most one shard", len(broken) <= 1, True)
+            _hold("a window ends in the middle of at most one shard", len(broken) <= 1, True)
             unfinished = broken[0] if broken else None
             if unfinished is not None:
                 next_sample = by_shard[unfinished][-1] + 1
@@ -153,7 +153,7 @@ def check_windows(case: Case, samples: list[int]) -> None:
 
 
 def check_lengths(splits: list[Split], batches: list[list[list[int]]]) -> None:
-    """Check that lengths are true, batches full but for the last, and ranks equal (with keep: to one sample)."""
+    """Check that lengths are right, all batches but the last are full, and ranks equal (with keep: to one sample)."""
     for split, of_rank in zip(splits, batches, strict=True):
         sizes = [len(batch) for batch in of_rank]
         _hold("the number of a rank's samples is true", split.num_own_samples, sum(sizes))
@@ -163,11 +163,11 @@ def check_lengths(splits: list[Split], batches: list[list[list[int]]]) -> None:
         _hold("there is nothing after the last batch", beyond, [])
     for counts in ([sum(map(len, of_rank)) for of_rank in batches], [len(of_rank) for of_rank in batches]):
         apart = max(counts) - min(counts)
-        _hold("ranks have equally many", apart <= (splits[0].remainder == "keep"), True)
+        _hold("ranks have the same number", apart <= (splits[0].remainder == "keep"), True)
 
 
 def check_shares(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:
-    """Check that the ranks are disjoint and together have what the policy deals, each as the order wants it."""
+    """Check that the ranks are disjoint, together have what the policy requires, and follow the order."""
     start, size = splits[0].start, case.num_samples
     step_size = len(splits) * splits[0].batch_size
     num_dealt = size - start
@@ -177,7 +177,7 @@ def check_shares(case: Case, splits: list[Split], batches: list[list[list[int]]]
         while num_dealt % len(splits):
             num_dealt += 1
     dealt = sorted(chain.from_iterable(chain.from_iterable(batches)))
-    _hold("ranks are disjoint and have what the policy deals", dealt, list(range(start, start + num_dealt)))
+    _hold("ranks are disjoint and have what the policy requires", dealt, list(range(start, start + num_dealt)))
     for rank, of_rank in enumerate(batches):
         for batch in of_rank:
             if case.settings.shuffle:
@@ -191,7 +191,7 @@ def check_shares(case: Case, splits: list[Split], batches: list[list[list[int]]]
 
 
 def check_global_batches(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:
-    """Check that another world with as many samples a step has the same global batches."""
+    """Check that another world size with the same number of samples per step has the same global batches."""
     step_size = len(splits) * splits[0].batch_size
     world_size = gcd(step_size, case.other_world_size)
     others = [
@@ -203,7 +203,7 @@ def check_global_batches(case: Case, splits: list[Split], batches: list[list[lis
 
 
 def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], num_workers: int) -> None:
-    """Check that a rank's batches are the same however many workers build them: as whole batches, and as samples.
+    """Check that a rank's batches do not depend on the number of workers, for whole batches and for samples.
 
     Torch's loader takes batches from the workers in turn, and passes over those that have no more; given samples,
     it makes batches of each worker's own.
@@ -225,7 +225,7 @@ def check_workers(order: _WrittenOrder, split: Split, batches: list[list[int]], 
 
 
 def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]], num_batches: int) -> int:
-    """Check that all ranks save the same state after so many batches, and that it is gone on from; return where."""
+    """Check that all ranks save the same state after some batches, and that a run resumes from it; return where."""
     start, step_size = splits[0].start, len(splits) * splits[0].batch_size
     is_over = num_batches >= max(map(len, batches))
     expected = case.num_samples if is_over else start + num_batches * step_size
@@ -252,7 +252,7 @@ def check_cursor(case: Case, splits: list[Split], batches: list[list[list[int]]]
 
 
 def check_epoch(case: Case, samples: list[int], delivered: Counter[int]) -> None:
-    """Check that all groups together delivered the epoch as the policy says."""
+    """Check that all groups together delivered the epoch as the policy requires."""
     size, position = case.num_samples, 0
     for group in case.groups:
         left, step_size = size - position, group.world_size * group.batch_size
@@ -275,7 +275,7 @@ def check_epoch(case: Case, samples: list[int], delivered: Counter[int]) -> None
 
 
 class _WrittenOrder(EpochOrder):
-    """An order that was evaluated before: the same, looked up."""
+    """An order that looks up the values of an evaluated order."""
 
     def __init__(self, order: EpochOrder, samples: list[int]) -> None:
         self.settings, self.epoch, self.num_samples = order.settings, order.epoch, order.num_samples
@@ -303,7 +303,7 @@ def _step(batches: list[list[list[int]]], step: int) -> Iterable[int]:
 
 
 def _in_turn(streams: list[list[list[int]]]) -> Iterator[list[int]]:
-    """Take one batch of each stream in turn, passing over those that are through."""
+    """Take one batch of each stream in turn, skipping exhausted streams."""
     for turn in range(max(map(len, streams))):
         yield from (stream[turn] for stream in streams if turn < len(stream))
 

@@ -58,7 +58,7 @@ def images_over_keys(size: int, num_keys: int) -> NDArray[np.int64]:
 
 
 def deviation(counts: NDArray[np.int64], freedom: int, scale: float = 1.0) -> float:
-    """Return by how many standard deviations a chi-square over even counts lies off its mean."""
+    """Return the distance of a chi-square over even counts from its mean, in standard deviations."""
     mean = counts.mean()
     return float((scale * ((counts - mean) ** 2 / mean).sum() - freedom) / sqrt(2 * freedom))
 

@@ -1,4 +1,4 @@
-"""Which epoch comes next: by itself, by set_epoch, and after a state was loaded."""
+"""Which epoch is next: by default, after set_epoch, and after a state was loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from shardio.errors import StateError
 from shardio.order import Cursor, EpochCounter, OrderSettings, Progress, Split, dump_state, read_state
+from shardio.order.state import STATE_VERSION
 
 N = 100
 SETTINGS = OrderSettings(shuffle=True, seed=3, lanes=2, window=50)
@@ -20,7 +21,7 @@ def test_every_start_is_the_next_epoch() -> None:
     assert [counter.start(N) for _ in range(3)] == [Cursor(epoch=0), Cursor(epoch=1), Cursor(epoch=2)]
 
 
-def test_set_epoch_names_the_next_one_and_counting_goes_on_from_it() -> None:
+def test_set_epoch_sets_the_next_epoch_and_counting_continues_from_it() -> None:
     counter = EpochCounter()
     counter.set_epoch(7)
     assert [counter.start(N).epoch for _ in range(2)] == [7, 8]
@@ -63,19 +64,19 @@ def test_a_negative_epoch_is_refused() -> None:
 
 
 @pytest.mark.parametrize("epoch", [1.5, "a", None])
-def test_an_epoch_that_is_no_integer_is_refused(epoch: Any) -> None:
+def test_an_epoch_that_is_not_an_integer_is_refused(epoch: Any) -> None:
     with pytest.raises(TypeError, match=f"epoch must be an integer, got {epoch!r}"):
         EpochCounter().set_epoch(epoch)
 
 
-def test_values_of_numpys_are_epochs() -> None:
+def test_numpys_integers_are_epochs() -> None:
     counter = EpochCounter()
     counter.set_epoch(np.int32(7))  # type: ignore[arg-type]  # mypy does not know that it is an integer
     assert counter.start(N) == Cursor(epoch=7)
     assert type(counter.now.epoch) is int, "a state can be written as JSON"
 
 
-def test_an_epoch_that_is_under_way_is_where_training_is_until_it_is_over_or_the_next_one_starts() -> None:
+def test_the_cursor_stays_in_an_epoch_in_flight_until_it_ends_or_the_next_one_starts() -> None:
     counter = EpochCounter()
 
     def start() -> Progress:
@@ -107,7 +108,7 @@ def state() -> dict[str, Any]:
     return dump_state(Cursor(epoch=2, position=64), SETTINGS, "d1", N)
 
 
-def test_a_state_is_small_json_and_comes_back() -> None:
+def test_a_state_is_small_json_and_round_trips() -> None:
     text = json.dumps(state())
     assert len(text) < 400
     assert read_state(json.loads(text), SETTINGS, "d1", N) == Cursor(epoch=2, position=64)
@@ -116,19 +117,20 @@ def test_a_state_is_small_json_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": STATE_VERSION + 1}, f"version {STATE_VERSION + 1}, but"),
+        ({"version": STATE_VERSION - 1}, f"version {STATE_VERSION - 1}, but"),
         ({"version": None}, "version None"),
         ({"dataset": None}, "dataset.digest is None in the state"),
-        ({"epoch": -1}, "epoch must be an integer of at least 0"),
+        ({"epoch": -1}, "epoch must be an integer, at least 0"),
         ({"epoch": "2"}, "epoch must be an integer"),
-        ({"position": 101}, "between 0 and 100, got 101"),
-        ({"position": -1}, "between 0 and 100"),
+        ({"position": 101}, "position must be an integer from 0 to 100, got 101"),
+        ({"position": -1}, "from 0 to 100, got -1"),
         ({"dataset": {"digest": "d2", "samples": N}}, "dataset.digest is 'd2' in the state and 'd1' here"),
         ({"dataset": {}}, "dataset.digest is None in the state"),
         ({"order": {"shuffle": True, "seed": 4, "lanes": 2, "window": 50}}, "order.seed is 4 in the state and 3 here"),
         ({"order": {"shuffle": True, "seed": 3, "lanes": 4, "window": 9}}, "order.lanes is 4.*; order.window is 9"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_with_what_differs(change: dict[str, Any], words: str) -> None:
+def test_a_state_that_does_not_match_is_refused_with_the_differences(change: dict[str, Any], words: str) -> None:
     with pytest.raises(StateError, match=words):
         read_state({**state(), **change}, SETTINGS, "d1", N)

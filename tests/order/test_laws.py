@@ -65,7 +65,7 @@ def test_the_laws_of_order_and_state_hold(case: Case) -> None:
 def test_a_split_that_is_off_by_one_breaks_a_law(
     name: str, remainder: Remainder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The laws are no empty words: the checks see each of these wrong."""
+    """The laws are not vacuous: the checks detect each of these errors."""
     original = getattr(Split, name)
     if isinstance(original, property):
         monkeypatch.setattr(Split, name, property(lambda split: original.__get__(split) + 1))

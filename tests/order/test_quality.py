@@ -1,4 +1,4 @@
-"""The measures of a shuffle: what they say where it is known, and what plain loops say."""
+"""The measures of a shuffle, compared with known values and with plain loops."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ def test_ranks_that_own_whole_shards_read_their_share(sizes: Integers, world_siz
 
 
 @given(orders(), st.integers(1, 5))
-def test_nobody_reads_less_than_his_share_nor_more_than_all(case: tuple[Integers, Integers], world_size: int) -> None:
+def test_ranks_read_at_least_their_share_and_at_most_everything(
+    case: tuple[Integers, Integers], world_size: int
+) -> None:
     sizes, order = case
     quality = measure(order, sizes, world_size)
     assert 1 - 1e-9 <= quality.read_factor <= world_size + 1e-9
@@ -103,7 +105,7 @@ def test_the_chance_of_one_shard_is_one() -> None:
     assert same_shard_chance(np.arange(10), 4) == 0
 
 
-def test_where_there_are_no_pairs_there_is_no_figure() -> None:
+def test_without_pairs_the_measures_are_nan() -> None:
     quality = measure(np.array([1, 0]), np.array([1, 1]), batch_size=1)
     assert isnan(quality.same_shard)
     assert isnan(quality.separation)
@@ -138,7 +140,7 @@ def test_the_chance_is_that_of_counting_all_pairs(shards: Integers, batch_size: 
 
 
 @given(SHARDS)
-def test_open_shards_are_those_that_were_begun_and_are_not_over(shards: Integers) -> None:
+def test_a_shard_is_open_from_its_first_to_its_last_sample(shards: Integers) -> None:
     num_open = [len(set(shards[: step + 1]) & set(shards[step:])) for step in range(len(shards))]
     mean_open, max_open = count_open_shards(shards)
     assert mean_open == pytest.approx(np.mean(num_open))
@@ -146,7 +148,7 @@ def test_open_shards_are_those_that_were_begun_and_are_not_over(shards: Integers
 
 
 @given(st.lists(SHARDS, min_size=1, max_size=4), st.lists(st.integers(1, 100), min_size=6, max_size=6))
-def test_bytes_read_are_those_of_all_shards_touched(ranks: list[Integers], num_bytes: list[int]) -> None:
+def test_the_bytes_read_are_those_of_all_shards_read_from(ranks: list[Integers], num_bytes: list[int]) -> None:
     sizes = np.array([10, 20, 30, 10, 20, 30])
     read = sum(num_bytes[shard] for shards in ranks for shard in set(shards.tolist()))
     share = sum(num_bytes[shard] / sizes[shard] for shards in ranks for shard in shards)
@@ -159,7 +161,7 @@ def test_ranks_take_turns(ranks: list[list[int]]) -> None:
     assert take_turns([np.array(rank) for rank in ranks]).tolist() == expected
 
 
-def test_what_is_measured_is_what_ranks_are_dealt() -> None:
+def test_the_measured_ranks_are_those_of_the_split() -> None:
     order = np.random.default_rng(0).permutation(103)
     for rank in range(4):
         split = Split(num_samples=103, start=0, rank=rank, world_size=4, batch_size=5, shuffled=True, remainder="keep")

@@ -43,8 +43,8 @@ def test_without_shuffling_there_is_one_lane_and_no_window() -> None:
         ({"window": 0}, "window must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"seed": 2**63}, "below 2\\*\\*63"),
-        ({"shuffle": False, "lanes": 2}, "no meaning without shuffle"),
-        ({"shuffle": False, "window": 2}, "no meaning without shuffle"),
+        ({"shuffle": False, "lanes": 2}, "no effect without shuffle"),
+        ({"shuffle": False, "window": 2}, "no effect without shuffle"),
     ],
 )
 def test_settings_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:

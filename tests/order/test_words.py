@@ -15,7 +15,7 @@ def test_words_are_those_of_splitmix64() -> None:
     assert random_words(key, np.arange(4, dtype=np.uint64)).tolist() == expected
 
 
-def test_any_word_is_computed_alone() -> None:
+def test_each_word_is_computed_independently() -> None:
     key = make_rng_key(5, "test")
     together = random_words(key, np.arange(100, dtype=np.uint64))
     assert [random_words(key, np.array([i], dtype=np.uint64))[0] for i in range(100)] == together.tolist()
@@ -35,7 +35,7 @@ def test_seed_and_epoch_are_not_added() -> None:
     assert make_rng_key(0, 3) != make_rng_key(3, 0)
 
 
-def test_derived_keys_are_unlike_the_words_of_the_same_key() -> None:
+def test_derived_keys_differ_from_the_words_of_the_same_key() -> None:
     key, numbers = make_rng_key(0), np.arange(1000, dtype=np.uint64)
     assert not set(derive_rng_key(key, numbers).tolist()) & set(random_words(key, numbers).tolist())
 

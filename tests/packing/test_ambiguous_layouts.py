@@ -160,7 +160,7 @@ INCOMPLETE = {
         ["images/a.jpg", "masks/a_mask.png"],
         "holds no pairs: the files of a sample must have the same name",
     ),
-    "no pairs": (["c/a.jpg", "d/a.jpg"], "or a.jpg with a.mask.png"),
+    "no pairs": (["c/a.jpg", "d/a.jpg"], "or a.jpg and a.mask.png"),
     "a mask without an image": (["a.jpg", "a.mask.png", "b.mask.png"], "in/b.mask.png has a dot in its stem"),
     "two folders of images": (["images/a.jpg", "photos/a.jpg", "masks/a.png"], "images and photos are all named"),
 }

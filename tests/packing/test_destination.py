@@ -13,6 +13,8 @@ from filelock import FileLock
 
 import shardio
 from shardio.errors import FormatError, PackError
+from shardio.packing.finished import record_finished
+from shardio.packing.jpegs import JpegTally
 from shardio.storage import read_and_stat
 from tests.sources import encode, write_images
 
@@ -126,6 +128,25 @@ def test_an_unfinished_pack_of_different_images_is_refused(
         shardio.pack(source, tmp_path / "out", max_shard_samples=1)
     (source / "class-0" / "new.jpg").unlink()
     assert shardio.pack(source, tmp_path / "out", max_shard_samples=1).num_samples == 4
+
+
+def test_a_destination_that_is_removed_during_the_pack_does_not_become_a_dataset(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first shards are lost."""
+    finished = list[Path]()
+
+    def record_and_remove(path: Path, tally: JpegTally) -> None:
+        record_finished(path, tally)
+        finished.append(path)
+        if len(finished) == 2:
+            shutil.rmtree(tmp_path / "out")
+
+    monkeypatch.setattr("shardio.packing.shard_writer.record_finished", record_and_remove)
+    with pytest.raises(PackError, match=r"out was removed during the pack: delete what is left"):
+        shardio.pack(source, tmp_path / "out", max_shard_samples=1, num_workers=1)
+    assert len(finished) == 4
+    assert not (tmp_path / "out" / "shardio.json").exists()
 
 
 def test_an_unfinished_pack_is_not_read_as_a_dataset(tmp_path: Path) -> None:

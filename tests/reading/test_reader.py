@@ -186,6 +186,6 @@ def test_a_shard_of_another_pack_is_refused(packed: Path, images: Path, tmp_path
 @pytest.mark.parametrize("sample", [-1, -21, 21, 10**6])
 def test_an_index_that_no_sample_has_is_refused(packed: Path, sample: int) -> None:
     reader = SampleReader(open_table(packed))
-    with pytest.raises((IndexError, ValueError)):
+    with pytest.raises(IndexError):
         reader.read(indices(0, sample), ["jpg"])
     reader.close()

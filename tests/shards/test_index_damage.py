@@ -105,7 +105,7 @@ def test_an_index_with_wrong_values_is_refused(shard: Path, damage: Damage) -> N
 
 def test_another_format_is_named_whatever_else_differs(shard: Path) -> None:
     rewrite(shard, lambda _, header: header.update({"format": 2, "colour": "red"}))
-    with pytest.raises(FormatError, match="has format 2, but this shardio reads 1: use the version of shardio that"):
+    with pytest.raises(FormatError, match="has format 2, but this version of shardio reads 1: use the version that"):
         open_shard(shard)
 
 

@@ -62,6 +62,19 @@ def test_a_refused_directory_leaves_nothing_open(tmp_path: Path) -> None:
     assert count_open_files() == before
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")], ids=["pipe", "device"])
+def test_what_is_not_a_regular_file_does_not_exist(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """Reading a pipe could block for ever."""
+    make(tmp_path / "other")
+    location = parse_location(tmp_path / "other")
+    before = count_open_files()
+    assert not location.exists()
+    for access in location.open, location.stat:
+        with pytest.raises(FileNotFoundError, match=r"Not a regular file: .*other"):
+            access()
+    assert count_open_files() == before
+
+
 def close_descriptors() -> None:
     """Close the descriptors of all open files, as the budget does when others need them."""
     open_files()._shrink(0)
@@ -73,11 +86,25 @@ def test_a_file_is_opened_again_when_it_is_needed(file: Location) -> None:
         assert opened.read(2, 4) == b"23"
 
 
+def test_a_descriptor_that_another_thread_closes_at_once_is_kept_until_the_file_is_known(
+    file: Location, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fstat = os.fstat
+
+    def close_and_fstat(descriptor: int) -> os.stat_result:
+        close_descriptors()
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", close_and_fstat)
+    with closing(file.open()) as opened:
+        assert opened.size == 10
+
+
 def test_a_file_that_changed_before_it_is_opened_again_is_refused(file: Location) -> None:
     with closing(file.open()) as opened:
         Path(file.key).write_bytes(b"longer than before")
         close_descriptors()
-        with pytest.raises(ReplacedError, match=r"file changed while it was in use: it had 10 bytes .* now it has 18"):
+        with pytest.raises(ReplacedError, match=r"file changed while it was in use: expected 10 bytes .* got 18 bytes"):
             opened.read(2, 4)
 
 
@@ -103,6 +130,15 @@ def test_files_that_are_being_written_are_not_listed(tmp_path: Path) -> None:
     assert parse_location(tmp_path).list() == ["file"]
 
 
+def test_a_link_that_leads_nowhere_or_in_a_circle_is_listed_as_a_file(tmp_path: Path) -> None:
+    """It does not hide the rest of the directory."""
+    for name in "loop", "missing":
+        (tmp_path / name).symlink_to(name if name == "loop" else "nothing")
+    (tmp_path / "file").touch()
+    assert parse_location(tmp_path).list() == ["file", "loop", "missing"]
+    assert [path.name for path in walk_files(tmp_path)] == ["file", "loop", "missing"]
+
+
 # Paths
 
 
@@ -122,7 +158,7 @@ def test_a_name_that_no_file_has_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["s3://bucket/a", Path("https://example.com/a"), "gs://b/x-{0..1}.tar"])
 def test_a_url_is_refused(name: str | Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"URLs are not read yet, got (s3|https|gs)://.*: download"):
+    with pytest.raises(FileNotFoundError, match=r"URLs are not supported yet, got (s3|https|gs)://.*: download"):
         parse_location(name)
 
 
@@ -164,5 +200,5 @@ def test_a_walk_follows_links(tmp_path: Path) -> None:
 def test_a_link_to_a_directory_that_holds_it_is_refused(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "loop").symlink_to(tmp_path)
-    with pytest.raises(OSError, match="inner/loop is a symbolic link to a directory that holds it"):
+    with pytest.raises(OSError, match="inner/loop is a symbolic link to a directory that contains it"):
         list(walk_files(tmp_path))

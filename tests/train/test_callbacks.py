@@ -121,7 +121,7 @@ def _make_layers(hidden: int) -> nn.Sequential:
 
 
 def test_sizes_that_are_not_multiples_of_8_are_named_once() -> None:
-    message = "half precision is fastest where sizes are multiples of 8: a batch has 6 samples, 1 has 13 outputs$"
+    message = "sizes that are not multiples of 8: a batch has 6 samples, 1 has 13 outputs$"
     with pytest.warns(UserWarning, match=message) as caught:
         _train_with_hints(_make_layers(13), 6)
     assert len(caught) == 1

@@ -90,7 +90,7 @@ def test_data_are_converted_to_pythons_types_which_a_checkpoint_can_be_read_with
     assert config.find_differences(load_checkpoint(tmp_path / "last.pt")["config"]) == []
     assert TrainConfig(**settings, data={**expected, "Python's": 8}).find_differences(
         load_checkpoint(tmp_path / "last.pt")["config"]
-    ) == ["Python's was 7, is 8"]
+    ) == ["Python's was 7 and is now 8"]
 
 
 def test_data_are_copied() -> None:

@@ -61,5 +61,5 @@ def test_a_state_without_one_of_its_parts_is_refused(name: str) -> None:
     state: dict[str, Any] = {part: kind() for part, kind in PARTS.items()}
     check_parts(state, "last.pt")
     for damaged in ({**state, name: 7.5}, {part: value for part, value in state.items() if part != name}):
-        with pytest.raises(FormatError, match=rf"last\.pt is not a checkpoint .* its '{name}' has type"):
+        with pytest.raises(FormatError, match=rf"last\.pt is not a checkpoint .* \('{name}' must be a"):
             check_parts(damaged, "last.pt")

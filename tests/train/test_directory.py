@@ -67,7 +67,7 @@ def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed:
             before = {path: path.read_bytes() for path in tmp_path.iterdir()}
             holder = f"process {first.pid} on {socket.gethostname()}"
             for options in ({}, {"resume": False}, {"epochs": 1}):
-                message = f"{re.escape(str(tmp_path))} is in use: {holder} is training there"
+                message = f"{re.escape(str(tmp_path))} is in use by {holder}, which is training there"
                 with pytest.raises(BusyError, match=message):
                     train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, **options))
             assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -109,6 +109,31 @@ def test_all_ranks_raise_the_error_of_rank_0(tmp_path: Path, monkeypatch: pytest
     assert [type(outcome) for outcome in outcomes] == [NotADirectoryError, list]
 
 
+def test_the_lock_is_released_if_another_rank_fails_to_hear_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(outcome: Any) -> list[Any]:
+        raise ConnectionError("the other rank is gone")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with monkeypatch.context() as patch:
+        patch.setattr("shardio.train.ranks.gather", lose)
+        with pytest.raises(ConnectionError), claimed(tmp_path):
+            pass
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    with claimed(tmp_path):
+        pass
+
+
+def test_unfinished_files_of_other_programs_stay(packed: Path, tmp_path: Path) -> None:
+    others = [".shardio-pack.partial", ".rank-00001.cov.0123abcd.partial", ".notes.partial"]
+    for name in (*others, ".last.pt.0123abcd.partial"):
+        (tmp_path / name).touch()
+    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
+    assert {path.name for path in tmp_path.glob("*.partial")} == set(others)
+
+
 def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even though the holder's name cannot be written."""
 
@@ -119,7 +144,7 @@ def test_the_lock_holds_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Monke
         full.setattr(os, "pwrite", refuse)
         with (
             claimed(tmp_path),
-            pytest.raises(BusyError, match="another process is training there"),
+            pytest.raises(BusyError, match="is in use by another process, which is training there"),
             claimed(tmp_path),
         ):
             pass
@@ -158,7 +183,7 @@ def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_p
     """One of the first epoch and the same settings is: a run that is killed before its first last.pt leaves it."""
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     (tmp_path / "last.pt").unlink()
-    with pytest.raises(StateError, match=r"contains best\.pt of an earlier run"):
+    with pytest.raises(StateError, match=r"contains the best\.pt of an earlier run"):
         train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, lr=0.123))
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
 

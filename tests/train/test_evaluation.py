@@ -21,8 +21,8 @@ from tests.train.small_data import PLAIN, join, make_batches, make_linear, weigh
 
 RANK = World(rank=0, world_size=2)
 REPEATS = (
-    r"on 21 validation samples is not exact: so that all 2 ranks have equally many, .* repeats 1 of them, which count "
-    r"twice\. .*remainder='mask'"
+    r"on 21 validation samples is not exact, because .* repeats 1 of them so that all 2 ranks have equally many\. "
+    r".*remainder='mask'"
 )
 
 

@@ -73,9 +73,9 @@ def test_the_log_of_another_tool_is_refused_and_nothing_is_removed(
     (tmp_path / "log.jsonl").write_bytes(b"\n" + content)
     (tmp_path / ".last.pt.1.partial").write_bytes(b"")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(StateError, match=r"log\.jsonl is not the log of a training run: line 2 ") as caught:
+    with pytest.raises(StateError, match=r"log\.jsonl is not the log of a training run, because line 2 ") as caught:
         _train(tmp_path, resume=resume)
-    assert "move it away, or use another directory" in str(caught.value)
+    assert "move the file, or use another directory" in str(caught.value)
     (tmp_path / ".run.lock").unlink()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

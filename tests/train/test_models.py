@@ -168,7 +168,7 @@ def test_models_that_timm_lacks_are_refused(name: str, pretrained: bool, message
         ("torchvsion:resnet18", "no module 'torchvsion'.*a model is small, torchvision:NAME"),
         ("a.b/c:make", "does not name a function"),
         ("small:resnet18", "only one small model"),
-        ("nowhere.py:make", "there is no script nowhere.py"),
+        ("nowhere.py:make", "the script nowhere.py does not exist"),
         ("own_models.py:nothing", "has no function 'nothing'"),
         ("own_models:nothing", "has no function 'nothing'"),
     ],
@@ -210,7 +210,7 @@ def test_a_torchvision_that_does_not_load_with_this_torch_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     monkeypatch.setattr(torch.library, "define", lambda *_: None)  # It would affect the whole process.
-    with pytest.raises(ValueError, match=rf"with torch {torch.__version__.replace('+', '.')} .*::roi.*belong together"):
+    with pytest.raises(ValueError, match=rf"with torch {torch.__version__.replace('+', '.')} .*::roi.*that match"):
         make_model(f"{library}:resnet18", num_classes=3, image_size=32)
 
 

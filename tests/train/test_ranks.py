@@ -236,14 +236,14 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_error(resumed: Launch) -> N
 def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
     """21 samples, which remainder='keep' does not pad, are 11 batches of one sample and 10."""
     for error in _read_errors(two_ranks.directory / "unequal"):
-        assert error.startswith("ValueError: ranks must have equally many batches, got [11, 10]")
+        assert error.startswith("ValueError: all ranks must have the same number of batches, got [11, 10]")
 
 
 def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> None:
     directory = two_ranks.directory / "busy"
     holder = f"process {os.getpid()} on {socket.gethostname()}"
     for error in _read_errors(directory):
-        assert error.startswith(f"BusyError: {directory} is in use: {holder} is training there")
+        assert error.startswith(f"BusyError: {directory} is in use by {holder}, which is training there")
     assert {path.name for path in directory.iterdir()} == {LOCK, "error-0.txt", "error-1.txt"}
 
 
@@ -265,5 +265,5 @@ def test_a_nan_loss_is_named_by_the_rank_that_has_it(two_ranks: Launch) -> None:
     assert two_ranks.returncode != 0
     (keys,) = [line["keys"] for line in _read_keys(directory, 0) if line["step"] == 3 and line["rank"] == 1]
     for error in _read_errors(directory):
-        named = f"the loss of step 3 on rank 1 is nan, in a batch of the samples {', '.join(keys)}"
+        named = f"the loss of step 3 on rank 1 is nan (samples: {', '.join(keys)}"
         assert error.startswith(f"NonFiniteLossError: {named}")

@@ -121,7 +121,7 @@ def test_the_page_shows_all_epochs_and_the_picture(tmp_path: Path, has_validatio
     losses = [result.judged_by for result in results]
     assert page.best == [str(losses.index(min(losses)))]
     assert page.texts["h1"] == page.texts["title"] == [f"Training run {tmp_path.name}"]
-    assert "3 complete epochs, 15 steps." in page.texts["p"]
+    assert "Complete epochs: 3. Steps: 15." in page.texts["p"]
     assert f"Settings: {config}" in page.texts["p"]
 
 
@@ -176,7 +176,7 @@ def test_the_report_of_a_killed_run_shows_what_was_logged(tmp_path: Path, after:
     assert write_report(tmp_path) == tmp_path / "report.html"
     page = Page(tmp_path / "report.html")
     assert len(page.rows) == (1 + num_epochs if num_epochs else 0)
-    assert page.texts["p"][0] == f"{num_epochs} complete epochs, {after} steps."
+    assert page.texts["p"][0] == f"Complete epochs: {num_epochs}. Steps: {after}."
     assert "steps" in size_and_curves(page.pictures[0])[1]
     assert make_curves(*read_figures(tmp_path))["loss"]["steps"] == [(one.step, one.loss) for one in records]
 
@@ -187,7 +187,7 @@ def test_an_empty_log_gives_an_empty_report_and_no_log_gives_none(tmp_path: Path
     (tmp_path / "log.jsonl").write_bytes(b'{"kind": "st')
     write_report(tmp_path)
     page = Page(tmp_path / "report.html")
-    assert page.texts["p"] == ["0 complete epochs, 0 steps.", "Nothing was logged."]
+    assert page.texts["p"] == ["Complete epochs: 0. Steps: 0.", "Nothing was logged."]
     assert not page.pictures
     assert not page.rows
     assert not (tmp_path / "report.png").exists()
@@ -232,7 +232,7 @@ def test_without_matplotlib_the_page_has_the_table_and_names_what_is_missing(
     page = Page(tmp_path / "report.html")
     assert page.rows == rows
     assert not page.pictures
-    assert "Curves need matplotlib: pip install matplotlib." in page.texts["p"]
+    assert "Plots need matplotlib: pip install matplotlib." in page.texts["p"]
     assert not (tmp_path / "report.png").exists()
 
 

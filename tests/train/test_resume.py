@@ -121,9 +121,9 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(packed: Path, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": 0.03}, r"lr was 0\.02, is 0\.03"),
-        ({"optimizer": "sgd", "seed": 4}, r"optimizer was 'adamw', is 'sgd'; seed was 0, is 4"),
-        ({"accumulate": 1}, "accumulate was 2, is 1"),
+        ({"lr": 0.03}, r"lr was 0\.02 and is now 0\.03"),
+        ({"optimizer": "sgd", "seed": 4}, r"optimizer was 'adamw' and is now 'sgd'; seed was 0 and is now 4"),
+        ({"accumulate": 1}, "accumulate was 2 and is now 1"),
     ],
 )
 def test_other_settings_are_refused_and_named(
@@ -138,7 +138,7 @@ def test_other_settings_are_refused_and_named(
 
 def test_another_model_or_another_order_is_refused(packed: Path, tmp_path: Path) -> None:
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
-    with pytest.raises(StateError, match=r"last\.pt is of another model"):
+    with pytest.raises(StateError, match=r"last\.pt is from a run with another model"):
         train(make_linear(side=16), make_loader(packed), make_config(tmp_path))
     other = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(16))
     loader = shardio.DataLoader(other, BATCH_SIZE, sampler=shardio.EpochSampler(other, seed=2))

@@ -98,6 +98,11 @@ def test_the_input_image_is_not_changed(transform: Transform) -> None:
     np.testing.assert_array_equal(image, before)
 
 
+def test_a_size_may_consist_of_numpy_integers() -> None:
+    assert Resize(np.int64(20)).size == 20  # type: ignore[arg-type]  # It works at run time.
+    assert Resize([np.int64(8), 9]).size == (8, 9)  # type: ignore[list-item]  # It works at run time.
+
+
 @pytest.mark.parametrize("p", [-0.01, 1.01, float("nan")])
 def test_p_must_be_a_probability(p: float) -> None:
     with pytest.raises(ValueError, match="probability"):
@@ -108,6 +113,6 @@ def test_p_must_be_a_probability(p: float) -> None:
 @pytest.mark.parametrize("size", [0, -3, (0, 4), (4, -1), (4, 4, 4), (), "16", 1.5])
 def test_a_size_must_be_one_or_two_numbers_of_pixels(transform: type[CenterCrop | Resize], size: Any) -> None:
     with pytest.raises(
-        ValueError, match=re.escape("size must be one number of pixels") + f".*, got {re.escape(repr(size))}$"
+        ValueError, match=re.escape("size must be a positive integer") + f".*, got {re.escape(repr(size))}$"
     ):
         transform(size)

@@ -1,4 +1,4 @@
-"""JPEG files: their vocabulary, segments and tiles, and decoding parts of their images."""
+"""JPEG files: constants of the standard, segments, tile tables, and decoding of parts."""
 
 from shardio.images.jpeg.head import read_head
 from shardio.images.jpeg.tile_table import read_tiles
@@ -7,7 +7,7 @@ __all__ = ["has_tiles"]
 
 
 def has_tiles(content: bytes) -> bool:
-    """Return whether a JPEG has a tile table that fits it."""
+    """Return whether a JPEG has a tile table that matches it."""
     try:
         return read_tiles(content, read_head(content)) is not None
     except ValueError:

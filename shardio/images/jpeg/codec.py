@@ -17,7 +17,7 @@ from shardio.images.jpeg.tile_table import read_tiles
 from shardio.images.scratch import scratch_pixels
 
 _LEFTOVER = re.compile(r"Corrupt JPEG data: [0-9]+ extraneous bytes before marker 0x(d[0-9])")
-"""libjpeg's warning when the frame ends before the scan does; the pixels are decoded."""
+"""libjpeg's warning when the frame ends before the scan does. The pixels are decoded nevertheless."""
 
 
 class _Cut(NamedTuple):
@@ -31,7 +31,7 @@ class _Cut(NamedTuple):
 def prepare_part(
     content: bytes, head: JpegHead, box: Box, scale: int, *, is_regular: bool
 ) -> Callable[[], NDArray[np.uint8]]:
-    """Cut a smaller JPEG that shows a part of the image out of a file; return a function that decodes it.
+    """Cut out a smaller JPEG that shows a part of the image, and return a function that decodes it.
 
     Args:
         content: The file.
@@ -42,7 +42,7 @@ def prepare_part(
 
     Returns:
         A function that returns uint8 [box.height, box.width, 3], RGB: the pixels of a full decode. They are valid until
-        the thread decodes again. It raises ValueError if the image is truncated, or damaged where it was read.
+        the thread decodes again. The function raises ValueError if the image is truncated, or damaged where it is read.
     """
     # In pixels of the image at its full size.
     requested = Box(box.top * scale, box.left * scale, box.height * scale, box.width * scale)
@@ -64,7 +64,8 @@ def decode_whole(content: bytes | bytearray, height: int, width: int, scale: int
     """Decode a JPEG of a known size to uint8 [height / scale, width / scale, 3], sizes rounded up.
 
     Raises:
-        ValueError: If libjpeg-turbo reports anything; the pixels are in the scratch memory nonetheless.
+        ValueError: If libjpeg-turbo reports an error or a warning. After a warning, the scratch memory still holds the
+            pixels.
     """
     pixels = _destination(height, width, scale)
     min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
@@ -78,18 +79,18 @@ def _destination(height: int, width: int, scale: int) -> NDArray[np.uint8]:
 
 
 def _cut(content: bytes, head: JpegHead, requested: Box, scale: int) -> _Cut | None:
-    """Cut out the intervals around a box, or the rows down to its last; return None if that saves nothing."""
+    """Cut out the intervals around a box, or the rows down to its last one. Return None if that saves nothing."""
     tiles = read_tiles(content, head)
     if tiles is not None:
         return _Cut(*cut_tiles(content, head, tiles, requested, scale), next_marker=None)
     if not content.endswith(marker_bytes(EOI)):
-        return None  # Perhaps truncated below the box: a full decode finds out.
+        return None  # The file may be truncated below the box. A full decode detects that.
     rows, shown = cut_rows(content, head, requested, scale)
     return None if shown.height == head.height else _Cut(rows, shown, _marker_after(head, shown.height))
 
 
 def _marker_after(head: JpegHead, height: int) -> int:
-    """Return the marker that ends the interval in which the scan continues below a frame of a smaller height."""
+    """Return the marker that ends the first interval that continues below a frame of a smaller height."""
     rows, row_mcus = head.num_mcus
     if not head.restart_interval:
         return EOI
@@ -99,7 +100,7 @@ def _marker_after(head: JpegHead, height: int) -> int:
 
 
 def _decode_cut(cut: _Cut, scale: int) -> NDArray[np.uint8] | None:
-    """Decode a cut; return None if anything is wrong with it: a full decode will say what."""
+    """Decode a cut. Return None if anything is wrong with it: a full decode then reports the error."""
     _, _, height, width = cut.shown
     try:
         return decode_whole(cut.content, height, width, scale)

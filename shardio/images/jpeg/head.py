@@ -24,8 +24,7 @@ from shardio.images.jpeg.standard import (
 )
 
 _KNOWN = FRAME_MARKERS | {DHT, DAC, DQT, DRI, SOS, COM, *range(APP0, APP15 + 1)}
-"""Markers that may precede the image data. A file with any other marker is left to libjpeg, which reads or refuses
-it."""
+"""Markers that may precede the image data. libjpeg reads or refuses files with other markers."""
 
 
 class Segment(NamedTuple):
@@ -46,7 +45,7 @@ Factors = tuple[tuple[int, int], ...]
 
 
 class JpegHead(NamedTuple):
-    """What a JPEG says before its first entropy-coded data.
+    """The contents of a JPEG before its first entropy-coded data.
 
     Attributes:
         segments: In order, up to and including the first SOS.
@@ -57,7 +56,7 @@ class JpegHead(NamedTuple):
         factors: The sampling factors of the frame's components.
         sampling: The largest sampling factors, across and down; (1, 1) for one component, whose MCU is one block
             (A.2.2).
-        is_subsampled: Whether some component has fewer samples than the image has pixels, across and down.
+        is_subsampled: Whether any component has fewer samples than the image has pixels, across and down.
         frame_start: The offset of the frame header's 0xFF.
         restart_interval: In MCUs; 0 if there are no restart markers.
         scan_start: The offset of the first entropy-coded byte.
@@ -94,7 +93,7 @@ def read_head(content: bytes) -> JpegHead:
     """Parse the segments of a JPEG by their lengths.
 
     Raises:
-        ValueError: If the bytes do not follow the standard; the message says what is wrong, and where.
+        ValueError: If the bytes do not follow the standard. The message says what is wrong, and where.
     """
     try:
         return _parse(content)
@@ -105,8 +104,8 @@ def read_head(content: bytes) -> JpegHead:
 def why_irregular(head: JpegHead) -> str | None:
     """Return why parts of an image cannot be decoded on their own, or None if they can.
 
-    They can in an image with baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components
-    in one scan. The answers are few and short, so that they can be counted.
+    This requires baseline or extended sequential Huffman coding, 8 bits per sample, and 1 or 3 components in one scan.
+    There are few different answers, all short, so that they can be counted.
     """
     if head.process not in (SOF0, SOF1):
         return "progressive" if head.process == SOF2 else f"coded by process SOF{head.process - SOF0}"

@@ -1,11 +1,11 @@
-"""Cut a smaller JPEG that shows a part of the image, with the same pixels, out of a JPEG.
+"""Cut a smaller JPEG out of a JPEG. It shows a part of the image, with the same pixels.
 
-The smaller file is the frame with another size, the tables, and the restart intervals that the part touches. Without
-tiles it is the same scan under a frame that ends below the part.
+The smaller file consists of a frame header with another size, the tables, and the restart intervals that the part
+touches. Without tiles, it contains the whole scan, but its frame ends below the part.
 
 A pixel depends on its own blocks. Where chroma is subsampled, it also depends on the adjacent chroma samples, from
 which libjpeg's "fancy" upsampling interpolates (libjpeg-turbo, jdsample.c). So a part is cut out with a margin of one
-chroma sample. At the image's own borders there is nothing to add, in the part as in the whole.
+chroma sample. At the image's own borders, no margin is needed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from shardio.images.jpeg.standard import APP0, APP14, DHT, DQT, DRI, EOI, SOI, S
 from shardio.images.jpeg.tile_table import Tiles, restart_codes
 
 _KEPT = frozenset({APP0, APP14, DQT, DHT, DRI, SOS})
-"""The segments of the smaller file, with the frame header. APP0 (JFIF) and APP14 (Adobe) decide the colour space; all
-other metadata is left out."""
+"""The segments that the smaller file keeps, besides the frame header. APP0 (JFIF) and APP14 (Adobe) determine the
+colour space. All other metadata is left out."""
 
 MIN_SCALED_SIDE = 8
-"""Pixels. simplejpeg takes a minimal size instead of a scale; from this side on, each size belongs to one scale."""
+"""In pixels. simplejpeg takes a minimal size, not a scale. For sides of at least this length, it implies the scale."""
 
 _SIZE = struct.Struct(">HH")
 
@@ -44,7 +44,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
     Args:
         content: The tiled JPEG.
         head: Its head.
-        tiles: Its intervals.
+        tiles: The positions of its restart intervals.
         box: The part whose pixels must be exact.
         scale: The image will be decoded at 1/scale of its size: 1, 2, 4 or 8.
     """
@@ -75,7 +75,7 @@ def cut_tiles(content: bytes, head: JpegHead, tiles: Tiles, box: Box, scale: int
 def cut_rows(content: bytes, head: JpegHead, box: Box, scale: int) -> tuple[bytes, Box]:
     """Return a JPEG whose frame ends below ``box``, and the part of the image that it shows.
 
-    It keeps the whole scan: the data after the last row is left over.
+    It keeps the whole scan, so data is left over after the last row.
     """
     mcu_height, _ = head.mcu_size
     _, stop_row = _cover(box.top, box.height, mcu_height, head.height, _margin(head, scale)[1], 1)

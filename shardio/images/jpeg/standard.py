@@ -1,7 +1,7 @@
-"""The vocabulary of JPEG files: ITU-T Recommendation T.81, which is ISO/IEC 10918-1.
+"""Constants of the JPEG standard, ITU-T Recommendation T.81 (ISO/IEC 10918-1).
 
-Sections, tables, figures and annexes that comments in :mod:`shardio.images` name without a source are those of T.81.
-Compiled code takes these names as constants.
+Where comments in :mod:`shardio.images` name a section, table, figure or annex without a source, they refer to T.81.
+Compiled code uses these names as constants.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ SOI, EOI, SOS, DQT, DHT, DRI, DAC, COM = 0xD8, 0xD9, 0xDA, 0xDB, 0xC4, 0xDD, 0xC
 SOF0, SOF1, SOF2, SOF9, JPG = 0xC0, 0xC1, 0xC2, 0xC9, 0xC8
 APP0, APP1, APP2, APP9, APP14, APP15 = 0xE0, 0xE1, 0xE2, 0xE9, 0xEE, 0xEF
 RST0 = 0xD0
-"""The first of eight restart markers, which take turns: RST0 + i % 8 (E.1.4)."""
+"""The first of eight restart markers, which are used in rotation: RST0 + i % 8 (E.1.4)."""
 
 FRAME_MARKERS = frozenset(range(SOF0, SOF0 + 16)) - {DHT, JPG, DAC}
-"""SOF0 to SOF15; three markers of that range mean something else."""
+"""SOF0 to SOF15. Three markers in that range mean something else."""
 
 MAX_SEGMENT_LENGTH = 65535
-"""Bytes of a segment without its marker, but with the two bytes of the length itself (B.1.1.4)."""
+"""The maximum length of a segment in bytes, without its marker but with its two length bytes (B.1.1.4)."""
 
 MAX_BLOCKS_IN_MCU = 10
-"""In a scan of several components (B.2.3)."""
+"""The maximum number of blocks in an MCU, in a scan of several components (B.2.3)."""
 
 MAX_TABLE_ID = 3
 """Quantisation tables are numbered 0 to 3, and so are DC and AC Huffman tables (B.2.4)."""
@@ -32,13 +32,13 @@ NUM_HUFFMAN_TABLES = 8
 """The tables that a scan can name, in one sequence: DC 0 to 3, then AC 0 to 3."""
 
 MAX_CODE_LENGTH = 16
-"""Bits of a Huffman code (C.1)."""
+"""The maximum length of a Huffman code in bits (C.1)."""
 
 MAX_DC_SIZE, MAX_AC_SIZE = 11, 10
-"""Bits of a DC difference and of an AC coefficient in a baseline image of 8 bits (tables F.1 and F.2)."""
+"""The maximum bits of a DC difference and of an AC coefficient in a baseline image of 8 bits (tables F.1 and F.2)."""
 
 MAX_DC = 2047
-"""The largest absolute value of a DC coefficient. Differences add up, and the sum must fit into 12 bits."""
+"""The largest absolute value of a DC coefficient. The sum of the differences must fit into 12 bits."""
 
 MAX_DC_SYMBOL = 15
 """libjpeg refuses DC tables with larger symbols, whether the scan uses them or not (jdhuff.c)."""
@@ -55,7 +55,7 @@ NATURAL_ORDER = np.array(
     ],
     np.int64,
 )
-"""int64 [64]: by a coefficient's index in the zigzag sequence, its index in the block, row by row (figure A.6)."""
+"""int64 [64]: the index in a block, row by row, of each coefficient of the zigzag sequence (figure A.6)."""
 
 
 def marker_bytes(marker: int) -> bytes:
@@ -64,4 +64,4 @@ def marker_bytes(marker: int) -> bytes:
 
 
 JPEG_START = marker_bytes(SOI) + b"\xff"
-"""How JPEG files begin: with SOI and another marker (B.2.1)."""
+"""The first bytes of a JPEG file: SOI and the start of another marker (B.2.1)."""

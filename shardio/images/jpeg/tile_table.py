@@ -1,4 +1,4 @@
-r"""The tile table: where the restart intervals of a tiled JPEG lie, in an application segment of the file.
+r"""The tile table, which locates the restart intervals of a tiled JPEG. It is stored in application segments.
 
 The table fills one or more APP9 segments, big-endian like the rest of a JPEG. Each segment holds
 
@@ -16,9 +16,9 @@ followed by its part of the table. The parts, joined end to end, are
     uint32    bytes of the scan, from the end of its header to the EOI marker
     uint16 or uint32 for each interval: the bytes of its entropy-coded data, without the marker that follows it
 
-Other decoders skip the segment. Other tools may copy it when they rewrite the image, so it is trusted only if all of
-it fits the file: sizes, interval, and the right marker at the end of every single interval. Entropy-coded data never
-contains such a marker, so a table that fits is right.
+Other decoders skip the segment. Other tools may copy it when they rewrite the image, so it is used only if all of
+it matches the file: the sizes, the restart interval, and the marker at the end of every interval. Entropy-coded data
+never contains such a marker, so a table that matches is correct.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _MAX_PARTS = 255
 
 
 class Tiles(NamedTuple):
-    """Where the restart intervals of an image lie in its file.
+    """The positions of an image's restart intervals in its file.
 
     Attributes:
-        interval: MCUs in each.
+        interval: The number of MCUs in each.
         starts: int64 [MCU rows, intervals per row], the first byte of each interval.
         stops: int64 [MCU rows, intervals per row], the end of the marker that follows each interval.
     """
@@ -57,7 +57,7 @@ class Tiles(NamedTuple):
 
 
 def dump_tile_table(height: int, width: int, interval: int, lengths: NDArray[np.int64]) -> bytes:
-    """Return the segments that hold the table of an image.
+    """Return the segments that contain the tile table of an image.
 
     Args:
         height: The height of the image in pixels.
@@ -89,7 +89,7 @@ def is_tile_table(content: bytes, segment: Segment) -> bool:
 
 
 def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
-    """Return where the intervals of an image lie; None if it has no tile table, or one that does not fit."""
+    """Return the positions of an image's intervals, or None if it has no tile table that matches the file."""
     table = _join_parts(content, head.segments)
     if table is None or len(table) < _FIXED.size:
         return None
@@ -121,7 +121,7 @@ def read_tiles(content: bytes, head: JpegHead) -> Tiles | None:
 
 @lru_cache(maxsize=256)
 def restart_codes(num_markers: int) -> NDArray[np.uint8]:
-    """Return the second bytes of the first restart markers of a scan, uint8 [num_markers]: RST0 … RST7 in turn."""
+    """Return the second bytes of the first restart markers of a scan, uint8 [num_markers]: RST0 … RST7 in rotation."""
     return (RST0 + np.arange(num_markers) % 8).astype(np.uint8)
 
 
@@ -133,7 +133,7 @@ def _marker_codes(num_intervals: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def _marker_offsets(num_intervals: int) -> NDArray[np.int64]:
-    """Return the bytes of markers before each interval, and after the last one, int64 [intervals + 1]."""
+    """Return how many bytes of markers precede each interval and the end of the scan, int64 [intervals + 1]."""
     return 2 * np.arange(num_intervals + 1)
 
 

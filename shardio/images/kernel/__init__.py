@@ -1,6 +1,6 @@
-"""shardio's own JPEG decoder, the kernel: it decodes three streams at a time, and only what a crop needs.
+"""The kernel, shardio's own JPEG decoder. It decodes three streams at a time, and only what a crop needs.
 
-numba compiles it once for each machine (:mod:`building`, :mod:`background`), and then its pixels are checked
+numba compiles it once for each machine (:mod:`building`, :mod:`background`). Then its pixels are checked
 (:mod:`checking`). Processes that decode load the machine code without numba (:mod:`loading`). An image goes through
 these steps:
 
@@ -10,13 +10,13 @@ these steps:
 :mod:`streams`        copy their restart intervals, or the scan, without stuffed bytes
 :mod:`entropy`        decode three streams side by side: bits become coefficients
 :mod:`idct`           dequantise and transform: coefficients become samples
-:mod:`upsampling`     interpolate chroma: as many samples as pixels
+:mod:`upsampling`     interpolate chroma: one sample for each pixel
 :mod:`colour`         convert colours: samples become pixels
 :mod:`resizing`       resize: the crop becomes rows of the batch
 ====================  =========================================================================================
 
 :mod:`chunk` takes these steps for a chunk of images. :mod:`records` defines the memory that they share, :mod:`codes`
-the tables of the entropy decoder, :mod:`vectors` arithmetic on sixteen numbers at once. Pixels are those of
+the tables of the entropy decoder, and :mod:`vectors` arithmetic on sixteen numbers at once. Pixels are those of
 libjpeg-turbo's default decoder and OpenCV's INTER_LINEAR, bit for bit. Damaged and unusual images are left to
 libjpeg-turbo: the kernel never rejects an image.
 """

@@ -1,7 +1,7 @@
 """``python -m shardio.images.kernel``: compile the kernel now, for instance while building a container image.
 
-By default it is for this user. With ``--system`` it is for all users of the machine or the image: it goes to the cache
-folder that they share, ``/var/cache/shardio`` on Linux, which usually only root may write to.
+By default, the kernel is compiled for this user. With ``--system``, it is compiled for all users of the machine or the
+image, into the cache folder that they share: ``/var/cache/shardio`` on Linux, which usually only root may write to.
 """
 
 import argparse

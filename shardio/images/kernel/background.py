@@ -16,7 +16,7 @@ from shardio.images.kernel.loading import kernel_path, read_kernel, why_untruste
 from shardio.images.trust import UntrustedError, make_folder
 
 _NOT_WRITABLE = (
-    "shardio cannot compile its JPEG decoder and uses libjpeg-turbo, which is slower: {}. Free some space, or set "
+    "shardio cannot compile its JPEG kernel and uses libjpeg-turbo, which is slower: {}. Free some disk space, or set "
     "XDG_CACHE_HOME to a writable folder"
 )
 
@@ -48,13 +48,13 @@ class BackgroundBuild:
             os.close(lock)
 
     def watch(self) -> None:
-        """Warn if the process has ended without a usable kernel; do not wait for it."""
+        """Warn if the process has ended without a usable kernel. This does not wait for the process."""
         if self._process is None or (code := self._process.poll()) is None:
             return
         self._process = None
         if code:
             _log.warning(
-                "shardio could not compile its JPEG decoder and uses libjpeg-turbo, which is slower: the background "
+                "shardio could not compile its JPEG kernel and uses libjpeg-turbo, which is slower: the background "
                 "process ended with exit status %d%s; its output is in %s",
                 code,
                 _last_line(self._log),
@@ -67,8 +67,8 @@ class BackgroundBuild:
 
 
 def build_in_background() -> BackgroundBuild | None:
-    """Start a process that compiles the kernel; return None if the kernel exists, is being compiled or cannot be."""
-    if read_kernel() is not None:  # Its pixels differ: it must not be used.
+    """Start a process that compiles the kernel. Return None if it exists, is being compiled or cannot be compiled."""
+    if read_kernel() is not None:  # It is compiled, but not used because its pixels differ.
         return None
     path, untrusted = kernel_path(), why_untrusted_kernel()
     try:
@@ -91,12 +91,12 @@ def build_in_background() -> BackgroundBuild | None:
         os.close(lock)
         return None
     if untrusted is not None:
-        _log.warning("shardio compiles its own JPEG kernel, because it does not load the existing one: %s", untrusted)
+        _log.warning("shardio compiles its own JPEG kernel, because it does not trust the existing one: %s", untrusted)
     log = path.with_suffix(".log")
     _log.warning(
-        "shardio compiles its JPEG decoder for this machine in the background, once, which takes one core about half a "
-        "minute. Until then it uses libjpeg-turbo. (To compile it in advance: `python -m shardio.images.kernel`. "
-        "Errors go to %s.)",
+        "shardio is compiling its JPEG kernel for this machine in the background. This happens once and takes about "
+        "half a minute on one core. Until then, shardio uses libjpeg-turbo. (To compile the kernel in advance, run "
+        "`python -m shardio.images.kernel`. Errors go to %s.)",
         log,
     )
     try:
@@ -107,7 +107,7 @@ def build_in_background() -> BackgroundBuild | None:
 
 
 def build_and_remove_log() -> None:
-    """Compile the kernel in a process that inherited the lock; remove the log on success."""
+    """Compile the kernel in a process that inherited the lock, and remove the log on success."""
     from shardio.images.kernel.building import build_locked
 
     try:
@@ -118,14 +118,14 @@ def build_and_remove_log() -> None:
 
 
 def _take(path: Path) -> int | None:
-    """Return a descriptor that holds the lock, as filelock takes it; None if another process holds it."""
+    """Take the lock as filelock does. Return the descriptor that holds it, or None if another process holds it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
-    except BaseException:  # Not even Ctrl-C may leave it open.
+    except BaseException:  # Even Ctrl-C must not leave the descriptor open.
         os.close(descriptor)
         raise
     return descriptor
@@ -137,7 +137,7 @@ def _warn_once(message: str) -> None:
 
 
 def _last_line(log: Path) -> str:
-    """Return the last line of a log in brackets; an empty string without one."""
+    """Return the last line of a log in parentheses, or an empty string if there is none."""
     with suppress(OSError):
         if line := log.read_text(errors="replace").strip().rpartition("\n")[2]:
             return f" ({line})"

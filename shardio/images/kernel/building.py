@@ -17,10 +17,10 @@ _log = logging.getLogger("shardio")
 
 
 def build(path: Path | None = None) -> Path:
-    """Compile the kernel for this machine unless that has been done; return its path.
+    """Compile the kernel for this machine unless it is compiled already, and return its path.
 
-    Several processes may call this at once: one compiles, the others wait for it. If the kernel's pixels differ from
-    the libraries', the file says so, and the kernel is not used. All users may read the file, whatever the umask.
+    Several processes may call this at the same time: one compiles, the others wait. If the kernel's pixels differ from
+    the libraries', the file records that, and the kernel is not used. All users may read the file, whatever the umask.
 
     Args:
         path: The kernel's file; by default in the user's cache folder.
@@ -37,7 +37,7 @@ def build(path: Path | None = None) -> Path:
 
 
 def build_locked(path: Path) -> None:
-    """Compile the kernel unless that has been done, in a process that holds the lock; warn if it cannot be used."""
+    """Compile the kernel unless it is compiled already. Warn if it cannot be used. The process must hold the lock."""
     kernel = read_kernel(path)
     if kernel is None:
         from shardio.images.kernel.checking import find_difference
@@ -54,10 +54,10 @@ def build_locked(path: Path) -> None:
 
 
 def describe_difference(difference: str) -> str:
-    """Return the warning for users on whose machine the kernel's pixels differ."""
+    """Return the warning for machines on which the kernel's pixels differ."""
     return (
-        "shardio does not use its JPEG decoder on this machine, because its pixels differ from those of libjpeg-turbo "
-        f"and OpenCV: {difference}. It uses these libraries, which are slower. Please report this line."
+        "shardio does not use its JPEG kernel on this machine, because its pixels differ from those of libjpeg-turbo "
+        f"and OpenCV: {difference}. It uses these libraries instead, which is slower. Please report this message."
     )
 
 
@@ -80,7 +80,7 @@ def _close(code: str) -> str:
     """Return LLVM code without external references, except to C's memory functions.
 
     numba declares functions of its own runtime and of Python's that allocate arrays and raise errors. The kernel does
-    neither, so they are never called. If one is called nevertheless, the process ends at once.
+    neither, so they are never called. If one is called nevertheless, the process aborts.
     """
     code = re.sub(
         r"^declare (?!.*@llvm\.)(.*\))(.*)$",

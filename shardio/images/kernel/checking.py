@@ -1,7 +1,7 @@
-"""Check that the kernel's pixels are, on this machine, those of the libraries that decode wherever it does not.
+"""Check that the kernel's pixels on this machine are those of the libraries that decode all other images.
 
 The kernel follows the code of libjpeg-turbo and OpenCV. Both have different code for other processors, and other
-versions may round differently. Then a crop's pixels would depend on the decoder.
+versions may round differently. A crop's pixels would then depend on the decoder.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _ROWS, _COLUMNS = 96, 101
 
 _PLANS = np.array(
     [
-        (20, 30, 96, 101, 96, 101, 0, 0, False),  # Not resized,
-        (0, 0, 150, 203, 96, 101, 0, 0, True),  # shrunk,
-        (31, 47, 50, 41, 96, 101, 0, 0, False),  # enlarged,
-        (3, 90, 120, 77, 130, 140, 20, 25, True),  # a window of an enlarged part,
-        (70, 6, 33, 160, 96, 101, -9, 5, False),  # and one that extends beyond it.
+        (20, 30, 96, 101, 96, 101, 0, 0, False),  # Not resized.
+        (0, 0, 150, 203, 96, 101, 0, 0, True),  # Shrunk.
+        (31, 47, 50, 41, 96, 101, 0, 0, False),  # Enlarged.
+        (3, 90, 120, 77, 130, 140, 20, 25, True),  # A window of an enlarged part.
+        (70, 6, 33, 160, 96, 101, -9, 5, False),  # A window that extends beyond the part.
     ],
     PLAN,
 )
 
 
 def find_difference(kernel: Kernel) -> str | None:
-    """Render some images with the kernel and with the libraries; return the first difference, or None."""
+    """Render images with the kernel and with the libraries. Return the first difference, or None."""
     names, files = zip(*_make_files(), strict=True)
     # One call, in which adjacent images are different files.
     tasks = [(file, plan) for plan in range(len(_PLANS)) for file in range(len(files))]
@@ -54,7 +54,7 @@ def find_difference(kernel: Kernel) -> str | None:
 
 
 def _make_files() -> Iterator[tuple[str, bytes]]:
-    """Yield JPEGs of smooth images with some noise, of each sampling, untouched and tiled, and their names."""
+    """Yield the names and contents of JPEGs of smooth images with some noise, in each sampling, untiled and tiled."""
     random = np.random.default_rng(0)
     for sampling in _SAMPLINGS:
         for quality in (60, 95):
@@ -68,7 +68,7 @@ def _make_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _render(content: bytes, plan: np.void) -> NDArray[np.uint8]:
-    """Render an image by libjpeg-turbo and OpenCV."""
+    """Render an image with libjpeg-turbo and OpenCV."""
     top, left, height, width, new_height, new_width, window_top, window_left, is_flipped = plan.tolist()
     box = simplejpeg.decode_jpeg(content)[top : top + height, left : left + width]
     if (height, width) != (new_height, new_width):

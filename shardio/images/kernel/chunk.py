@@ -29,12 +29,12 @@ def decode_chunk(files, lengths, plans, order, rows, is_done, work):
         files: int64 [n], the files' addresses.
         lengths: int64 [n], the bytes of each file.
         plans: PLAN [n].
-        order: int64 [n], the order in which to decode them. Adjacent images form a group until they have as many
+        order: int64 [n], the order in which to decode them. Adjacent images form a group until it has as many
             streams as are decoded at once, so a tiled image is alone. The members of a group should take equally long.
         rows: uint8 [n, height, width, 3], for the results.
         is_done: uint8 [n], set to 1 for each rendered image. The others are left to libjpeg-turbo: they are damaged, or
             of a kind that the kernel does not decode.
-        work: A WORKSPACE that nothing else uses meanwhile.
+        work: A WORKSPACE that nothing else uses during the call.
     """
     if not work.is_prepared:
         prepare_tables(work)
@@ -133,7 +133,7 @@ def _add_member(data, plan, height, width, member, work):
 
 @kernel_function
 def _visible(plan, height, width):
-    """Return the rows and columns of a window that lie within the resized part."""
+    """Return the rows and columns of a window that are within the resized part."""
     top, bottom = max(-plan.window_top, 0), min(plan.new_height - plan.window_top, height)
     left, right = max(-plan.window_left, 0), min(plan.new_width - plan.window_left, width)
     return top, bottom, left, right
@@ -146,7 +146,7 @@ def _margin(region):
 
 @kernel_function
 def _make_pixels(member, work):
-    """Compute pixels from coefficients; return whether all numbers are in the range that libjpeg-turbo computes with.
+    """Compute pixels from coefficients. Return whether all numbers are in the range that libjpeg-turbo computes with.
 
     Pixels are uint32 [rows of an MCU, columns of an MCU, lanes].
     """
@@ -215,7 +215,7 @@ def _render(member, plan, out, work):
         column_weights[i] = weights[0, i] | weights[1, i] << 16
     rows = work.rows[:num_rows]
     find_sources(plan.height, plan.new_height, plan.window_top + top, 1, False, rows, weights)
-    kept = work.kept  # Which two rows are resized already; of adjacent rows, one is even and one is odd.
+    kept = work.kept  # The two rows that are resized already: of adjacent rows, one is even and one is odd.
     kept[:] = -1
     for i in range(num_rows):
         upper, lower = max(rows[i], 0), min(rows[i] + 1, plan.height - 1)

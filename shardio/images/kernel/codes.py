@@ -1,4 +1,4 @@
-"""What the entropy decoder looks up: Huffman tables (C.2 and F.2.2.3), and the states of an MCU.
+"""The lookup tables of the entropy decoder: Huffman codes (C.2 and F.2.2.3) and the states of an MCU.
 
 A stream's progress within an MCU is one number, the *state*. For each state ``states`` says where the coefficient
 that led to it goes, and which lookup table decodes the next code:
@@ -10,9 +10,9 @@ that led to it goes, and which lookup table decodes the next code:
 =====================  ===============================================================================================
 
 States are shifted so that a complete MCU's state is ``DONE``, whatever its number of blocks. That state and those of
-overlong runs after it are the only ones with bit 11 set. Rare codes jump there, too: those of more than nine bits, and
-those that do not exist. The entry of a code says by how much the state grows: 65 for DC, run + 1 for AC. The end of a
-block sets the state's low six bits first.
+overlong runs after it are the only ones with bit 11 set. Rare codes, which are longer than nine bits or invalid, also
+jump there. The entry of a code says by how much the state grows: 65 for DC, run + 1 for AC. The end of a block first
+sets the state's low six bits.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ BLOCK, DC = 128, 64
 """The number of states of a block, and the first one: that of its DC coefficient."""
 
 MAX_OVERSHOOT = 15
-"""Coefficients by which a run can go beyond its block, if it begins at the last one."""
+"""The maximum number of coefficients by which a run overshoots its block, if it begins at the last one."""
 
 AFTER = MAX_OVERSHOOT + 1
-"""Added to a complete MCU's state in place of the second symbol of a round; no run overshoots as far."""
+"""Added to a complete MCU's state instead of the second symbol of a round. No run overshoots that far."""
 
 STAY, WAIT, JUMP = 0, 1 << LOOKUP_BITS, 2 << LOOKUP_BITS
 """Lookup tables whose codes have no bits: nothing happens, the MCU is complete, or the state is invalid."""
@@ -61,7 +61,7 @@ FIRST_LOOKUP = 3 << LOOKUP_BITS
 
 @kernel_function
 def prepare_tables(work):
-    """Fill in the entries that are the same for all images, once for each workspace; they must be zeros before."""
+    """Fill in the entries that are the same for all images, once for each workspace. They must be zeros before."""
     for i in range(1 << LOOKUP_BITS):
         work.entries[WAIT + i] = np.uint64(AFTER) << ADD
         work.entries[JUMP + i] = np.uint64(DONE) << ADD
@@ -69,10 +69,11 @@ def prepare_tables(work):
 
 @kernel_function
 def read_huffman_tables(data, member, work):
-    """Make the lookup tables of an image (F.2.2.3); return whether a baseline image may have its Huffman tables.
+    """Make the lookup tables of an image (F.2.2.3). Return whether a baseline image may have its Huffman tables.
 
-    For codes of more than nine bits there are two arrays by length. ``limits`` holds the smallest number of so many
-    bits that neither is nor begins a code, and ``offsets`` what to add to a code for its symbol's index in ``symbols``.
+    For codes of more than nine bits, there are two arrays by length. ``limits`` holds the smallest number of that many
+    bits that neither is nor begins a code. ``offsets`` holds what to add to a code to get its symbol's index in
+    ``symbols``.
     """
     head = work.heads[member]
     for c in range(head.num_components):
@@ -120,7 +121,7 @@ def _find_lookup(member, table):
 
 @kernel_function
 def make_entry(symbol, length, is_dc):
-    """Return the entry of a code; a jump if no baseline image has its symbol (F.1.2.1 and F.1.2.2)."""
+    """Return the entry of a code, or a jump if no baseline image has its symbol (F.1.2.1 and F.1.2.2)."""
     run, size, low_bits = symbol >> 4, symbol & 15, 0
     if is_dc:
         step = DC + 1
@@ -164,7 +165,7 @@ def lay_out_states(member, work):
                     is_last = block == region.num_blocks - 1
                     lookup = WAIT if is_last else _find_lookup(member, head.dc_table[region.component[block + 1]])
                 states[state + k + 1] = _next((1 + 64 * block + NATURAL_ORDER[k]) * row if is_needed else 0, lookup)
-            for k in range(DC + 1, DC + MAX_OVERSHOOT + 1):  # After the last block the MCU is complete already.
+            for k in range(DC + 1, DC + MAX_OVERSHOOT + 1):  # After the last block, the MCU is already complete.
                 states[state + k] = _next(0, STAY if block == region.num_blocks - 1 else JUMP)
     work.starts[member] = first
 

@@ -1,4 +1,4 @@
-"""From samples to pixels: YCbCr to RGB as libjpeg converts it (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert).
+"""Convert samples to pixels: YCbCr to RGB as in libjpeg (jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert).
 
 A pixel is a 32-bit number with 8 bits per colour: red in the lowest bits, then green, then blue.
 """
@@ -10,7 +10,8 @@ import numpy as np
 from shardio.images.kernel.memory import kernel_function
 from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
 
-# jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded; less an integer, so that it fits into 16 bits.
+# jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded. Multiples of 2^16 are added or subtracted, so that
+# it fits into 16 bits.
 _CR_RED, _CB_BLUE = 91881 - (1 << 16), 116130 - (2 << 16)
 _CR_GREEN, _CB_GREEN = (1 << 16) - 46802, -22554
 _ROUND, _CENTRE = 1 << 15, 128
@@ -27,7 +28,7 @@ def _convert(luma: Vector, cb: Vector, cr: Vector) -> Vector:
 
 
 def _weigh(chroma: Vector, weight: int) -> Vector:
-    """Return (chroma * weight + 2^15) >> 16 from the upper halves of 16-bit products, which processors have."""
+    """Return (chroma * weight + 2^15) >> 16. It uses upper halves of 16-bit products, which are one instruction."""
     return upper_half_of_product(chroma + chroma, weight) + 1 >> 1
 
 

@@ -1,8 +1,9 @@
 """Huffman decoding of up to three streams side by side (F.2.2).
 
 Decoding is a chain of dependent steps: look up the code, shift it away, look up the next one. One chain leaves most of
-a core idle; three interleaved chains in one thread fill it. (Four need more registers than there are.) A number, the
-state, replaces most branches: see :mod:`codes`. So each round of the loop, two symbols per stream, has a single branch.
+a core idle. Three interleaved chains in one thread fill it. (Four need more registers than processors have.) A number,
+the state, replaces most branches: see :mod:`codes`. So each round of the loop, which decodes two symbols per stream,
+has a single branch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ONE, _THREE, _SEVEN, _TOP = np.uint64(1), np.uint64(3), np.uint64(7), np.uint64
 
 @kernel_function
 def decode_streams(work):
-    """Decode all streams of the workspace into its coefficients; DC coefficients are final, not differences.
+    """Decode all streams of the workspace into its coefficients. DC coefficients are final, not differences.
 
     Args:
         work: The workspace, in which the coefficients of needed MCUs are zeros; ``is_good`` becomes 0 for images whose
@@ -31,8 +32,8 @@ def decode_streams(work):
     work.next_stream, work.num_busy = 0, NUM_CHAINS
     for i in range(NUM_CHAINS):
         chains[i].index = i
-    # For each chain: b is its bit, s its state, t its lookup table, a the index of its MCU among the coefficients, m
-    # the number of MCUs left in the run, w a word of the data.
+    # For each chain, b is its bit, s its state, t its lookup table, a the index of its MCU among the coefficients, m
+    # the number of MCUs left in the run, and w a word of the data.
     b0, s0, t0, a0, m0 = _next_stream(chains[0], work)
     b1, s1, t1, a1, m1 = _next_stream(chains[1], work)
     b2, s2, t2, a2, m2 = _next_stream(chains[2], work)
@@ -111,7 +112,7 @@ def _continue(chain, bit, state, base, num_left, work):
 
 @kernel_function
 def _next_stream(chain, work):
-    """Give a chain the next stream of an undamaged image, or make it wait until the other chains finish."""
+    """Assign the next stream of an undamaged image to a chain, or make the chain wait until the other chains finish."""
     while work.next_stream < work.num_streams:
         chain.stream = work.next_stream
         work.next_stream += 1
@@ -151,7 +152,7 @@ def _begin_run(chain, member, work):
 
 @kernel_function
 def _sum_up_dc(chain, member, work):
-    """Turn a run's DC differences into coefficients (F.1.1.5.1); return whether they are in range."""
+    """Convert a run's DC differences to coefficients (F.1.1.5.1). Return whether they are in range."""
     region, coefficients = work.regions[member], work.coefficients
     row = region.num_lanes if chain.is_needed else work.heads[member].columns
     step = 64 * row if chain.is_needed else row
@@ -172,7 +173,7 @@ def _decode_long(bit, state, base, member, work):
     """Decode a symbol whose code has more than nine bits (F.2.2.3).
 
     Returns:
-        The bit and the state after it; state 0 if there is no such code, or that state expects no code.
+        The bit and the state after it. The state is 0 if there is no such code, or if ``state`` expects no code.
     """
     limits, offsets, symbols = work.limits[member], work.offsets[member], work.symbols[member]
     lookup = np.int64(work.states[state] >> LOOKUP)

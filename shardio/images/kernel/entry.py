@@ -1,4 +1,4 @@
-"""The kernel as a C function of one address, for processes that do not load numba."""
+"""The kernel as a C function that takes one address, for processes that do not load numba."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def _decode_chunk(address):
 
 
 def compile_entry() -> tuple[str, str]:
-    """Compile the kernel; return its LLVM code, and the name of the function that takes the address of a CALL."""
+    """Compile the kernel. Return its LLVM code, and the name of the function that takes the address of a CALL."""
     function = cfunc(types.void(types.int64), error_model="numpy")(_decode_chunk)
     return function.inspect_llvm(), function.native_name

@@ -1,4 +1,4 @@
-"""Find the kernel, and start to compile it if it is missing. Without numba there is no kernel, and nothing fails."""
+"""Find the kernel, and start to compile it if it is missing. Without numba, there is no kernel and no error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardio.images.kernel.loading import Kernel
 
 LOOK_AGAIN_S = 1.0
-"""How often a decoding process checks whether the kernel has been compiled."""
+"""The interval at which a decoding process checks whether the kernel has been compiled."""
 
 
 class _Finder:
@@ -48,7 +48,7 @@ class _Finder:
             self._build = started
 
     def _hold_back_forks(self) -> None:
-        """Make forks wait until no thread loads the kernel: in the child, its lock would never be released."""
+        """Make forks wait until no thread loads the kernel. In the child, a held lock would never be released."""
         if not self._is_registered:
             hold_during_forks(self._lock)
             self._is_registered = True
@@ -58,7 +58,7 @@ _finder = _Finder()
 
 
 def find_kernel() -> Kernel | None:
-    """Return the kernel; None if it is not compiled yet or cannot be compiled."""
+    """Return the kernel, or None if it is not compiled yet or cannot be used."""
     return _finder.find()
 
 
@@ -77,11 +77,11 @@ def why_no_kernel() -> str | None:
     log = kernel_path().with_suffix(".log")
     if log.exists() and log.stat().st_size:
         return f"the last attempt to compile it failed: see {log}"
-    return "it is not compiled yet (the first epoch starts that; to do it now: python -m shardio.images.kernel)"
+    return "it is not compiled yet: start an epoch, or run python -m shardio.images.kernel"
 
 
 def prepare_kernel() -> None:
-    """Compile the kernel in the background unless it is compiled; one process does it, and its parent logs that."""
+    """Start to compile the kernel in the background if it is missing. One process does it, and its parent logs that."""
     _finder.prepare()
 
 

@@ -1,4 +1,4 @@
-"""Read a JPEG's head, all that decoding needs, into one record (annex B)."""
+"""Read what decoding needs of a JPEG's head into one record (annex B)."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from shardio.images.kernel.memory import kernel_function
 from shardio.images.kernel.records import LUMA_FACTORS
 
 GRAY, YCC, RGB = 0, 1, 2
-"""Ways in which components become colours."""
+"""What the components of an image mean."""
 
 JFIF_VERSION = 1
 _JFIF, _ADOBE = np.frombuffer(b"JFIF\0", np.uint8), np.frombuffer(b"Adobe", np.uint8)
-_TILES = np.frombuffer(SIGNATURE + bytes([VERSION, 0, 1]), np.uint8)  # The only part of a table.
+_TILES = np.frombuffer(SIGNATURE + bytes([VERSION, 0, 1]), np.uint8)  # The start of a table that has only one part.
 
 
 @kernel_function
 def read_head(data, head):
-    """Read the head of a file, uint8 [n]; return whether the kernel can decode it.
+    """Read the head of a file, uint8 [n]. Return whether the kernel can decode it.
 
     Damaged and unusual files are left to libjpeg-turbo.
     """
@@ -129,7 +129,7 @@ def _read_quantisers(data, first, end, head):
 
 @kernel_function
 def _find_huffman_tables(data, first, end, head):
-    """Note the offsets of the tables of a DHT segment (B.2.4.2)."""
+    """Store the offsets of the tables of a DHT segment (B.2.4.2)."""
     at = first
     while at < end:
         is_ac, table_id = data[at] >> 4, data[at] & 15
@@ -200,7 +200,7 @@ def _read_scan(data, first, end, frame, head):
 
 @kernel_function
 def _find_colour(data, frame, num_components, has_jfif, adobe):
-    """Return what the components mean, as libjpeg guesses it (jdapimin.c, default_decompress_parms); -1 if it warns."""
+    """Return what libjpeg takes the components for (jdapimin.c, default_decompress_parms), or -1 if it warns."""
     if num_components == 1:
         return GRAY
     if has_jfif:

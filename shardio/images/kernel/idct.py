@@ -1,8 +1,8 @@
-"""From coefficients to samples: dequantisation and the inverse DCT of libjpeg's ``islow`` method (jidctint.c).
+"""Convert coefficients to samples: dequantisation and the inverse DCT of libjpeg's ``islow`` method (jidctint.c).
 
 The integers are those of libjpeg, bit for bit. As in libjpeg-turbo's vector code (jidctint-avx2.asm), samples out of
-range become 0 or 255. That code computes in 16 bits in some places. Blocks whose numbers do not fit, which no encoder
-writes, are reported.
+range become 0 or 255. That code computes in 16 bits in some places. Blocks whose numbers do not fit are reported. No
+encoder writes such blocks.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ def _transform(
 ) -> tuple[Vector, ...]:
     """Return the transform of eight numbers of 15 bits, times 2^13, plus ``added`` (jidctint.c).
 
-    The sum of two products of 16-bit numbers is one instruction. So libjpeg's terms are collected into total factors of
-    each pair of numbers.
+    One instruction computes the sum of two products of 16-bit numbers. So libjpeg's terms are collected into total
+    factors of each pair of numbers.
     """
     even0, even1 = ((c0 + c4).signed(32) << _CONST_BITS) + added, ((c0 - c4).signed(32) << _CONST_BITS) + added
     even2 = _two_products(c2, _F_0_541, c6, _F_0_541 - _F_1_847)

@@ -45,7 +45,7 @@ def kernel_name() -> str:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
-    # They define the right pixels. OpenCV's build information names the libraries it is built from, which differ.
+    # They define the correct pixels. OpenCV's build information names the libraries it was built from, which differ.
     libraries = (simplejpeg.__version__, cv2.getBuildInformation())
     hasher.update(repr((machine, version("numba"), version("llvmlite"), libraries)).encode())
     return f"{hasher.hexdigest()}.kernel"
@@ -62,13 +62,18 @@ def system_kernel_path() -> Path:
 
 
 def pack_kernel(name: str, code: bytes) -> bytes:
-    """Return a kernel's file: its function's name and object file, or why it must not be used and no bytes."""
+    """Return the content of a kernel's file.
+
+    Args:
+        name: The name of the kernel's function, or the reason why it must not be used.
+        code: Its object file. Empty if the kernel must not be used.
+    """
     content = name.encode() + code
     return _HEADER.pack(_MAGIC, xxhash.xxh3_64_intdigest(content), len(name.encode())) + content
 
 
 def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:
-    """Return the arguments of :func:`pack_kernel`; None if the file is damaged."""
+    """Return the arguments of :func:`pack_kernel`, or None if the file is damaged."""
     body = content[_HEADER.size :]
     if len(content) < _HEADER.size:
         return None
@@ -79,7 +84,7 @@ def unpack_kernel(content: bytes) -> tuple[str, bytes] | None:
 
 
 def read_kernel(*paths: Path) -> tuple[str, bytes] | None:
-    """Return the name and the object file of the function that was compiled for this machine; None without one.
+    """Return the name and the object file of the kernel's function, or None if there is no intact, trusted file.
 
     If the kernel's pixels differ from the libraries', the name says how, and the object file is empty.
 
@@ -94,15 +99,15 @@ def read_kernel(*paths: Path) -> tuple[str, bytes] | None:
 
 
 def why_untrusted_kernel() -> str | None:
-    """Return why an existing kernel file is not trusted; None if there is no such file."""
+    """Return why an existing kernel file is not trusted, or None if there is no such file."""
     return why_untrusted(kernel_path()) or why_untrusted(system_kernel_path())
 
 
 class Kernel:
     """The kernel, loaded into this process.
 
-    All threads may call it at once. It runs in as many of them as there are processors: the others take no memory, and
-    those that run find theirs in the processor's caches.
+    Any number of threads may call it at the same time. It runs in only as many of them as there are processors. So
+    waiting threads take no memory, and running threads find theirs in the processor's caches.
 
     Args:
         name: The name of its function.
@@ -113,7 +118,7 @@ class Kernel:
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
         # The engine owns the code's memory. Code and data refer to each other by 32-bit distances (x86-64's
         # R_X86_64_PC32; aarch64's ADRP reaches 4 GiB). LLVM's own memory manager maps each section separately, so with
-        # many libraries they may lie too far apart, and LLVM ends the process. llvmlite's manager maps them together.
+        # many libraries they may be too far apart, and LLVM aborts the process. llvmlite's manager maps them together.
         self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine, use_lmm=True)
         self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
@@ -121,7 +126,7 @@ class Kernel:
         self._function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes releases the GIL.
         self._free = deque[NDArray[np.void]]()  # Workspaces.
         self._count_processors()
-        # In a forked child, the parent's threads never leave the kernel.
+        # In a forked child, the parent's threads would never release the semaphore.
         call_at_fork(self, after_in_child=Kernel._count_processors)
 
     def decode(
@@ -162,7 +167,7 @@ class Kernel:
 
 
 def _make_workspace() -> NDArray[np.void]:
-    """Return a workspace. Its untouched pages take no memory; small pages, since a little of each array is used."""
+    """Return a workspace. Untouched pages take no memory. They are small, as only a little of each array is used."""
     memory = mmap.mmap(-1, WORKSPACE.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with suppress(OSError):  # The operating system has no huge pages.
@@ -171,6 +176,6 @@ def _make_workspace() -> NDArray[np.void]:
 
 
 def load_kernel() -> Kernel | None:
-    """Load the kernel that was compiled for this machine; None without one, or if its pixels differ."""
+    """Load the kernel that was compiled for this machine. Return None if there is none, or if its pixels differ."""
     name, code = read_kernel() or ("", b"")
     return Kernel(name, code) if code else None

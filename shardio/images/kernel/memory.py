@@ -1,4 +1,4 @@
-"""Compile the kernel's functions, and access memory in ways that plain numba cannot express, by a few lines of LLVM."""
+"""Compile the kernel's functions, and access memory in ways that plain numba cannot express, in a few lines of LLVM."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numba.extending import intrinsic
 
 
 def kernel_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function of the kernel by numba, without numba's cache, which does not notice changes in other files.
+    """Compile a function of the kernel with numba, without numba's cache, which does not notice changes in other files.
 
-    Division follows numpy: it does not check for zero, which would raise an error.
+    Division follows numpy: it does not check for zero, because the kernel cannot raise errors.
     """
     return njit(nogil=True, error_model="numpy")(function)
 
@@ -21,7 +21,7 @@ def kernel_function(function: Callable[..., Any]) -> Callable[..., Any]:
 def elements(context: Any, builder: Any, kind: Any, array: Any, start: Any, count: int, as_type: Any) -> Any:
     """Return a pointer to elements of an array, for intrinsics.
 
-    The elements must exist. That is checked only where numba checks indices (NUMBA_BOUNDSCHECK).
+    The elements must exist. This is checked only if numba checks indices (NUMBA_BOUNDSCHECK).
 
     Args:
         context: numba's context.
@@ -69,7 +69,7 @@ def pointer(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any, out: Any, to: Any) -> Any:
-    """Add the four bytes of the ``first`` and the ``second`` of ``pixels``, uint32, by weight.
+    """Add the four bytes of the elements ``first`` and ``second`` of ``pixels``, uint32, by weight.
 
     Indices are uint64. ``weights`` holds two 16-bit numbers. The sums, without their lowest four bits, go to the four
     elements of ``out``, int16, from ``to`` on. Processors have an instruction that multiplies and adds eight such pairs

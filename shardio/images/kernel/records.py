@@ -1,6 +1,6 @@
-"""The records that the kernel works with, as numpy and numba both know them.
+"""The records that the kernel works with, defined for both numpy and numba.
 
-All memory of a call of the kernel is one record, :data:`WORKSPACE`; its untouched parts take no memory. Images that are
+All memory of a call of the kernel is one record, :data:`WORKSPACE`. Its untouched parts take no memory. Images that are
 decoded together form a *group* and are its *members*. Streams that are decoded side by side are *chains*: each is a
 chain of dependent steps.
 """
@@ -18,31 +18,31 @@ LUMA_FACTORS = ((1, 1), (2, 1), (2, 2), (1, 2), (4, 1))
 """Sampling factors of the first component; the others have (1, 1): 4:4:4, 4:2:2, 4:2:0, 4:4:0 and 4:1:1."""
 
 MAX_BLOCKS = 6
-"""In an MCU: those of 4:2:0 and 4:1:1."""
+"""The maximum number of blocks in an MCU: that of 4:2:0 and 4:1:1."""
 
 LOOKUP_BITS = 9
-"""Codes of up to so many bits, 99 % of all, are decoded by one lookup."""
+"""Codes of up to this many bits, 99 % of all, are decoded by one lookup."""
 
 NUM_LOOKUPS = 3 + GROUP_SIZE * NUM_HUFFMAN_TABLES
 AREA = 4096
 """States of the entropy decoder for one layout of MCUs."""
 
 NUM_AREAS = 2 * GROUP_SIZE + 1
-"""Two for each member, for MCUs that are needed and those that are not, and one where chains without a stream wait."""
+"""Two for each member, for MCUs that are needed and for the others, and one in which chains without a stream wait."""
 
 MAX_PIXELS = 1 << 20
-"""Of a region, with its lanes that hold no MCU; a larger one is left to libjpeg-turbo."""
+"""The maximum number of pixels in a region, including lanes without an MCU. Larger ones are left to libjpeg-turbo."""
 
 MAX_BYTES = 3 << 20
-"""Of all streams of a group."""
+"""The maximum number of bytes in all streams of a group."""
 
 PADDING = 4096
-"""Bytes after the unstuffed data. A damaged MCU may read bits beyond the end of its stream, which is noticed only
-afterwards: six blocks of 64 coefficients of 27 bits are 1,296 bytes."""
+"""Bytes after the unstuffed data. Decoding a damaged MCU may read beyond the end of its stream before that is noticed,
+by up to 1,296 bytes: six blocks of 64 coefficients of 27 bits."""
 
 MAX_STREAMS = 1 << 15
 MAX_SIDE = 1 << 14
-"""Rows and columns of a crop, before and after it is resized."""
+"""The maximum number of rows or columns of a crop, before and after resizing."""
 
 
 def _record(**fields: object) -> np.dtype[np.void]:
@@ -55,19 +55,19 @@ HEAD = _record(
     height=np.int64,
     width=np.int64,
     num_components=np.int64,
-    across=np.int64,  # The largest sampling factors: an MCU has 8 times as many pixels.
+    across=np.int64,  # The largest sampling factors: an MCU has 8 * across by 8 * down pixels.
     down=np.int64,
-    rows=np.int64,  # Of MCUs.
-    columns=np.int64,
-    interval=np.int64,  # MCUs between restart markers; 0 without them.
+    rows=np.int64,  # The number of MCU rows.
+    columns=np.int64,  # The number of MCUs in a row.
+    interval=np.int64,  # MCUs between restart markers, or 0 without them.
     colour=np.int64,
-    quantiser=(np.int64, MAX_COMPONENTS),  # The index of each component's quantisation table,
-    dc_table=(np.int64, MAX_COMPONENTS),  # and those of its Huffman tables.
+    quantiser=(np.int64, MAX_COMPONENTS),  # The index of each component's quantisation table.
+    dc_table=(np.int64, MAX_COMPONENTS),  # The indices of each component's Huffman tables.
     ac_table=(np.int64, MAX_COMPONENTS),
     quantisers=(np.uint16, (MAX_TABLE_ID + 1, 64)),  # In natural order.
-    huffman=(np.int64, NUM_HUFFMAN_TABLES),  # The offset of each table's code counts in the data; 0 if it is missing.
+    huffman=(np.int64, NUM_HUFFMAN_TABLES),  # The offset of each table's code counts in the data, or 0.
     scan_start=np.int64,
-    tile_table=np.int64,  # The offset of the tile table's own header; 0 without a tile table.
+    tile_table=np.int64,  # The offset of the tile table's own header, or 0 without a tile table.
     tile_table_stop=np.int64,
 )
 """The contents of a JPEG's head."""
@@ -79,20 +79,20 @@ REGION = _record(
     stop_column=np.int64,
     stride=np.int64,  # Lanes from an MCU to the one below it.
     num_lanes=np.int64,
-    num_blocks=np.int64,  # In an MCU.
-    component=(np.int64, MAX_BLOCKS),  # Of each block.
-    coefficients=np.int64,  # Where the region's coefficients begin among those of the group,
-    skipped=np.int64,  # and where those of MCUs begin that are decoded but not needed, a row of them for each chain.
+    num_blocks=np.int64,  # The number of blocks in an MCU.
+    component=(np.int64, MAX_BLOCKS),  # The component of each block.
+    coefficients=np.int64,  # The index of the region's first coefficient among those of the group.
+    skipped=np.int64,  # The same for MCUs that are decoded but not needed: one row of them for each chain.
 )
-"""The part of an image that a crop needs, and where it lies in memory."""
+"""The part of an image that a crop needs, and its place in memory."""
 
 STREAM = _record(
     member=np.int64,
     mcu=np.int64,  # Its first MCU, counted from the scan's first one.
     num_mcus=np.int64,  # How many of its MCUs are needed, from the first on.
-    start=np.int64,  # Its first bit in the unstuffed data,
-    stop=np.int64,  # the end of its last byte, in bits,
-    is_whole=np.uint8,  # and whether the bits must end with the MCUs.
+    start=np.int64,  # Its first bit in the unstuffed data.
+    stop=np.int64,  # The end of its last byte, in bits.
+    is_whole=np.uint8,  # Whether the bits must end with the MCUs.
 )
 """Entropy-coded data that can be decoded without the data before it."""
 
@@ -100,16 +100,16 @@ CHAIN = _record(
     index=np.int64,
     stream=np.int64,
     mcu=np.int64,  # The first MCU of the run being decoded, counted from the scan's first one.
-    run=np.int64,  # The length of the run: MCUs of one row, all of them needed, or none.
+    run=np.int64,  # The length of the run: MCUs of one row, either all needed or all not needed.
     num_left=np.int64,  # MCUs that follow in the stream.
     is_needed=np.uint8,
-    start=np.uint64,  # The state in which an MCU begins,
-    lookup=np.uint64,  # its first lookup table,
-    base=np.int64,  # and the index of the run's first MCU among the coefficients.
+    start=np.uint64,  # The state in which an MCU begins.
+    lookup=np.uint64,  # The first lookup table of an MCU.
+    base=np.int64,  # The index of the run's first MCU among the coefficients.
     limit=np.uint64,  # The end of the stream, in bits.
     dc=(np.int64, MAX_COMPONENTS),  # The last DC coefficient of each component.
 )
-"""The progress of one of the streams side by side."""
+"""The progress of one of the streams that are decoded side by side."""
 
 WORKSPACE = _record(
     is_prepared=np.uint8,
@@ -137,38 +137,38 @@ WORKSPACE = _record(
     samples=(np.uint8, 6 * MAX_PIXELS),
     sums=(np.int16, MAX_PIXELS // 8 + 64),
     pixels=(np.uint32, MAX_PIXELS),
-    columns=(np.int64, (2, MAX_SIDE)),  # The two pixels that each column of the result mixes,
-    column_weights=(np.uint32, MAX_SIDE),  # and their weights.
+    columns=(np.int64, (2, MAX_SIDE)),  # The two pixels that each column of the result mixes.
+    column_weights=(np.uint32, MAX_SIDE),  # The weights of these two pixels.
     rows=(np.int64, MAX_SIDE),
-    weights=(np.int32, (2, MAX_SIDE)),  # Of the two rows, or columns, that each row or column of the result mixes.
-    resized=(np.int16, (2, 3 * MAX_SIDE + 1)),  # Two rows, resized across,
-    kept=(np.int64, 2),  # and which rows they are.
+    weights=(np.int32, (2, MAX_SIDE)),  # The weights of the two rows (or columns) that each row (or column) mixes.
+    resized=(np.int16, (2, 3 * MAX_SIDE + 1)),  # Two rows, resized horizontally.
+    kept=(np.int64, 2),  # The indices of these two rows.
 )
 """The memory of a call of the kernel."""
 
 PLAN = _record(
-    top=np.int64,  # A part of the image, in pixels,
+    top=np.int64,  # The part of the image to resize, in pixels.
     left=np.int64,
     height=np.int64,
     width=np.int64,
-    new_height=np.int64,  # the size it is resized to,
+    new_height=np.int64,  # The size of the resized part.
     new_width=np.int64,
-    window_top=np.int64,  # a window of the result, which may extend beyond it,
+    window_top=np.int64,  # The corner of the window to return, which may extend beyond the resized part.
     window_left=np.int64,
-    is_flipped=np.uint8,  # and whether the window is mirrored.
+    is_flipped=np.uint8,  # Whether to mirror the window.
 )
 """The crop plan of one image."""
 
 CALL = _record(
     num_images=np.int64,
     files=np.int64,  # The address of int64 [num_images]: the files' addresses.
-    lengths=np.int64,  # Of int64 [num_images]: the bytes of each file.
-    plans=np.int64,  # Of PLAN [num_images].
-    order=np.int64,  # Of int64 [num_images]: the order in which to decode them.
-    rows=np.int64,  # Of uint8 [num_images, height, width, 3]: for the results.
+    lengths=np.int64,  # The address of int64 [num_images]: the bytes of each file.
+    plans=np.int64,  # The address of PLAN [num_images].
+    order=np.int64,  # The address of int64 [num_images]: the order in which to decode them.
+    rows=np.int64,  # The address of uint8 [num_images, height, width, 3], for the results.
     height=np.int64,
     width=np.int64,
-    is_done=np.int64,  # Of uint8 [num_images]: for 1 for each image that is rendered.
-    workspace=np.int64,  # Of a WORKSPACE that nothing else uses meanwhile.
+    is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each rendered image.
+    workspace=np.int64,  # The address of a WORKSPACE that nothing else uses during the call.
 )
 """The arguments of the kernel."""

@@ -1,8 +1,8 @@
-"""Which MCUs a part of an image needs, and where their samples lie in memory.
+"""Determine the MCUs that a part of an image needs, and the places of their samples in memory.
 
 A *lane* is an MCU's index in every array: arrays are [..., lanes]. So adjacent elements are the same sample of adjacent
-MCUs, and each loop over lanes is a vector loop. One more lane follows those of an MCU row. It holds no MCU but what
-lies beyond the image's border.
+MCUs, and each loop over lanes is a vector loop. After the lanes of an MCU row there is one more. It holds no MCU, but
+the samples beyond the image's border.
 """
 
 from __future__ import annotations

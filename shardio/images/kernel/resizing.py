@@ -1,8 +1,8 @@
 """Bilinear resizing with the pixels of OpenCV's INTER_LINEAR (resize.cpp), from pixels in any layout.
 
-OpenCV computes with integers: weights have 11 bits; rows are resized first and keep 7 bits more than a pixel has; then
-two of them are mixed. Here the source's pixels are not in order in memory. That costs nothing, since a table holds the
-index of each column's pixels.
+OpenCV computes with integers, and weights have 11 bits. Rows are resized first and keep 7 bits more than a pixel has.
+Then two of them are mixed. Here the source's pixels are not in order in memory. That costs nothing, because a table
+holds the index of each column's pixels.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def find_sources(num_before, num_after, first, step, is_clamped, sources, weight
         num_after: Pixels of the whole resized row.
         first: The first pixel of the resized row to compute.
         step: The distance from one computed pixel to the next.
-        is_clamped: Whether the last pixel gets all the weight beyond the border, as OpenCV does across. Down, both
-            pixels are the last one there.
+        is_clamped: Whether the border pixel gets all the weight beyond the border, as in OpenCV's horizontal pass. In
+            its vertical pass, both pixels are the border pixel there.
         sources: int64 [n], for the index of the first of the two pixels.
         weights: int32 [2, n], for their weights.
     """
@@ -65,7 +65,7 @@ def resize_row(pixels, indices, next_indices, weights, out):
     """Resize one row across.
 
     Args:
-        pixels: uint32 [...], in :mod:`colour`'s format, from the lane on in which the row begins.
+        pixels: uint32 [...], in :mod:`colour`'s format, from the first lane of the row on.
         indices: int64 [n], the index of the first pixel of each pair.
         next_indices: int64 [n], the index of the second one.
         weights: uint32 [n], the weights of the first in the lower half, of the second in the upper half.

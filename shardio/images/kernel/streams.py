@@ -26,15 +26,15 @@ def find_streams(data, member, work):
         work: The workspace.
 
     Returns:
-        Whether the scan looks intact and there is enough room. ``is_full`` says whether only the streams of other
-        members take the room.
+        Whether the scan looks intact and there is enough room. ``is_full`` says whether there is not enough room only
+        because of the other members' streams.
     """
     head, region, stop = work.heads[member], work.regions[member], len(data)
     num_mcus = head.rows * head.columns
     interval = head.interval if head.interval else num_mcus
     num_intervals = (num_mcus + interval - 1) // interval
     if stop - head.scan_start < 2 or data[stop - 2] != 0xFF or data[stop - 1] != EOI:
-        return False  # Perhaps truncated below the part.
+        return False  # The file may be truncated below the part.
     lengths, length_bytes = _find_tile_table(data, head, num_intervals)
     at = head.scan_start
     for i in range(num_intervals):
@@ -71,7 +71,7 @@ def find_streams(data, member, work):
 
 @kernel_function
 def _meets(mcu, count, columns, region):
-    """Return whether some MCU of a stream lies in the region."""
+    """Return whether any MCU of a stream is in the region."""
     first_row, stop_row = region.first_row, region.stop_row
     first_column, stop_column = region.first_column, region.stop_column
     last = mcu + count - 1
@@ -97,7 +97,7 @@ def _big_endian(data, at, num_bytes):
 
 @kernel_function
 def _find_tile_table(data, head, num_intervals):
-    """Return the offset of the intervals' lengths and the bytes of each length; 0 and 0 without a table that fits.
+    """Return the offset of the intervals' lengths and the bytes of each length, or 0 and 0 without a table that fits.
 
     This reads tables that fill one segment: see :mod:`shardio.images.jpeg.tile_table`.
     """
@@ -126,7 +126,7 @@ def _unstuff(data, start, stop, out, num_bytes):
     """Copy entropy-coded bytes up to a marker, or to ``stop``, without the zero after each 0xFF.
 
     Returns:
-        Where it stopped, and the number of bytes in ``out``.
+        The offset at which it stopped, and the number of bytes in ``out``.
     """
     at, end, to = np.uint64(start), np.uint64(stop), np.uint64(num_bytes)
     while at < end:

@@ -1,11 +1,12 @@
 """libjpeg's "fancy" upsampling of chroma (jdsample.c).
 
 A component with fewer samples than the image has pixels gets the missing ones by interpolation: three quarters of the
-nearer sample and a quarter of the farther one. Arrays are uint8 [8, 8, lanes] before and [8 down, 8 across, lanes]
-after. Before, there are ``margin`` more lanes on both sides, so that the first and the last lane have neighbours.
+nearer sample and a quarter of the farther one. Input arrays are uint8 [8, 8, lanes], and output arrays are
+uint8 [8 down, 8 across, lanes]. Input arrays have ``margin`` more lanes on both sides, so that the first and the last
+lane have neighbours.
 
-Samples beyond the image's border equal those at the border. That gives the weights of libjpeg's rules for the first and
-last columns and rows.
+Samples beyond the image's border equal those at the border. This gives the same results as libjpeg's rules for the
+first and last columns and rows.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _I = np.int16  # numba widens results to int64 unless each one is cast.
 
 @kernel_function
 def extend_borders(samples, margin, head, region):
-    """Repeat the samples at the image's borders as far as they lie in the region.
+    """Repeat the samples at the image's borders as far as they are in the region.
 
     Args:
         samples: uint8 [8, 8, margin + lanes + margin].
         margin: The lanes on each side.
         head: The file's head.
-        region: The lanes.
+        region: The image's region.
     """
     stride = region.stride
     num_rows = region.stop_row - region.first_row
@@ -89,7 +90,7 @@ def upsample(samples, margin, head, stride, sums, out):
 
 @kernel_function
 def _upsample_both(samples, margin, stride, sums, out):
-    """h2v2_fancy_upsample."""
+    """Double both sides, as h2v2_fancy_upsample does."""
     num_lanes = out.shape[2]
     for row in range(16):
         i = row // 2
@@ -115,7 +116,7 @@ def _upsample_both(samples, margin, stride, sums, out):
 
 @kernel_function
 def _upsample_across(samples, margin, out):
-    """h2v1_fancy_upsample."""
+    """Double the width, as h2v1_fancy_upsample does."""
     num_lanes = out.shape[2]
     for i in range(8):
         for j in range(8):
@@ -131,7 +132,7 @@ def _upsample_across(samples, margin, out):
 
 @kernel_function
 def _upsample_down(samples, margin, stride, out):
-    """h1v2_fancy_upsample."""
+    """Double the height, as h1v2_fancy_upsample does."""
     num_lanes = out.shape[2]
     for i in range(8):
         for j in range(8):
@@ -147,7 +148,7 @@ def _upsample_down(samples, margin, stride, out):
 
 @kernel_function
 def _repeat(samples, margin, down, across, out):
-    """h2v1_upsample, h2v2_upsample and int_upsample."""
+    """Repeat samples, as h2v1_upsample, h2v2_upsample and int_upsample do."""
     num_lanes = out.shape[2]
     for row in range(8 * down):
         for column in range(8 * across):

@@ -19,7 +19,7 @@ LENGTH = 16
 
 
 class Vector:
-    """Sixteen integers in LLVM's code; an integer operand applies to all of them."""
+    """Sixteen integers in LLVM's code. An integer operand applies to all of them."""
 
     def __init__(self, builder: Any, value: Any) -> None:
         self._builder = builder
@@ -72,7 +72,7 @@ class Vector:
 
 
 def upper_half_of_product(one: Vector, other: Vector | int) -> Vector:
-    """Return the upper half of each product of two 16-bit numbers; it costs less than the 32-bit product."""
+    """Return the upper half of each product of two 16-bit numbers. It costs less than the 32-bit product."""
     return (one.signed(32) * (other.signed(32) if isinstance(other, Vector) else other) >> 16).low(16)
 
 

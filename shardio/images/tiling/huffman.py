@@ -1,4 +1,4 @@
-"""Huffman tables: as DHT segments state them, for decoding, and the best ones for given counts."""
+"""Huffman tables: DHT segments, tables for decoding, and optimised tables for given counts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from shardio.images.jpeg.standard import (
 )
 
 LOOKUP_BITS = 9
-"""Codes of up to so many bits are decoded by one lookup."""
+"""Codes of up to this many bits are decoded by one lookup."""
 
 Counts = NDArray[np.int64]
 """int64 [256]: how often each symbol occurs."""
 
 
 class HuffmanTable(NamedTuple):
-    """A Huffman table as a DHT segment states it (B.2.4.2).
+    """A Huffman table as stored in a DHT segment (B.2.4.2).
 
     Attributes:
-        lengths: 16 bytes: the number of codes of 1 to 16 bits.
+        lengths: 16 bytes: the number of codes of each length, 1 to 16 bits.
         symbols: The symbols in the order of their codes.
     """
 
@@ -78,16 +78,16 @@ CODING = np.dtype(
         ("limits", np.int64, MAX_CODE_LENGTH + 1),  # By length: the smallest number that neither is nor begins a code.
         ("offsets", np.int64, MAX_CODE_LENGTH + 1),  # By length: what to add to a code for the index of its symbol.
         ("symbols", np.uint8, 256),
-        ("counts", np.int64, 256),  # How often each symbol is to be written.
+        ("counts", np.int64, 256),  # How many times each symbol will be written.
         ("codes", np.uint32, 256),  # How to write each symbol: its code's length << 16 | the code.
     ],
     align=True,
 )
-"""How compiled code reads symbols by one Huffman table, counts them, and writes them by another."""
+"""The tables by which compiled code reads symbols, counts them, and writes them with another Huffman table."""
 
 
 def make_coding(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
-    """Return how to read by some tables, given by index, CODING [8] (F.2.2.3, with a lookup table for short codes).
+    """Return decoding tables for Huffman tables given by index, CODING [8] (F.2.2.3, with a lookup for short codes).
 
     Raises:
         ValueError: If a table has more codes than its lengths allow.
@@ -112,7 +112,7 @@ def make_coding(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
 
 
 def make_codes(table: HuffmanTable) -> NDArray[np.uint32]:
-    """Return how to write each symbol, uint32 [256]: its code's length << 16 | the code; 0 if it has none (C.2)."""
+    """Return the code of each symbol, uint32 [256]: its length << 16 | the code, or 0 if it has none (C.2)."""
     codes = np.zeros(256, np.uint32)
     code = first = 0
     for length, num_codes in enumerate(table.lengths, 1):
@@ -125,9 +125,9 @@ def make_codes(table: HuffmanTable) -> NDArray[np.uint32]:
 
 
 def make_best_table(counts: Counts) -> HuffmanTable:
-    """Return the table of K.2, which libjpeg makes, too, for symbols that occur so often.
+    """Return the Huffman table for symbols with these counts, built as in K.2 and libjpeg.
 
-    It needs the fewest bits, apart from the code that stays unused and the way codes above 16 bits are shortened.
+    It needs the fewest bits, except for the code that stays unused and the way codes above 16 bits are shortened.
     """
     lengths, symbols = _make_best_table(counts)
     return HuffmanTable(lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes())
@@ -135,14 +135,14 @@ def make_best_table(counts: Counts) -> HuffmanTable:
 
 @cached_jit
 def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba infers the types
-    """Follow figures K.1 to K.4: code sizes, the number of codes of each, none above 16 bits, symbols by size."""
+    """Follow figures K.1 to K.4: find code sizes, count codes by size, limit them to 16 bits, sort symbols by size."""
     frequency = np.zeros(257, np.int64)
     frequency[:256] = counts
-    frequency[256] = 1  # So that no symbol gets the code of all ones.
+    frequency[256] = 1  # Then no symbol gets the code of all ones.
     code_size = np.zeros(257, np.int64)
     others = np.full(257, -1, np.int64)
     while True:
-        # The two least frequent trees; of equal ones, the one of the last symbol.
+        # Find the two least frequent trees. Of equal ones, take that of the last symbol.
         first = second = -1
         for i in range(257):
             if frequency[i] > 0:
@@ -181,7 +181,7 @@ def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba infers th
     longest = MAX_CODE_LENGTH
     while num_codes[longest] == 0:
         longest -= 1
-    num_codes[longest] -= 1  # The code that stays unused.
+    num_codes[longest] -= 1  # The unused code.
 
     symbols = np.zeros(256, np.int64)
     num_symbols = 0

@@ -1,4 +1,4 @@
-"""Reencode JPEGs at a smaller size: other pixels, fewer bytes."""
+"""Reencode JPEGs at a smaller size, with loss."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SOI_LENGTH = 2
 def reencode_jpeg(content: bytes, *, max_side: int | None, quality: int, max_pixels: int) -> bytes:
     """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
-    Colour is stored as 4:2:0; gray stays gray. The colour profile is kept; all other metadata is dropped.
+    Colour is stored as 4:2:0, and gray stays gray. The colour profile is kept. All other metadata is dropped.
 
     Args:
         content: A JPEG file.
-        max_side: The largest permitted side in pixels; a larger image is shrunk by averaging over areas. None for
-            no limit.
+        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by averaging over
+            areas.
         quality: 1 to 100, on libjpeg's scale.
-        max_pixels: An image with more pixels is an error.
+        max_pixels: The largest permitted number of pixels.
 
     Raises:
         ValueError: If the image is damaged or too large.

@@ -1,6 +1,6 @@
-"""Recode a scan's entropy-coded data: other Huffman tables and restart intervals, the same coefficients.
+"""Recode a scan's entropy-coded data with other Huffman tables and restart intervals, but the same coefficients.
 
-Decoding and coding follow F.1.2 and F.2.2. Coefficients are not put together: an AC symbol and its bits are written as
+Encoding and decoding follow F.1.2 and F.2.2. Coefficients are not assembled: an AC symbol and its bits are written as
 they were read. Only DC differences change, where prediction restarts.
 """
 
@@ -19,7 +19,7 @@ from shardio.images.tiling.huffman import LOOKUP_BITS
 _OK, _DAMAGED, _EXCESS_DATA, _WRONG_MARKER, _OUT_OF_RANGE = 0, 1, 2, 3, 4
 
 _MESSAGES = {
-    _DAMAGED: "damaged: the data ends early or holds an unknown code",
+    _DAMAGED: "damaged: the data ends early or contains an unknown code",
     _EXCESS_DATA: "damaged: there is more data than the image needs",
     _WRONG_MARKER: "damaged: a restart marker is missing or wrong",
     _OUT_OF_RANGE: "coefficients out of range",
@@ -29,8 +29,8 @@ COMPONENT = np.dtype(
     [
         ("dc_table", np.int64),  # The index of its DC table.
         ("ac_table", np.int64),
-        ("dc_read", np.int64),  # Its last DC coefficient, as reading predicts the next one from it,
-        ("dc_written", np.int64),  # and as writing does; they differ if restart intervals differ.
+        ("dc_read", np.int64),  # The last DC coefficient read, from which the next one is predicted.
+        ("dc_written", np.int64),  # The last DC coefficient written. Predictions restart at other MCUs.
     ]
 )
 """A component of a scan."""
@@ -40,7 +40,7 @@ class Scan(NamedTuple):
     """A scan to recode.
 
     Attributes:
-        data: uint8, from the scan's first byte on.
+        data: uint8, the file from the scan's first byte on.
         coding: CODING [8], the scan's Huffman tables.
         components: COMPONENT [components].
         blocks: int64 [blocks per MCU], the index of each block's component.
@@ -57,7 +57,7 @@ class Scan(NamedTuple):
 
 
 class _Output(NamedTuple):
-    """The recoded scan; if ``data`` is empty, symbols are only counted.
+    """The recoded scan. If ``data`` is empty, symbols are only counted.
 
     Attributes:
         interval: MCUs between restart markers; 0 for none.
@@ -92,7 +92,7 @@ class ScanError(ValueError):
 
 
 def count_symbols(scan: Scan, interval: int) -> int:
-    """Count in ``scan.coding`` how often each symbol occurs with another restart interval; return the scan's end.
+    """Count in ``scan.coding`` the symbols of the scan with another restart interval, and return the scan's end.
 
     Raises:
         ScanError: If the scan cannot be recoded.
@@ -102,7 +102,7 @@ def count_symbols(scan: Scan, interval: int) -> int:
 
 
 def write_scan(scan: Scan, interval: int) -> tuple[bytes, NDArray[np.int64]]:
-    """Recode a scan by the codes in ``scan.coding``, after counting its symbols.
+    """Recode a scan with the codes in ``scan.coding``, which must contain the counts of its symbols.
 
     Args:
         scan: The scan.
@@ -124,7 +124,7 @@ def write_scan(scan: Scan, interval: int) -> tuple[bytes, NDArray[np.int64]]:
 
 def _recode(scan: Scan, output: _Output) -> tuple[int, int]:
     """Return the bytes written, and where the scan ends."""
-    # Plain tuples: numba pickles argument types, and a later version may have no such class.
+    # Plain tuples: numba pickles argument types, and a later version may not have these classes.
     outcome, mcu, size, stop = _recode_scan(tuple(scan), tuple(output))
     if outcome != _OK:
         raise ScanError(f"{_MESSAGES[outcome]} (in MCU {mcu} of {scan.num_mcus})")

@@ -1,6 +1,6 @@
-"""Tile and untile JPEGs: the same coefficients and metadata, with and without restart intervals.
+"""Tile and untile JPEGs: add or remove restart intervals, and keep the coefficients and the metadata.
 
-A tiled JPEG has restart intervals of a few MCUs, and a table that says where they lie
+A tiled JPEG has restart intervals of a few MCUs, and a table that locates them
 (:mod:`shardio.images.jpeg.tile_table`). So a crop can be decoded without the rest of the image.
 """
 
@@ -32,14 +32,14 @@ MIN_WIDTH, MAX_WIDTH = TILE_WIDTH // 2, TILE_WIDTH * 2
 """The permitted widths of an interval, in pixels, if the MCU row can be divided accordingly."""
 
 MIN_LONE_MCU_WIDTH = 16
-"""The least width in pixels of an MCU that may be an interval of its own if the row has no suitable divisor."""
+"""The minimum width, in pixels, of an MCU that may be an interval alone, in a row without a suitable divisor."""
 
 
 class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image; it just cannot be tiled.
     """An image cannot be tiled.
 
     Attributes:
-        reason: Why not, in a few words that are the same for all images of a kind.
+        reason: The reason in a few words, the same for all images of a kind.
     """
 
     def __init__(self, reason: str) -> None:
@@ -48,7 +48,7 @@ class NotTileable(ValueError):  # noqa: N818  # Nothing is wrong with the image;
 
 
 def tile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without loss, with restart intervals, a tile table and the best Huffman tables.
+    """Rewrite a JPEG without loss, with restart intervals, a tile table and optimised Huffman tables.
 
     All coefficients, quantisation tables and metadata segments stay as they are. Tiling a tiled file changes nothing.
 
@@ -73,10 +73,10 @@ def choose_interval(row_mcus: int, mcu_width: int) -> int:
 
 
 def untile_jpeg(content: bytes) -> bytes:
-    """Rewrite a JPEG without loss, without restart intervals and tile table, with the best Huffman tables.
+    """Rewrite a JPEG without loss, with optimised Huffman tables and no restart intervals or tile table.
 
     Raises:
-        NotTileable: If :func:`tile_jpeg` would raise it.
+        NotTileable: If the image is progressive, damaged, or of another kind that cannot be tiled.
     """
     return _transcode(content, _read_head(content), 0)
 
@@ -112,7 +112,7 @@ def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
 
 
 def _read_scan(content: bytes, head: JpegHead) -> Scan:
-    """Return a scan that holds all components; the MCU of a single component is one block (A.2.2)."""
+    """Return a scan of all components. The MCU of a single component is one block (A.2.2)."""
     tables = read_tables(content, head)
     rows, row_mcus = head.num_mcus
     num_components = len(head.factors)
@@ -142,13 +142,14 @@ def _check_end(content: bytes, stop: int) -> None:
     while content[stop : stop + 2] == b"\xff\xff":  # Fill bytes (B.1.1.2).
         stop += 1
     if content[stop : stop + 2] != marker_bytes(EOI):
-        raise NotTileable("damaged: no end of the image" if stop + 2 > len(content) else "more after the scan")
+        is_truncated = stop + 2 > len(content)
+        raise NotTileable("damaged: the end-of-image marker is missing" if is_truncated else "more data after the scan")
     if stop + 2 != len(content):
         raise NotTileable("bytes after the end of the image")
 
 
 def _dump_intervals(head: JpegHead, interval: int, lengths: NDArray[np.int64]) -> bytes:
-    """Return a DRI segment and a tile table; nothing without restart intervals."""
+    """Return a DRI segment and a tile table, or nothing without restart intervals."""
     if not interval:
         return b""
     try:

@@ -1,1 +1,1 @@
-"""Executors: what makes the batches of an epoch. Each file holds one; ``executor`` holds their interface."""
+"""Executors, which make the batches of an epoch. ``executor`` holds their interface, ``choice`` selects one."""

@@ -1,4 +1,4 @@
-"""From the columns of a batch's parts to the user's batch: tensors over a slot, and the other columns."""
+"""Assembly of the user's batch from the columns of its parts: tensors over a slot, and the other columns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from shardio.loader.stats import Tally
 
 
 def finish_batch(decoder: FieldDecoder, batch: Batch, views: Views, tally: Tally, began: float, *, pins: bool) -> Any:
-    """Return the user's batch and count it, or a Failure in its place.
+    """Return the user's batch and count it, or return a Failure instead.
 
     Args:
         decoder: Names the fields.
         batch: A batch that is finished or has failed.
         views: The columns in its slot.
-        tally: Counts.
+        tally: Counts the batch.
         began: When the user requested it, by ``time.perf_counter``.
         pins: Whether to copy it to torch's pinned memory.
     """
@@ -52,14 +52,14 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
 
     Args:
         decoder: Names the fields.
-        batch: The finished parts.
+        batch: A finished batch.
         views: The columns in its slot.
 
     Returns:
-        A list of columns, or the only one; images as uint8 [N, 3, H, W] in channels_last memory.
+        A list of columns, or a single column; images as uint8 [N, 3, H, W] in channels_last memory.
 
     Raises:
-        SampleError: If all of its samples were skipped.
+        SampleError: If all samples were skipped.
         ValueError: If images differ in size.
     """
     parts = [part for part in batch.parts if len(part.plan)]
@@ -78,7 +78,7 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
 
 def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None) -> Any:
     if all(piece is None for piece in pieces):
-        assert view is not None, "a piece that is None lies in the slot"
+        assert view is not None, "a piece that is None is in the slot"
         return _as_images(name, _cut(view, rows))
     if all(isinstance(piece, np.ndarray) for piece in pieces):
         return torch.from_numpy(np.concatenate(pieces))  # type: ignore[arg-type]  # all are arrays

@@ -23,14 +23,14 @@ from shardio.order import Cursor, Split
 
 
 class CallingProcess:
-    """Makes batches in the process, and the thread, that requests them.
+    """An executor that makes batches in the process and thread that request them.
 
     Args:
         planner: Plans the batches of an epoch.
         settings: What all batches of the loader have in common.
 
     Attributes:
-        layout: How batches lie in memory; None before the first one.
+        layout: The layout of batches in memory; None before the first one.
     """
 
     def __init__(self, planner: Planner, settings: BatchSettings) -> None:
@@ -39,7 +39,7 @@ class CallingProcess:
         self._tally = Tally(num_workers=0)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> _Batches:
-        """Begin an epoch; return its batches."""
+        """Begin an epoch and return its batches."""
         began = time.perf_counter()
         plans, source = self._planner.plan(cursor, split)
         self._tally = Tally(num_workers=0, began=began)
@@ -47,7 +47,7 @@ class CallingProcess:
         return _Batches(self, plans, handler)
 
     def stats(self) -> LoaderStats:
-        """Return what happened in the epoch that began last."""
+        """Return the statistics of the latest epoch."""
         return self._tally.sum_up()
 
 
@@ -62,10 +62,10 @@ class _Batches:
         self._plans: Iterator[BatchPlan] | None = plans
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure in its place.
+        """Return the next batch, or a Failure instead.
 
         Raises:
-            StopIteration: If there is none.
+            StopIteration: If the epoch has no further batch.
         """
         assert self._plans is not None, "it was not closed"
         began = time.perf_counter()
@@ -91,7 +91,7 @@ class _Batches:
         self._reader.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_plans", None) is not None:  # It was dropped before its end.
+        if getattr(self, "_plans", None) is not None:  # It was dropped before the epoch ended.
             self.close()
 
     def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:
@@ -116,7 +116,7 @@ class _Batches:
                 pass
 
     def _try(self, part: Part, views: Views) -> Outcome:
-        """Make a part; return the outcome."""
+        """Make a part and return its outcome."""
         self._num_chunks += 1
         chunk = Chunk(
             chunk_id=self._num_chunks,
@@ -128,6 +128,6 @@ class _Batches:
         )
         try:
             return self._builder.make(chunk, {field_index: view[chunk.rows] for field_index, view in views.items()})
-        except Exception as error:  # Not Ctrl-C and the like, which say nothing about the chunk: they end the epoch.
+        except Exception as error:  # Ctrl-C and the like end the epoch: the chunk is not at fault.
             let_through(error)
             return Failed(chunk_id=chunk.chunk_id, failure=Failure(error=error))

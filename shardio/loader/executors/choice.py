@@ -1,4 +1,4 @@
-"""Which executor makes a loader's batches."""
+"""The choice of the executor that makes a loader's batches."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def make_executor(
     bad_samples: BadSamples | None,
     memory_callbacks: Sequence[MemoryCallback],
 ) -> Executor | None:
-    """Return what makes a loader's batches; None for torch's own iterator.
+    """Return the executor of a loader, or None if torch's own iterator makes its batches.
 
     Args:
         settings: The loader's attributes.
-        order: Its order, if that is shardio's.
-        bad_samples: Decides on samples that cannot be read; None makes them errors.
+        order: The loader's order; None if that is not shardio's.
+        bad_samples: The policy for unreadable samples; None raises their errors.
         memory_callbacks: Called once with each slot's memory.
     """
     if settings.is_ours:

@@ -1,4 +1,4 @@
-"""The chunks that worker processes have been given, and those that are pending. It redoes what died with a process."""
+"""A queue of chunks, pending or in flight in worker processes. After a death, it submits the lost chunks again."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shardio.loader.slots.slot_pool import SlotPool
 from shardio.loader.stats import Tally
 
 Entry = tuple[Batch, Part]
-"""Parts do not refer to their batches: such a cycle would keep slots until the garbage collector runs."""
+"""Parts do not refer to their batches: such cycles would keep slots alive until the garbage collector runs."""
 
 
 class ChunkQueue:
-    """The parts that are to be made and are not answered yet.
+    """The parts of batches that are not finished yet.
 
     Args:
-        workers: Makes them.
+        workers: Makes the parts.
         slots: Holds the batches.
-        source: The samples.
-        tally: Counts.
+        source: The source of the samples.
+        tally: Counts restarts.
     """
 
     def __init__(self, workers: WorkerPool, slots: SlotPool, source: SampleSource, tally: Tally) -> None:
@@ -39,10 +39,10 @@ class ChunkQueue:
         self._submit()
 
     def receive(self, timeout_s: float | None) -> Iterator[tuple[Batch, Part, Outcome]]:
-        """Wait for outcomes; yield nothing after ``timeout_s``, or sooner.
+        """Wait for outcomes and yield them; yield nothing if none arrives within ``timeout_s`` or a shorter time.
 
-        Apply each outcome before the next one is requested: after a death, the parts that are not finished are redone,
-        so an outcome that arrived before the death and is applied after it would finish a part in the wrong slot.
+        The caller must apply each outcome before it requests the next one. A death moves unfinished parts to other
+        slots, so an outcome that arrived earlier but is applied afterwards would finish a part in the wrong slot.
 
         Raises:
             WorkerError: If worker processes cannot start.
@@ -51,7 +51,7 @@ class ChunkQueue:
         for received in self._workers.receive(timeout_s):
             if isinstance(received, Death):
                 self._redo(received)
-            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None: it was dropped.
+            elif (entry := self._in_flight.pop(received.chunk_id, None)) is not None:  # None if it was dropped.
                 self._num_failed_starts = 0
                 yield (*entry, received)
 
@@ -67,7 +67,7 @@ class ChunkQueue:
         return list(batches)
 
     def _submit(self) -> None:
-        """Submit all parts that may be made now: a suspect is made while nothing else is in flight."""
+        """Submit all parts that may be made now. A suspect is made alone, with nothing else in flight."""
         chunks = []
         while self._pending and not (self._in_flight and (self._pending[0][1].is_suspect or self._tries_suspect)):
             batch, part = self._pending.popleft()
@@ -92,10 +92,10 @@ class ChunkQueue:
         return part.is_suspect
 
     def _redo(self, death: Death) -> None:
-        """Queue everything again that is not finished, in other slots.
+        """Queue all unfinished batches again, in other slots.
 
-        The parts that were being made at a death are suspects. Each is made alone first: if another process dies over
-        it, the part is at fault.
+        The parts that a dead process was making are suspects. Each is then made alone: if another process dies over it,
+        the part is at fault.
         """
         self._tally.num_worker_restarts += death.num_processes
         self._slots.retire()
@@ -117,9 +117,9 @@ class ChunkQueue:
             if batch.error is None:
                 for part in batch.parts:
                     if len(part.plan):
-                        part.columns = None  # What is finished lies in the old slot.
+                        part.columns = None  # Finished columns are in the old slot.
                         entries.append((batch, part))
         self._pending.extend(sorted(entries, key=lambda entry: not entry[1].is_suspect))
         self._submit()
-        if not is_fatal:  # Otherwise an error says it.
+        if not is_fatal:  # Otherwise an error reports it.
             warn_of(death)

@@ -1,6 +1,6 @@
 """The interface of executors, through which a DataLoader gets its batches.
 
-To add an executor, write it in a file of its own and return it from :mod:`shardio.loader.executors.choice`.
+To add an executor, write it in its own file and return it from :mod:`shardio.loader.executors.choice`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ class BatchIterator(Protocol):
     """The batches of one epoch, in their order."""
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure in its place: the batch after it can still be requested.
+        """Return the next batch, or a Failure instead. After a Failure, the next batch can still be requested.
 
         Raises:
-            StopIteration: If there is none.
-            BaseException: Any other error ends the epoch. Nothing is requested after it.
+            StopIteration: If the epoch has no further batch.
+            BaseException: If the epoch ends with an error. Nothing may be requested after it.
         """
 
     def close(self) -> None:
-        """Stop; drop batches that were made ahead."""
+        """End the epoch; drop batches that were made ahead."""
 
 
 class Executor(Protocol):
-    """Makes the batches of one loader, epoch after epoch."""
+    """The interface of executors, which make the batches of one loader, epoch after epoch."""
 
     def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
-        """Begin an epoch; return its batches.
+        """Begin an epoch and return its batches.
 
         Args:
-            cursor: Where the epoch begins; None if the order is not shardio's but that of the loader's sampler.
-            split: This rank's share from there on; None in the same case.
+            cursor: Where the epoch begins; None if the order is not shardio's.
+            split: This rank's share, from the cursor to the end; None in the same case.
         """
 
     def stats(self) -> LoaderStats | None:
-        """Return what happened in the epoch that began last; None if this executor has no statistics."""
+        """Return the statistics of the latest epoch; None if this executor has none."""

@@ -1,4 +1,4 @@
-"""Batches in flight, and what their outcomes mean for them."""
+"""Batches in flight, and how the outcomes of their chunks change them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class Part:
     row: int
     columns: list[Column] | None = None
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
-    num_tries: Counter[int] = field(default_factory=Counter)  # By row, where samples are replaced.
+    num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
     skipped: list[str] = field(default_factory=list)  # Keys.
-    num_deaths: int = 0  # Of worker processes that made nothing else.
+    num_deaths: int = 0  # Of worker processes that were making only this part.
     is_suspect: bool = False  # It may have killed a worker process.
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Batch:
-    """A batch that is being made, or waits to be taken."""
+    """A batch that is being made, or is ready to be taken."""
 
     slot: Slot | None = None
     parts: list[Part] = field(default_factory=list)
     error: BaseException | None = None
-    is_probe: bool = False  # Made to find out what is of fixed size, not for the user.
+    is_probe: bool = False  # Made to find the layout of batches, not for the user.
 
     @property
     def is_made(self) -> bool:
@@ -61,9 +61,9 @@ class BatchSettings:
     """What all batches of a loader have in common.
 
     Attributes:
-        batch_size: The samples of a full batch, where the user set it.
-        sizing: How much is made at a time.
-        bad_samples: Decides on samples that cannot be read; None makes them errors.
+        batch_size: The number of samples in a full batch, if the user set it.
+        sizing: How many batches and chunks are made at a time.
+        bad_samples: The policy for unreadable samples; None raises their errors.
         pins: Whether batches are copied to torch's pinned memory.
     """
 
@@ -74,7 +74,7 @@ class BatchSettings:
 
 
 def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[Part]:
-    """Return the parts in which a batch is made."""
+    """Cut a batch into the parts in which it is made."""
     cuts = np.linspace(0, len(plan), sizing.num_parts(len(plan), layout) + 1).astype(int).tolist()
     return [Part(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
 
@@ -82,13 +82,13 @@ def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> li
 def probe_layout(
     plan: BatchPlan, make: Callable[[Batch], None], source: SampleSource, num_rows: int
 ) -> tuple[Layout | None, BaseException | None]:
-    """Find out how batches lie in memory, from one readable sample.
+    """Find the layout of batches, given one readable sample.
 
     Args:
-        plan: A batch.
-        make: Makes a probe: a batch of one sample.
-        source: The samples.
-        num_rows: The samples of a full batch.
+        plan: The plan of a batch.
+        make: Makes a probe, which is a batch of one sample.
+        source: The source of the samples.
+        num_rows: The number of samples in a full batch.
 
     Returns:
         The layout, or None if no sample of the plan can be read; and the error of the plan's batch, if a probe failed
@@ -101,18 +101,18 @@ def probe_layout(
             return choose_layout(source.decoder.names, probe.parts[0].columns or [], num_rows), None
         if not isinstance(probe.error, SampleError):
             return None, probe.error
-        # The policy for bad samples decides on this one when its batch is made.
+        # The policy for bad samples handles this one when its batch is made.
     return None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeHandler:
-    """Applies the outcomes of chunks to their batches.
+    """A handler that applies the outcomes of chunks to their batches.
 
     Attributes:
-        source: The samples.
-        bad_samples: Decides on samples that cannot be read; None makes them errors.
-        tally: Counts.
+        source: The source of the samples.
+        bad_samples: The policy for unreadable samples; None raises their errors.
+        tally: Counts times, replaced samples and skipped samples.
     """
 
     source: SampleSource
@@ -120,7 +120,7 @@ class OutcomeHandler:
     tally: Tally
 
     def apply(self, batch: Batch, part: Part, outcome: Outcome) -> bool:
-        """Note a chunk's outcome; return whether the part must be made again, because a sample was replaced."""
+        """Apply a chunk's outcome; return whether to make the part again after a replaced or skipped sample."""
         match outcome:
             case Made():
                 part.columns, part.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder

@@ -1,4 +1,4 @@
-"""An epoch's batches from worker processes: a few are made ahead, and taken in their order."""
+"""An epoch's batches from worker processes: several are made ahead, and delivered in order."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from shardio.loader.slots.slot_pool import SlotPool
 from shardio.loader.stats import Tally
 
 SUPERSEDED = (
-    "this iterator ended when the loader was iterated again: persistent_workers=True allows one at a time. Use "
-    "persistent_workers=False, or a second loader"
+    "this iterator ended when the loader was iterated again: persistent_workers=True allows one iterator at a time. "
+    "Use persistent_workers=False, or a second loader"
 )
 
 
 class Pipeline:
-    """The batches of one epoch, made by worker processes that serve no other epoch meanwhile.
+    """The batches of one epoch, made by worker processes that serve only this epoch.
 
     Args:
-        source: The samples.
-        plans: The samples of each batch.
+        source: The source of the samples.
+        plans: The plan of each batch.
         workers: Makes the batches.
         slots: Holds them.
         settings: What all batches of the loader have in common.
-        tally: Counts.
-        timeout_s: How long to wait for a batch; 0 for ever.
+        tally: The running counts of the epoch.
+        timeout_s: How long to wait for a batch; 0 waits forever.
         closes_workers: Whether the worker processes end with the epoch.
     """
 
@@ -53,22 +53,22 @@ class Pipeline:
         self._workers, self._slots = workers, slots
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
         self._handler = OutcomeHandler(source=source, bad_samples=settings.bad_samples, tally=tally)
-        self._batches: deque[Batch] = deque()  # In their order; the first one is the next to be taken.
+        self._batches: deque[Batch] = deque()  # In order; the first one is taken next.
         self._queue = ChunkQueue(workers, slots, source, tally)
         self._is_open = True
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure in its place.
+        """Return the next batch, or a Failure instead.
 
         Raises:
-            StopIteration: If there is none.
-            RuntimeError: If none came within the timeout.
+            StopIteration: If the epoch has no further batch.
+            RuntimeError: If no batch arrived within the timeout, or the iterator ended or belongs to another process.
             WorkerError: If worker processes cannot start.
         """
         if not self._is_open:
             raise RuntimeError(SUPERSEDED)
         if not self._workers.belongs_here:
-            raise RuntimeError("this iterator belongs to the process that this one was forked from: iterate again")
+            raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
         began = time.perf_counter()
         try:
             batch = self._take()
@@ -79,13 +79,13 @@ class Pipeline:
             if self._settings.bad_samples is not None:
                 self._settings.bad_samples.warn(self._tally.num_bad, self._source.epoch)
             raise
-        except BaseException:  # It may have interrupted the workers' messages, as Ctrl-C can: the next epoch restarts.
+        except BaseException:  # After Ctrl-C, say, a message may be cut off, so the next epoch starts new workers.
             self._closes_workers = True
             self.close()
             raise
 
     def close(self) -> None:
-        """Stop; drop batches that were made ahead."""
+        """End the epoch; drop batches that were made ahead."""
         if not self._is_open:
             return
         self._is_open = False
@@ -105,7 +105,7 @@ class Pipeline:
             self.close()
 
     def _take(self) -> Batch:
-        """Return the next batch once it is finished or has failed, and begin another one."""
+        """Return the next batch, once it is finished or has failed, and begin another one."""
         self._fill_up()
         if not self._batches:
             raise StopIteration
@@ -115,11 +115,11 @@ class Pipeline:
         if batch.error is not None:
             self._give_up([batch])
             self._queue.drop(batch)
-        self._fill_up()  # Before the user computes, so that the workers do not run out of chunks meanwhile.
+        self._fill_up()  # Before the user computes, so that the workers do not run out of chunks.
         return batch
 
     def _fill_up(self) -> None:
-        """Begin as many batches as are made ahead."""
+        """Begin batches until enough of them are made ahead."""
         sizing, slots = self._settings.sizing, self._slots
         while len(self._batches) < sizing.num_ahead(slots.layout) and (plan := self._next_plan()) is not None:
             layout = slots.layout
@@ -139,10 +139,10 @@ class Pipeline:
             self._queue.add(batch, batch.parts)
 
     def _next_plan(self) -> BatchPlan | None:
-        """Return the samples of the next batch that was not begun, if there is one."""
+        """Return the plan of the next batch to begin, or None if there is none."""
         try:
             return next(self._plans, None)
-        except Exception as error:  # A user's sampler failed. Its error follows the batches that it gave, for ever.
+        except Exception as error:  # A user's sampler failed. Every request after its batches raises its error.
             let_through(error)
             self._plans = repeat_error(error)
             self._batches.append(Batch(error=error))
@@ -159,13 +159,13 @@ class Pipeline:
         while not batch.is_made and batch.error is None:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
-                raise RuntimeError(f"no batch came within timeout={timeout_s} s: increase it or check the storage")
+                raise RuntimeError(f"no batch arrived within timeout={timeout_s} s: increase it, or check the storage")
             for owner, part, outcome in self._queue.receive(left_s):
                 if self._handler.apply(owner, part, outcome):
                     self._queue.add(owner, [part])
 
     def _give_up(self, batches: Iterable[Batch]) -> None:
-        """Return the slots of batches that the user does not get."""
+        """Return the slots of batches that the user will not receive."""
         self._slots.collect()
         self._slots.drop([batch.slot for batch in batches if batch.slot is not None and not batch.is_made])
         self._slots.put_back([batch.slot for batch in batches if batch.slot is not None and batch.is_made])

@@ -1,4 +1,4 @@
-"""The batches of an epoch that torch's loader makes, in its workers or in the calling process."""
+"""An epoch's batches from torch's loader, made in its workers or in the calling process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardio.loader.failures import Failure
 
 
 class TorchBatches:
-    """Yield the batches of one of torch's iterators.
+    """The batches of one of torch's iterators.
 
     Args:
         batches: torch's iterator.
-        bad_samples: Warns at the end of samples that could not be read.
-        epoch: The epoch, where it is known.
-        continues: Whether the next batch can be requested after the error of one. Other errors end the epoch.
+        bad_samples: The policy for unreadable samples, which warns of them at the end.
+        epoch: The epoch, if known.
+        continues: Whether the epoch continues after an error in one batch. Other errors end it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class TorchBatches:
         self._bad_samples, self._epoch, self._continues = bad_samples, epoch, continues
 
     def __next__(self) -> Any:
-        """Return the next batch, or a Failure in its place."""
+        """Return the next batch, or a Failure instead."""
         assert self._batches is not None, "it was not closed"
         try:
             batch = next(self._batches)
@@ -57,6 +57,6 @@ class TorchBatches:
 
 
 def _is_of_a_batch(error: Exception) -> bool:
-    """Return whether an error of torch's iterator is that of a batch, not of the sampler or a worker that died."""
+    """Return whether an error of torch's iterator comes from one batch, not from the sampler or a dead worker."""
     of_batches = {ExceptionWrapper.reraise.__code__, _MapDatasetFetcher.fetch.__code__}
     return any(frame.f_code in of_batches for frame, _ in traceback.walk_tb(error.__traceback__))

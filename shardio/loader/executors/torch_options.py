@@ -1,4 +1,4 @@
-"""Torch's workers: their loader's arguments, what each does first, and why they cannot start."""
+"""The setup of torch's workers: their loader's arguments, their first call, and errors when they cannot start."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _L = TypeVar("_L", bound=_Loader)
 
 @dataclass(frozen=True, slots=True)
 class WorkerInit:
-    """Start a worker. Workers decode images in parallel, so each resizes an image in one thread.
+    """A ``worker_init_fn`` that makes each worker resize images in one thread, because workers run in parallel.
 
     Attributes:
         init_fn: The user's ``worker_init_fn``.
@@ -40,7 +40,7 @@ class WorkerInit:
 
 
 def explain_obstacles(start: Callable[[_L], Any]) -> Callable[[_L], Any]:
-    """Explain why torch's workers cannot start: without /dev/shm their queues get no semaphores."""
+    """Wrap a function so that its error explains why torch's workers cannot start without /dev/shm."""
 
     @wraps(start)
     def started(loader: _L) -> Any:
@@ -53,7 +53,7 @@ def explain_obstacles(start: Callable[[_L], Any]) -> Callable[[_L], Any]:
                 error.errno,
                 f"torch's worker processes cannot start: no semaphore is available ({obstacle.strerror}). They "
                 "need a writable /dev/shm: mount one (docker run --shm-size=8g), or use num_workers=0. shardio's own "
-                "worker processes do not need it; they run if dataset, transforms and collate_fn are shardio's",
+                "worker processes do not need it; they run if the dataset, the transforms and collate_fn are shardio's",
             ) from error
 
     return started
@@ -68,7 +68,7 @@ def _find_obstacle() -> OSError | None:
 
 
 def torch_options(settings: ExecutorSettings) -> dict[str, Any]:
-    """Return the arguments for the torch DataLoader that runs the workers of a loader of shardio's."""
+    """Return the arguments of the torch DataLoader that runs the workers for one of shardio's loaders."""
     return {
         "batch_size": settings.batch_size,
         "num_workers": settings.num_workers,

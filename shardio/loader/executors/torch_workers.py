@@ -1,6 +1,6 @@
-"""The executors that make batches in torch's workers, for people's own code, in shardio's order.
+"""Executors that run the user's code in torch's workers, in shardio's order.
 
-Each keeps one of torch's loaders, which lives as long as its workers do, and sets where its next epoch begins.
+Each executor keeps one of torch's loaders as long as its workers live, and sets where its next epoch begins.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from shardio.world import World
 
 
 class TorchWorkers:
-    """Keeps a loader of torch's whose workers may persist.
+    """The base class of these executors. It keeps one of torch's loaders, whose workers may persist.
 
     Args:
-        options: The arguments of torch's loader, see :mod:`shardio.loader.executors.torch_options`.
-        bad_samples: Decides on samples that cannot be read; None makes them errors.
+        options: The arguments of torch's loader: see :mod:`shardio.loader.executors.torch_options`.
+        bad_samples: The policy for unreadable samples; None raises their errors.
     """
 
     def __init__(self, options: Mapping[str, Any], bad_samples: BadSamples | None) -> None:
@@ -45,7 +45,7 @@ class TorchWorkers:
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
     def stats(self) -> None:
-        """Return None: torch's workers do not measure their stages."""
+        """Return None, because torch's workers do not time their stages."""
         return
 
     def _start(self, cursor: Cursor, loader: torch.utils.data.DataLoader[Any], *, is_new: bool) -> TorchBatches:
@@ -56,7 +56,7 @@ class TorchWorkers:
 
 
 class ShardTorchWorkers(TorchWorkers):
-    """Delivers a ShardDataset: its copies in the workers compute their own batches.
+    """An executor for a ShardDataset, whose copies in the workers compute their own batches.
 
     Args:
         dataset: The dataset.
@@ -71,7 +71,7 @@ class ShardTorchWorkers(TorchWorkers):
         self._bound: ShardDataset | None = None
 
     def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
-        """Begin an epoch; return its batches."""
+        """Begin an epoch and return its batches."""
         assert cursor is not None, "a ShardDataset has an order"
         assert split is not None, "a ShardDataset has an order"
         world = World(rank=split.rank, world_size=split.world_size)
@@ -86,7 +86,7 @@ class ShardTorchWorkers(TorchWorkers):
 
 
 class IndexTorchWorkers(TorchWorkers):
-    """Delivers a map-style dataset in the order of an EpochSampler, which runs in the training process.
+    """An executor for a map-style dataset and an EpochSampler, which runs in the training process.
 
     Args:
         dataset: The dataset.
@@ -107,7 +107,7 @@ class IndexTorchWorkers(TorchWorkers):
         self._requests = _RequestSampler(sampler, is_batched=options["batch_size"] is not None)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
-        """Begin an epoch; return its batches."""
+        """Begin an epoch and return its batches."""
         assert cursor is not None, "an EpochSampler has an order"
         assert split is not None, "an EpochSampler has an order"
         self._requests.begin(cursor, split)
@@ -122,7 +122,7 @@ class IndexTorchWorkers(TorchWorkers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """An index, and what a worker must know besides. ``is_valid`` is None where samples carry no mark."""
+    """An index, and its context for the worker. ``is_valid`` is None if samples are not marked."""
 
     index: int
     seed: int
@@ -131,14 +131,14 @@ class _Request:
 
 
 class _RequestSampler:
-    """The sampler of torch's loader: one epoch of an EpochSampler from its cursor on."""
+    """The sampler of torch's loader: one epoch of an EpochSampler, from a cursor to the end."""
 
     def __init__(self, sampler: EpochSampler, *, is_batched: bool) -> None:
         self._sampler, self._is_batched = sampler, is_batched
         self._batches: Iterator[list[_Request]] = iter(())
 
     def begin(self, cursor: Cursor, split: Split) -> None:
-        """Set the next iteration."""
+        """Set what the next iteration yields."""
         self._batches = self._request(cursor, split)
 
     def __iter__(self) -> Iterator[Any]:
@@ -193,7 +193,7 @@ class _RequestDataset(torch.utils.data.Dataset[Any]):
 
 
 def _unwrap_readable(dataset: Any) -> Unwrapped:
-    """Unwrap Subsets of what can be read by rng keys. Anything else is read through its outermost dataset, by torch."""
+    """Unwrap Subsets of a dataset that takes rng keys. Any other dataset is read as it is, as torch does."""
     unwrapped = unwrap_subsets(dataset)
     return unwrapped if _takes_rng_keys(unwrapped.dataset) else Unwrapped(dataset=dataset, subsets=())
 

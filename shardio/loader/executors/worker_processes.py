@@ -1,4 +1,4 @@
-"""The executor that makes batches in shardio's worker processes, straight into slots."""
+"""The executor that makes batches in shardio's worker processes, directly in slots."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shardio.order import Cursor, Split
 
 
 class WorkerProcesses:
-    """Makes batches in worker processes, a few ahead.
+    """An executor that makes batches in worker processes, several ahead.
 
     Args:
         planner: Plans the batches of an epoch.
         settings: What all batches of the loader have in common.
         memory_callbacks: Called once with each slot's memory.
-        timeout_s: How long to wait for a batch; 0 for ever.
+        timeout_s: How long to wait for a batch; 0 waits forever.
         closes_workers: Whether the worker processes end with each epoch.
     """
 
@@ -44,7 +44,7 @@ class WorkerProcesses:
         self._tally = Tally(num_workers=settings.sizing.num_threads)
 
     def start(self, cursor: Cursor | None, split: Split | None) -> Pipeline:
-        """Begin an epoch; return its batches. An unfinished epoch ends if the worker processes persist."""
+        """Begin an epoch and return its batches. If the worker processes persist, this ends an unfinished epoch."""
         began = time.perf_counter()
         workers, slots = self._find_workers()
         plans, source = self._planner.plan(cursor, split)
@@ -63,11 +63,11 @@ class WorkerProcesses:
         return pipeline
 
     def stats(self) -> LoaderStats:
-        """Return what happened in the epoch that began last."""
+        """Return the statistics of the latest epoch."""
         return self._tally.sum_up()
 
     def _find_workers(self) -> tuple[WorkerPool, SlotPool]:
-        """Return the worker processes and slots for the next epoch: those of the last one, if they persist."""
+        """Return the worker processes and slots for the next epoch: those of the latest one, if they persist."""
         persists = not self._closes_workers
         if persists and (latest := self._latest()) is not None:
             latest.close()
@@ -85,4 +85,4 @@ class WorkerProcesses:
 
 
 def _none() -> None:
-    """Stand for the reference to a pipeline before there is one."""
+    """Return None, like a reference to a pipeline before there is one."""

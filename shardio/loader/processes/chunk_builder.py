@@ -1,4 +1,4 @@
-"""From a chunk to its rows: read, draw the transforms' parameters, decode."""
+"""How a chunk is made: read its samples, draw the transforms' parameters, decode."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
 
 Rows = Mapping[int, NDArray[Any]]
-"""By field index, where a chunk's n values go: [n, *shape of an item]."""
+"""The destination of a chunk's n values, by field index: [n, *shape of an item]."""
 
 
 class ChunkBuilder:
-    """Makes chunks, in any number of threads at a time."""
+    """A builder of chunks, for any number of threads at a time."""
 
     def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
         self._reader = reader
@@ -35,7 +35,7 @@ class ChunkBuilder:
 
         Args:
             chunk: What to make.
-            rows: Where columns of fixed size go. A column that turns out not to fit is returned instead.
+            rows: The destinations of fixed-size columns. A column that does not fit is returned instead.
             idle_s: How long the thread waited for the chunk.
 
         Raises:
@@ -57,8 +57,7 @@ class ChunkBuilder:
                 columns.append(None if rows_fit else rendered.images)
             else:
                 values = decoder.decode_field(name, stored)
-                if name == "json":
-                    refuse_wide(stored, name, values)  # The batch will be tensors.
+                refuse_wide(stored, name, values)  # The batch will hold tensors.
                 columns.append(_compact(name, values, destination))
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
@@ -66,7 +65,7 @@ class ChunkBuilder:
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
-    """Return a column as it travels: labels as int64 [n], None for arrays that fit the slot."""
+    """Return a column as it is sent: labels as int64 [n]; None for arrays that were copied to the slot."""
     if name in ("label", LABEL_FIELD):
         return np.array(values, np.int64)
     if destination is not None and all(

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from shardio.errors import WorkerError
 
 MAX_DEATHS = 3
-"""How many worker processes may die over the same chunk alone, and how many may fail to start in a row."""
+"""The number of deaths over one chunk alone, or of failed starts in a row, that raises an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """Worker processes died and were restarted. All unanswered chunks must be submitted again.
+    """The death and restart of worker processes. All unanswered chunks must be submitted again.
 
     Attributes:
-        cause: How they died, for people.
+        cause: How they died, for messages.
         in_flight: The ids of the chunks that they were making.
         was_ready: Whether one of them had started.
         num_processes: How many died at the same time.
@@ -30,20 +30,21 @@ class Death:
 
 
 def startup_error(death: Death) -> WorkerError:
-    """Return the error for worker processes that die before they are ready, from the last death."""
-    return WorkerError(f"worker processes cannot start; standard error says why. The last one: {death.cause}")
+    """Return the error for worker processes that cannot start, given the latest death."""
+    return WorkerError(f"worker processes cannot start ({death.cause}): see standard error for the reason")
 
 
 def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
-    """Return the error for samples over which too many worker processes died, from the last death."""
+    """Return the error for samples over which too many worker processes died, given the latest death."""
     return WorkerError(
-        f"{MAX_DEATHS} worker processes died over the same samples; the last one: {death.cause}. "
+        f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: {death.cause}. "
         f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
         f"decoder: {', '.join(keys)}"
     )
 
 
 def warn_of(death: Death) -> None:
-    """Warn of a death that is survived."""
-    said = f"{death.cause}; it was restarted; its unfinished batches are being redone"
+    """Warn of a death after which the epoch continues."""
+    it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
+    said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
     warnings.warn(said, RuntimeWarning, stacklevel=2)

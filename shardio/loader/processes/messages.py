@@ -1,6 +1,6 @@
 """The messages between the training process and its worker processes.
 
-The dataclasses have no ``__slots__``: Python pickles those with slots ten times as slowly.
+The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class WorkerSetup:
     Attributes:
         reader: Reads samples.
         decoder: Decodes them.
-        num_threads: How many chunks the process makes at a time.
+        num_threads: The number of chunks that the process makes at a time.
     """
 
     reader: SampleReader | FileReader
@@ -34,7 +34,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class NewSlot:
-    """A new slot. The descriptor of its memory comes with the message."""
+    """A new slot. The descriptor of its memory is sent with the message."""
 
     slot_id: int
     layout: Layout
@@ -42,20 +42,20 @@ class NewSlot:
 
 @dataclass(frozen=True, kw_only=True)
 class ForgetSlots:
-    """Slots that no further chunk will name."""
+    """Slots that no later chunk uses."""
 
     slot_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Some rows of a batch that are to be made.
+    """Some rows of a batch to make.
 
     Attributes:
         chunk_id: Its number, larger than that of every earlier chunk.
-        samples: What the reader reads n samples by.
+        samples: What the reader needs to find n samples.
         rng_keys: uint64 [n], one for each sample's transforms.
-        slot_id: The slot that gets the columns of fixed size; None if all columns travel in the answer.
+        slot_id: The slot for the fixed-size columns; None if all columns are sent in the answer.
         row: The first row in the slot.
         epoch_began: When the epoch began, by ``time.perf_counter``, which all processes share on Linux.
     """
@@ -75,22 +75,22 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class Cancel:
-    """Drop the chunks that were sent before. Those in flight are finished."""
+    """A request to drop all chunks that were sent before. Chunks in flight are finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ping:
-    """Request a sign of life: :class:`Pong`."""
+    """A request for a :class:`Pong`, to show that the process is alive."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pong:
-    """A sign of life, and the first message of a worker process."""
+    """The answer to :class:`Ping`, and the first message of a worker process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """The stages of a chunk, in seconds of its thread."""
+    """The time that a thread spent in each stage of a chunk, in seconds."""
 
     read_s: float = 0.0
     transform_s: float = 0.0
@@ -105,7 +105,7 @@ class StageTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A chunk is finished: one column for each field, its times, and the number of images by decoder."""
+    """A finished chunk: one column for each field, its times, and the number of images by decoder."""
 
     chunk_id: int
     columns: list[Column]
@@ -115,7 +115,7 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A chunk failed. A SampleError names the sample at fault; any other error may have another cause."""
+    """A failed chunk. A SampleError names the sample at fault; any other error may have another cause."""
 
     chunk_id: int
     failure: Failure

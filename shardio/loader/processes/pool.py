@@ -1,4 +1,4 @@
-"""The worker processes of a loader, seen from the training process: started, fed with chunks, restarted if they die."""
+"""The pool of a loader's worker processes: the training process starts them, sends them chunks and restarts them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from shardio.loader.slots.memory import Layout
 from shardio.processors import count_processors
 
 MAX_SINGLE_THREAD_PROCESSES = 4
-"""Up to this many threads get a process each. Threads that share one wait for the GIL a tenth of the time."""
+"""Up to this many threads get a process each, because threads that share one wait for the GIL a tenth of the time."""
 
 THREADS_PER_PROCESS = 2
-"""Threads of a process where there are more: each process needs 30 MB of its own."""
+"""The threads per process if there are more threads, because each process needs 30 MB."""
 
 PATIENCE_S = 5.0
-"""How long all processes may be silent before they are asked for a sign of life, and how long an answer may take."""
+"""How long all processes may be silent before they are pinged, and how long an answer may take."""
 
 STARTUP_PATIENCE_S = 120.0
-"""How long a process may take to start: the disk may be cold or far away."""
+"""How long a process may take to start, even from a slow disk or a network file system."""
 
 CLOSE_S = 5.0
 """How long processes may take to end before they are killed."""
@@ -43,7 +43,7 @@ EXIT_S = 1.0
 
 
 class _Process:
-    """One worker process: its end of the socket pair here, and the chunks that it has not answered."""
+    """One worker process: this side's end of the socket pair, and the chunks that it has not answered."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.num_threads = setup.num_threads
@@ -59,7 +59,7 @@ class _Process:
         finally:
             theirs.close()
         self.end.setblocking(False)
-        with suppress(ConnectionError):  # It has died already. The next receive notices.
+        with suppress(ConnectionError):  # It has died already; the next receive notices.
             send(self.end, setup)
 
     @property
@@ -68,14 +68,14 @@ class _Process:
 
     @property
     def patience_s(self) -> float:
-        """How long it may give no sign of life."""
+        """How long it may be silent."""
         return PATIENCE_S if self.is_ready else STARTUP_PATIENCE_S
 
     def send(self, message: Any, descriptors: Sequence[int] = ()) -> bool:
-        """Send it a message; return False if it has not read for too long.
+        """Send a message; return False if the process has read nothing for too long.
 
-        While its socket is full this call waits. That is no deadlock: the main thread of a worker process only reads,
-        and never waits for room to write. Its other threads may.
+        This call waits while the socket is full. It cannot deadlock, because the main thread of a worker process only
+        reads and never waits for room to write. Its other threads may wait.
         """
         room = select.poll()
         room.register(self.end, select.POLLOUT)
@@ -87,15 +87,15 @@ class _Process:
                 return False
 
     def wait(self, deadline: float) -> None:
-        """Wait until it has exited after its end was closed; kill it at the deadline."""
+        """Wait until the process exits, after its end was closed; kill it at the deadline."""
         try:
             self.process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             self.kill()
 
     def kill(self, *, is_exiting: bool = False) -> str:
-        """Kill it if it lives, wait until nothing writes to its slots any more, and describe how it ended."""
-        if is_exiting:  # Its own exit code says more than that it was killed.
+        """Kill the process if it is alive, wait until it cannot write to slots any more, and describe how it ended."""
+        if is_exiting:  # Its own exit code says more than the signal of this kill.
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(EXIT_S)
         self.process.kill()
@@ -106,14 +106,14 @@ class _Process:
 
 
 class WorkerPool:
-    """The worker processes of one loader. They end when it is closed or freed.
+    """The worker processes of one loader. They end when the pool is closed or freed.
 
     Args:
-        setup: What they need before their first chunk; ``num_threads`` is the number of threads of all of them.
+        setup: What they need before their first chunk; ``num_threads`` is the total number of threads.
 
     Attributes:
         num_threads: How many chunks are made at a time.
-        is_closed: Whether it was closed.
+        is_closed: Whether the pool was closed.
     """
 
     def __init__(self, setup: WorkerSetup) -> None:
@@ -123,7 +123,7 @@ class WorkerPool:
         self._process_id = os.getpid()
         self._chunk_ids = count()
         self._processes: list[_Process] = []
-        self._dying: dict[_Process, str] = {}  # Those that cannot be reached, and why they are given up.
+        self._dying: dict[_Process, str] = {}  # Unreachable processes, and why they are killed.
         self._finalizer = weakref.finalize(self, _close_all, self._processes, os.getpid())
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         for num_threads in divide_threads(setup.num_threads, count_processors()):
@@ -131,7 +131,7 @@ class WorkerPool:
 
     @property
     def belongs_here(self) -> bool:
-        """Whether this process created it, and not one that was forked later."""
+        """Whether this process created the pool; false in a forked child."""
         return self._process_id == os.getpid()
 
     def next_chunk_id(self) -> int:
@@ -139,15 +139,15 @@ class WorkerPool:
         return next(self._chunk_ids)
 
     def announce(self, slot_id: int, layout: Layout, descriptor: int) -> None:
-        """Pass a new slot to all processes."""
+        """Send a new slot to all processes."""
         self._send_all(NewSlot(slot_id=slot_id, layout=layout), [descriptor])
 
     def forget(self, slot_ids: tuple[int, ...]) -> None:
-        """Tell all processes to drop slots that no further chunk will name."""
+        """Make all processes drop slots that no later chunk uses."""
         self._send_all(ForgetSlots(slot_ids=slot_ids))
 
     def submit(self, chunks: Iterable[Chunk]) -> None:
-        """Send each chunk to the process with the least load; send none while a death is to be received."""
+        """Send each chunk to the process with the least load, unless that process is about to be restarted."""
         shares: dict[_Process, list[Chunk]] = {}
         for chunk in chunks:
             process = min(self._processes, key=lambda process: process.load)
@@ -157,13 +157,13 @@ class WorkerPool:
             self._send(process, share)
 
     def cancel(self) -> None:
-        """Drop all chunks that were submitted."""
+        """Drop all submitted chunks."""
         self._send_all(Cancel())
         for process in self._processes:
             process.unanswered.clear()
 
     def receive(self, timeout_s: float | None) -> list[Outcome | Death]:
-        """Wait for outcomes; return an empty list after ``timeout_s``, or after the processes were checked for life."""
+        """Wait for outcomes; return an empty list after ``timeout_s``, or after a check of silent processes."""
         received: list[Outcome | Death] = []
         if not self._dying:
             poll = select.poll()
@@ -183,10 +183,10 @@ class WorkerPool:
         self._finalizer()
 
     def leave_to_parent(self) -> None:
-        """Close all ends in a forked child, or the worker processes would outlive the parent."""
+        """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
         for process in self._processes:
             process.end.close()
-            process.process.returncode = 0  # It is not a child of this process, so it cannot be waited for.
+            process.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
 
     def _read(self, process: _Process) -> list[Outcome]:
         received: list[Outcome] = []
@@ -205,7 +205,7 @@ class WorkerPool:
                 received.append(message)
 
     def _check_life(self) -> None:
-        """Ask processes with unanswered chunks for a sign of life; give up those that were asked and gave none."""
+        """Ping processes with unanswered chunks; give up those that have not answered in time."""
         now = time.monotonic()
         for process in self._processes:
             if not process.unanswered:
@@ -214,7 +214,7 @@ class WorkerPool:
                 process.asked_at = now
                 self._send(process, Ping())
             elif now - process.asked_at >= process.patience_s:
-                self._dying[process] = f"it gave no sign of life for {process.patience_s:.0f} s and was given up: "
+                self._dying[process] = f"no answer for {process.patience_s:.0f} s: "
 
     def _send_all(self, message: Any, descriptors: Sequence[int] = ()) -> None:
         for process in self._processes:
@@ -225,12 +225,12 @@ class WorkerPool:
             return
         try:
             if not process.send(message, descriptors):
-                self._dying[process] = f"it read nothing for {process.patience_s:.0f} s and was given up: "
+                self._dying[process] = f"no message was read for {process.patience_s:.0f} s: "
         except ConnectionError:
             self._dying[process] = ""
 
     def _restart_dying(self) -> list[Death]:
-        """Restart the processes that cannot be reached, and drop all chunks that were submitted."""
+        """Restart unreachable processes, and drop all submitted chunks."""
         deaths: dict[_Process, Death] = {}
         while dying := {process: why for process, why in self._dying.items() if process not in deaths}:
             for process, why in dying.items():
@@ -238,13 +238,13 @@ class WorkerPool:
                 cause = why + process.kill(is_exiting=not why)
                 deaths[process] = Death(cause=cause, in_flight=in_flight, was_ready=process.is_ready)
             self.cancel()  # This may reveal more dead processes.
-        for process in deaths:  # Afterwards: new processes may die at once, too.
+        for process in deaths:  # Afterwards, because a new process may die at once.
             setup = replace(self._setup, num_threads=process.num_threads)
             self._processes[self._processes.index(process)] = _Process(setup)
             del self._dying[process]
         if not deaths:
             return []
-        # One death for all: its receiver submits every chunk again, under new ids.
+        # One death for all, because its receiver submits every chunk again, under new ids.
         return [
             Death(
                 cause="; ".join(death.cause for death in deaths.values()),

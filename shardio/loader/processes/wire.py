@@ -1,7 +1,7 @@
 """Messages between the training process and its worker processes: Python values and open files over a socket pair.
 
-A message is one packet: a pickle or, where that is long, the descriptor of anonymous memory that holds it. So a
-sender never waits for a reader. Both ends belong to this package: no other program can write to the pair.
+A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
+never waits in the middle of a message. Both ends belong to this package: no other program can write to the pair.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 from shardio.loader.slots.memory import make_memory
 
 MAX_INLINE = 8 * 1024
-"""Bytes of a pickle that travels in the packet. A socket's buffer holds some dozens of them."""
+"""The largest pickle, in bytes, that is sent in the packet itself. A socket's buffer holds dozens of them."""
 
 MAX_DESCRIPTORS = 2
-"""The pickle's and a slot's."""
+"""The most descriptors in a packet: the pickle's and a slot's."""
 
 _INLINE, _IN_MEMORY = b"\0", b"\1"
 
@@ -37,10 +37,11 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
         end: The end to send from.
         message: Any value that can be pickled.
         descriptors: Open files to send along.
-        flags: Flags of the operating system's function, such as MSG_DONTWAIT.
+        flags: Flags for the system call, such as MSG_DONTWAIT.
 
     Raises:
-        OSError: If the other end is closed, or (BlockingIOError) it is not reading and this end does not wait.
+        BlockingIOError: If the socket is full and this end does not wait.
+        OSError: If the other end is closed.
     """
     content = pickle.dumps(message, protocol=5)
     if len(content) <= MAX_INLINE:
@@ -58,20 +59,22 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     """Return the next message and the descriptors that came with it; None if the other end is closed.
 
     Raises:
-        BlockingIOError: If there is none and this end does not wait.
-        OSError: If this process has no descriptor left.
+        BlockingIOError: If there is no message and this end does not wait.
+        OSError: If this process has no descriptors left.
     """
     descriptors = array("i")
     space = socket.CMSG_SPACE(MAX_DESCRIPTORS * descriptors.itemsize)
     try:
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
-        # The other end closed before it had read everything. Linux reports that once, before what was sent.
+        # The other end was closed before it read everything. Linux reports this once, before the messages that it sent.
         packet, ancillary, flags, _ = end.recvmsg(1 + MAX_INLINE, space, socket.MSG_CMSG_CLOEXEC)
     if not packet:
         return None
     if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, "too many open files: no descriptor is left for a batch; see `ulimit -n`")
+        raise OSError(
+            errno.EMFILE, "too many open files: no file descriptor is left for a batch. Raise the limit (ulimit -n)"
+        )
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     if packet[:1] == _INLINE:

@@ -1,7 +1,7 @@
 """A worker process: a background process that makes chunks in decode threads. It never imports torch or user code.
 
 :mod:`shardio.loader.processes.pool` starts it with one end of a socket pair, over which it receives its setup, then
-slots and chunks. It ends when the other end is closed, whatever it is doing.
+slots and chunks. It ends as soon as the other end is closed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardio.loader.processes.wire import receive, send
 from shardio.loader.slots.memory import Layout, map_memory
 
 CHECK_PARENT_S = 1.0
-"""How often a worker process checks that its parent still lives: another process may hold the other end open."""
+"""How often a worker process checks that its parent is alive, because another process may hold the other end open."""
 
 _MappedSlot = tuple[Layout, NDArray[np.uint8]]
 
@@ -92,14 +92,14 @@ class WorkerProcess:
                 self._cancelled = self._newest
             case Ping():
                 # This thread must never wait for the training process, which may be waiting for it. If there is no
-                # room for an answer, there are enough signs of life to read.
+                # room for an answer, the unread messages already show that this process is alive.
                 with suppress(BlockingIOError):
                     send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
 
     def _run_thread(self, builder: ChunkBuilder) -> None:
         try:
             self._make_chunks(builder)
-        except BaseException:  # Without this thread the process would answer, but its chunks would never come.
+        except BaseException:  # Otherwise the process would still answer, but never finish this thread's chunks.
             traceback.print_exc()
             os._exit(1)
 
@@ -130,12 +130,12 @@ def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s:
         layout, memory = slot
         rows = {field_index: column[chunk.rows] for field_index, column in layout.views(memory).items()}
         return builder.make(chunk, rows, idle_s)
-    except BaseException as error:  # Whatever it is, the training process raises it.
+    except BaseException as error:  # The training process raises it.
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
 
 
 def main() -> None:
-    """Run a worker process over the descriptor, and for the parent process, that the command line names."""
+    """Run a worker process. The command line names the descriptor of its socket and the parent process."""
     use_one_thread()
     with suppress(ConnectionError):  # The other end was closed during a message.
         descriptor, parent_id = map(int, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Anonymous shared memory, and how a batch lies in it."""
+"""Anonymous shared memory, and the layout of a batch in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALIGNMENT = 4096
 """Each array begins on its own page."""
 
 Column = list[Any] | NDArray[np.generic] | None
-"""The values of one field; None where they lie in a slot."""
+"""The values of one field; None if they are in a slot."""
 
 
 def make_memory(num_bytes: int) -> int:
@@ -39,12 +39,14 @@ def map_memory(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     Python's own mmap would keep a duplicate of the descriptor for each mapping.
 
     Raises:
-        OSError: If the operating system refuses.
+        OSError: If the operating system cannot map it.
     """
     address = _libc().mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
-        raise OSError(error, f"{os.strerror(error)}: could not map a slot of {num_bytes} bytes")
+        raise OSError(
+            error, f"{os.strerror(error)}: could not map {num_bytes} bytes for a batch: use a smaller batch_size"
+        )
     buffer = (ctypes.c_char * num_bytes).from_address(address)
     weakref.finalize(buffer, _libc().munmap, address, num_bytes)
     memory: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)  # type: ignore[call-overload]  # it is a buffer
@@ -61,12 +63,12 @@ def _libc() -> ctypes.CDLL:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How the columns of fixed size of a batch lie in a slot.
+    """The layout of a batch's fixed-size columns in a slot.
 
     Attributes:
-        num_rows: The samples of a full batch.
-        columns: For each such column, by field index: dtype and shape of an item. Empty if no column is of fixed size:
-            then batches have no slot.
+        num_rows: The number of samples in a full batch.
+        columns: The dtype and shape of an item of each such column, by field index. If there are no such columns,
+            batches have no slot.
     """
 
     num_rows: int
@@ -74,7 +76,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> dict[int, int]:
-        """Where each column begins and, under -1, where the last one ends."""
+        """The byte at which each column begins and, under -1, the end of the last one."""
         offsets, stop = {}, 0
         for field_index, (dtype, shape) in self.columns.items():
             offsets[field_index] = stop
@@ -87,7 +89,7 @@ class Layout:
         return self.offsets[-1]
 
     def view(self, memory: NDArray[np.uint8], field_index: int) -> NDArray[np.generic]:
-        """Return a column, [num_rows, *shape], in uint8 [num_bytes]."""
+        """Return a column, [num_rows, *shape], of a slot's memory, uint8 [num_bytes]."""
         dtype, shape = self.columns[field_index]
         start = self.offsets[field_index]
         num_bytes = self.num_rows * np.dtype(dtype).itemsize * prod(shape)

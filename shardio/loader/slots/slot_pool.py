@@ -1,7 +1,8 @@
-"""Slots: batch buffers in shared memory, reused when nothing holds their tensors any more.
+"""Slots: batch buffers in shared memory, reused after their tensors are freed.
 
-The user's tensors are views of a slot. When the last storage over it is freed, in whatever thread, the slot's id goes
-into a queue, and the pool may fill the slot again. A user who keeps batches gets more slots.
+The user's tensors are views of a slot's columns. When the last view of a column is freed, in any thread, a reference
+goes into a queue. When all columns of a slot are freed, the pool may fill it again. While the user keeps batches, the
+pool creates more slots.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MemoryCallback = Callable[[NDArray[np.uint8]], None]
 
 
 class _ColumnRef(weakref.ref["NDArray[Any]"]):
-    """A reference to a column that the user holds. When the column is freed it goes to a queue, without Python code."""
+    """A weak reference to a column that the user holds. When the column is freed, C code puts it into a queue."""
 
     __slots__ = ("slot_id",)
     slot_id: int
@@ -38,7 +39,7 @@ class Slot:
 
     Attributes:
         slot_id: Its number, which is never reused.
-        layout: How a batch lies in it.
+        layout: The layout of a batch in it.
         is_retired: Whether it must not be filled again.
     """
 
@@ -57,9 +58,9 @@ class Slot:
         self._num_called = len(callbacks)
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef]) -> Views:
-        """Return the columns. When a column and all that views it are freed, its reference goes into ``freed``.
+        """Return the columns. When a column and all views of it are freed, its reference goes into ``freed``.
 
-        A tensor's storage holds the array that it was made of, so the array lives as long as any view of it.
+        A tensor's storage holds the array that it was made from, so the array lives as long as any view of it.
         """
         views = self.layout.views(self._memory)
         for view in views.values():
@@ -69,21 +70,21 @@ class Slot:
         return views
 
     def release(self, column: _ColumnRef) -> bool:
-        """Note that a column was freed; return whether it was the last one."""
+        """Remove a freed column; return whether it was the last one."""
         self._columns.remove(column)
         return not self._columns
 
 
 class SlotPool:
-    """The slots of one loader, in the process that created it. It lays out nothing before :meth:`lay_out`.
+    """The slots of one loader, in the process that created it. Call :meth:`lay_out` before :meth:`take`.
 
     Args:
         announce: Called with a new slot's id, layout and descriptor before its first use.
         forget: Called with the ids of slots that will not be filled again.
-        callbacks: Called once with each slot's memory, uint8 [n], which lives as long as anything holds a part of it.
+        callbacks: Called once with each slot's memory, uint8 [n], which lives as long as any view of it.
 
     Attributes:
-        layout: How a batch lies in a slot; None before :meth:`lay_out`.
+        layout: The layout of a batch in a slot; None before :meth:`lay_out`.
     """
 
     def __init__(
@@ -100,23 +101,23 @@ class SlotPool:
         self._taken: dict[int, Slot] = {}
         self._held: dict[int, Slot] = {}
         self._num_made = 0
-        # A forked child shares the pages of the batches that the user holds, so those must not change. Both before and
-        # after: another thread may receive a batch in between, which the child holds too.
+        # A forked child shares the pages of the batches that the user holds, so those must not change. Retire them both
+        # before and after: another thread may receive a batch in between, which the child then holds too.
         call_at_fork(self, before=SlotPool.retire_held, after_in_parent=SlotPool.retire_held)
 
     def lay_out(self, layout: Layout, num_spare: int) -> None:
         """Use slots of this layout from now on.
 
         Args:
-            layout: How a batch lies in a slot.
-            num_spare: How many free slots are kept. The pool gives back further ones, which the user's kept batches
-                needed.
+            layout: The layout of a batch in a slot.
+            num_spare: How many free slots to keep. The pool drops any more, which it created while the user kept
+                batches.
         """
         self.layout, self._num_spare = layout, num_spare
         self._drop_free()
 
     def take(self) -> Slot:
-        """Return a slot to fill. There must be a layout with columns."""
+        """Return a slot to fill. The layout must have columns."""
         self.collect()
         slot = self._free.pop() if self._free else self._make()
         self._taken[slot.slot_id] = slot
@@ -129,7 +130,7 @@ class SlotPool:
         return slot.hand_out(self._freed)
 
     def put_back(self, slots: Iterable[Slot]) -> None:
-        """Take back slots whose content is not needed. No worker may still be filling them."""
+        """Take back slots whose content is no longer needed. No worker may still be filling them."""
         superfluous = []
         for slot in slots:
             self._taken.pop(slot.slot_id, None)
@@ -140,7 +141,7 @@ class SlotPool:
         self.drop(superfluous)
 
     def drop(self, slots: Iterable[Slot]) -> None:
-        """Abandon slots: a worker may still be filling them."""
+        """Drop slots, even if a worker is still filling them."""
         slot_ids = tuple(slot.slot_id for slot in slots)
         for slot_id in slot_ids:
             self._taken.pop(slot_id, None)
@@ -148,19 +149,19 @@ class SlotPool:
             self._forget(slot_ids)
 
     def retire(self) -> None:
-        """Never fill any of the current slots again: a restarted worker process does not know them."""
+        """Retire all current slots: a restarted worker process does not know them."""
         for slot in self._taken.values():
             slot.is_retired = True
         self.retire_held()
         self._drop_free()
 
     def retire_held(self) -> None:
-        """Never fill the slots again that the user holds."""
+        """Retire the slots that the user holds, so that they are never filled again."""
         for slot in list(self._held.values()):
             slot.is_retired = True
 
     def collect(self) -> None:
-        """Take back what the user has freed."""
+        """Take back the slots that the user has freed."""
         freed = []
         with suppress(Empty):
             while True:
