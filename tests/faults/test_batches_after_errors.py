@@ -49,7 +49,7 @@ def test_an_error_that_blames_no_sample_ends_no_epoch_wherever_it_comes(
     batches = iter(loader)
     for at, expected in enumerate(good):
         if at == number // 4:
-            with pytest.raises(TypeError, match="got 0.5 for"):
+            with pytest.raises(TypeError, match=r"got 0\.5 for"):
                 next(batches)
         else:
             assert next(batches)[1].tolist() == expected
