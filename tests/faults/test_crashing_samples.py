@@ -70,7 +70,7 @@ def test_samples_made_at_the_same_time_as_a_crashing_one_are_not_blamed(
     key, others = sample_of(expected["shards"][0], number), expected["shards"][0][number][2]
     install_poison(modules, key, 100, others_s=0.1)
     batches = Batches()
-    said = r"3 worker processes died while making the same samples"
+    said = r"3 worker processes died while processing the same samples"
     with warns_of_deaths(), pytest.raises(WorkerError, match=said) as error_info:
         collect(make_loader(data, "shards", 6), batches)
     assert batches == expected["shards"][0][:number]
