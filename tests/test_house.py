@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import subprocess
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import shardio
+from tests.processes import run_python
 
 PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
@@ -248,8 +250,5 @@ def test_the_code_in_the_readme_works_when_pasted(tmp_path: Path, images: Path) 
     (tmp_path / "images").symlink_to(images)
     script = tmp_path / "pasted.py"
     script.write_text("\n".join(blocks))
-    environment = {**os.environ, "PYTHONWARNINGS": "error"}
-    found = subprocess.run(
-        [sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    found = run_python(script.name, cwd=tmp_path, prepare=partial(warnings.simplefilter, "error"))
     assert found.returncode == 0, found.stderr
