@@ -4,13 +4,13 @@
 
     ShardioError
     ├── PackError           a pack cannot read its source or use its destination: change the directory or the options
-    ├── FormatError         a manifest, index or tar is invalid: pack or download it again
+    ├── FormatError         a manifest, index, tar, checkpoint or recording is invalid: create or download it again
     │   └── StaleIndexError     an index does not match its tar: pack or download both again
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
     ├── WorkerError         worker processes die repeatedly: check memory, or the samples that the error names
-    ├── StateError          a saved state belongs to another dataset or order: use a state of this run
+    ├── StateError          a saved state or a run's directory does not fit: use those of this run
     ├── BusyError           another run is writing to the directory: wait for it, or choose another directory
-    ├── NonFiniteLossError  the loss is NaN or infinite: resume from a checkpoint with a lower learning rate
+    ├── NonFiniteLossError  the loss is NaN or infinite: start a new run with a lower learning rate
     ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests): fix the loader
     └── IdentityError       samples cannot be identified: specify where their keys are (also a TypeError)
 
@@ -33,7 +33,7 @@ class PackError(ShardioError):
 
 
 class FormatError(ShardioError):
-    """A manifest, an index or a tar is invalid."""
+    """A file is invalid: a manifest, an index, a tar, a checkpoint or a coverage recording."""
 
 
 class StaleIndexError(FormatError):
@@ -65,7 +65,7 @@ class WorkerError(ShardioError):
 
 
 class StateError(ShardioError):
-    """A saved state does not belong to this dataset or order."""
+    """A saved state, or the directory of a run, does not fit this dataset, order or run."""
 
 
 class BusyError(ShardioError):
@@ -87,7 +87,7 @@ class NonFiniteLossError(ShardioError):
 
 
 class CoverageError(ShardioError, AssertionError):
-    """A loader delivered some samples more than once or not at all."""
+    """A loader repeated or lost samples, or delivered unexpected ones."""
 
 
 class IdentityError(ShardioError, TypeError):

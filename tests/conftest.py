@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+import torch.utils.data
 
 import shardio
 from shardio.images.kernel.building import build
@@ -43,6 +44,17 @@ def pytest_collection() -> Generator[None, object, object]:
 def kernel() -> None:
     """Compile the JPEG kernel before anything is decoded: half a minute where it is not yet."""
     build()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torchs_loaders_end_soon() -> Iterator[None]:
+    """Make torch wait only briefly, not 5 s, for workers to end: the collector of cycles may have closed their queues.
+
+    It collects the iterators that tracebacks of expected errors hold. Torch then terminates the workers.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+        yield
 
 
 @pytest.fixture(scope="session")

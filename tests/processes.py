@@ -11,16 +11,26 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing import forkserver, get_context, set_start_method
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch's __all__ lacks it
 from torch.multiprocessing.spawn import start_processes
 
 TIMEOUT_S = 300.0
 
-IMPORTED = ["torch.distributed", "torch.utils.data", "shardio.loader.data_loader", "shardio.cli.main", "pytest"]
+IMPORTED = [
+    "torch.distributed",
+    "torch.utils.data",
+    "torch._dynamo",  # Every optimiser imports it.
+    "matplotlib.figure",
+    "shardio.loader.data_loader",
+    "shardio.cli.main",
+    "pytest",
+]
 """What the processes have imported when they begin."""
 
 
@@ -34,13 +44,32 @@ def forkserver_context() -> ForkServerContext:
 
 def assert_passes_in_fresh_process(function: Callable[..., object], *arguments: Any) -> None:
     """Assert that a function of a test module raises nothing in a fresh process."""
-    assert _run(partial(_call, os.environ.copy(), function, arguments)) == 0
+    process = forkserver_context().Process(target=_call, args=(os.environ.copy(), function, arguments))
+    process.start()
+    assert _wait_for(process) == 0
 
 
 def run_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
     """Call a function of a test module with the rank and the arguments in a fresh process for each rank."""
     forkserver_context()
     start_processes(function, args=arguments, nprocs=num_ranks, daemon=False, start_method="forkserver")
+
+
+def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
+    """Do as :func:`run_ranks` does, in processes that have torchrun's variables and its store."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run_ranks(_call_as_rank, num_ranks, store.port, function, arguments, num_ranks=num_ranks)
+
+
+def _call_as_rank(
+    rank: int, world_size: int, port: int, function: Callable[..., object], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+    store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
+    os.environ |= {name: str(value) for name, value in {**ranks, **store, **agent}.items()}
+    function(rank, *arguments)
 
 
 def run_python(
@@ -53,18 +82,35 @@ def run_python(
 
     Python's own options are missing. Call ``prepare`` first, in the process of the script.
     """
-    command = list(map(str, arguments))
-    environment = dict(os.environ if environment is None else environment)
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
-        status = _run(partial(_run_script, command, os.fspath(cwd or Path.cwd()), environment, prepare, output, errors))
+        process = start_python(
+            *arguments, cwd=cwd, environment=environment, prepare=prepare, output=output, errors=errors
+        )
+        status = _wait_for(process)
+        command = list(map(str, arguments))
         return subprocess.CompletedProcess(command, status, output.read_text("utf-8"), errors.read_text("utf-8"))
 
 
-def _run(work: Callable[[], object]) -> int:
-    """Let a fresh process work; return its exit status."""
-    process = forkserver_context().Process(target=work)
+def start_python(
+    *arguments: object,
+    cwd: str | Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    prepare: Callable[[], object] | None = None,
+    output: Path,
+    errors: Path,
+) -> ForkServerProcess:
+    """Start what :func:`run_python` runs. Append its output to files."""
+    command = list(map(str, arguments))
+    environment = dict(os.environ if environment is None else environment)
+    run = partial(_run_script, command, os.fspath(cwd or Path.cwd()), environment, prepare, output, errors)
+    process = forkserver_context().Process(target=run)
     process.start()
+    return process
+
+
+def _wait_for(process: ForkServerProcess) -> int:
+    """Wait for a process; return its exit status."""
     process.join(TIMEOUT_S)
     process.kill()
     process.join()

@@ -41,9 +41,9 @@ def shuffled(packed: Path, **options: Any) -> DataLoader:
 MAKES: list[Callable[..., DataLoader]] = [sharded, sampled, shuffled]
 WAYS: list[dict[str, Any]] = [
     {"num_workers": 0},
-    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 1, "persistent_workers": True},
     {"num_workers": 0, "worker_init_fn": id},
-    {"num_workers": 2, "worker_init_fn": id},
+    {"num_workers": 1, "worker_init_fn": id},
 ]
 
 

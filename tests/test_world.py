@@ -170,17 +170,13 @@ def test_a_pickled_dataset_finds_the_world_where_it_is_unpickled(monkeypatch: py
 
 
 def load_launched(rank: int, pickled: bytes, folder: str) -> None:
-    """Be one of two ranks: load an epoch of the launcher's dataset in forked and in spawned workers."""
+    """Be one of two ranks: load an epoch of the launcher's dataset in shardio's and in torch's workers."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     dataset = pickle.loads(pickled)
-    makers: dict[str, Any] = {"fork": DataLoader, "spawn": TorchLoader}
+    makers: dict[str, Any] = {"shardio": DataLoader, "torch": TorchLoader}
     keys = {
-        context: [
-            key
-            for batch in make(dataset, batch_size=4, num_workers=1, multiprocessing_context=context)
-            for key in batch
-        ]
-        for context, make in makers.items()
+        name: [key for batch in make(dataset, batch_size=4, num_workers=1) for key in batch]
+        for name, make in makers.items()
     }
     Path(folder, f"{rank}.json").write_text(json.dumps(keys))
     torch.distributed.barrier()

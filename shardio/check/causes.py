@@ -143,14 +143,15 @@ def _overlaps(report: CoverageReport) -> list[str]:
                 "returns the wrong sample for an index"
             ]
         if not is_missing and report.num_late_repeats == report.num_repeats:
-            return ["all repeats are in last batches: the shares of workers probably overlap at their ends"]
+            return ["all repeats are in the workers' last batches: their shares probably overlap at the ends"]
         return []
     shared = [("workers", report.num_worker_repeats), ("ranks", report.num_rank_repeats)]
     if is_missing and report.num_rank_repeats:
         names = " and ".join(name for name, num_repeats in shared if num_repeats)
         return [
             f"{names} repeat each other's samples and miss others, but never repeat their own: they are in different "
-            "epochs or use different shuffle seeds. Call set_epoch with the same epoch on every rank, and use one seed"
+            "epochs or use different shuffle seeds. Call set_epoch with the same epoch on every rank, and use "
+            "the same seed"
         ]
     if is_missing:
         return [
@@ -158,7 +159,7 @@ def _overlaps(report: CoverageReport) -> list[str]:
             "own seed before it takes its share (torch seeds every worker differently)"
         ]
     # Without expected samples, missing ones are not detected, so seeds may also be the cause.
-    more = " and that all shuffle with one seed" if report.expected.num_samples is None else ""
+    more = " and that all shuffle with the same seed" if report.expected.num_samples is None else ""
     return [
         f"the shares of {name} overlap by {num_repeats:,} {'sample' if num_repeats == 1 else 'samples'}: check where "
         f"each share ends{more}"
@@ -172,7 +173,7 @@ def _equal_keys(report: CoverageReport) -> list[str]:
     expected = report.expected
     if expected.ids is not None or report.num_deliveries != expected.num_samples:
         return []
-    return ["keys may not be unique: the same name may occur in several classes or shards"]
+    return ["perhaps the keys are not unique: the same name can occur in several classes or shards"]
 
 
 def _multiples(report: CoverageReport) -> list[str]:
@@ -215,7 +216,7 @@ def _losses(report: CoverageReport) -> list[str]:
         runs = "one contiguous run" if num_runs == 1 else f"{num_runs} contiguous runs"
         return [
             f"the {num_missing:,} missing samples form {runs}, more than drop_last leaves out: whole shards "
-            "are missing. The number of shards may not be a multiple of the number of workers or ranks"
+            "are missing. Perhaps the number of shards is not a multiple of the number of workers or ranks"
         ]
     return []
 

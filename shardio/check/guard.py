@@ -92,13 +92,13 @@ class guard(Generic[Batch]):  # noqa: N801  # used like a function
 
     def _refuse(self, batch_number: int, key: object, earlier: int) -> None:
         if key is not None:
-            hint = "" if self._key is not None else f". If {key} is not a key, pass key="
+            hint = "" if self._key is not None else f". If {key} does not identify a sample, pass key="
             raise CoverageError(
                 f"batch {batch_number} repeats {key}, which batch {earlier} of this epoch delivered{hint}"
             )
         raise IdentityError(
             f"batch {batch_number} holds a sample with the same content as one in batch {earlier} of this epoch: it is "
-            f"a repeat or equal data. {_ASK_FOR_KEY}"
+            f"either a repeat or another sample with equal data. {_ASK_FOR_KEY}"
         )
 
     def _check_contents(self, num_seen: int, num_new: int) -> None:

@@ -125,7 +125,7 @@ def _key_id(key: Any) -> int:
         key = key.item()
     match key:
         case None | bool():
-            raise IdentityError(f"{key} cannot be the key of a sample, because it does not identify it: {_REMEDY}")
+            raise IdentityError(f"{key} cannot be a sample's key, because it does not identify the sample: {_REMEDY}")
         case int():
             return key if 0 <= key < HASHED else xxhash.xxh3_64_intdigest(b"int %d" % key) | HASHED
         case float():

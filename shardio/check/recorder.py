@@ -108,7 +108,7 @@ class CoverageRecorder:
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
-        """Write the recording, and return its number of epochs and of batches in the last one.
+        """Write the recording to its file; return the number of epochs, and of batches in the last epoch.
 
         Save the result in each checkpoint, together with the loader's state.
         """

@@ -51,7 +51,7 @@ class ExpectedSamples:
         return cls(ids=ids, num_samples=len(keys), names=names, num_repeats=num_repeats, num_missing=num_missing)
 
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
-        """Return a copy with a policy's requirements and, if unknown, its number of samples."""
+        """Return a copy that allows what a remainder policy requires, with its number of samples if unknown."""
         if allowance is None:
             return self
         policy_ids = None
@@ -70,7 +70,7 @@ class ExpectedSamples:
 class CoverageReport:
     """A comparison of what an epoch delivered with what it should have delivered.
 
-    ``str(report)`` describes it for people.
+    ``str(report)`` is a summary for humans.
 
     Attributes:
         expected: The samples that the epoch should have delivered.

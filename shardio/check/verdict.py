@@ -73,7 +73,7 @@ def _unequal_ranks(coverage: Coverage, report: CoverageReport) -> list[str]:
     described = "; ".join(f"{state} on rank {rank}" for rank, state in list(states.items())[:SHOWN])
     return [
         f"the ranks' samplers use different orders ({described}): call set_epoch with the same epoch on every rank, "
-        "and use one seed"
+        "and use the same seed"
     ]
 
 
@@ -82,7 +82,7 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
     if len(set(coverage.allowances.values())) > 1:
         problems.append(
             "the ranks are in different epochs or orders: call set_epoch with the same epoch on every rank, "
-            "and use one seed"
+            "and use the same seed"
         )
     allowance = coverage.allowance
     marked = [epoch.num_marked for epoch in coverage.rank_epochs.values()]
@@ -131,7 +131,7 @@ def _demand_keys(epochs: Sequence[Coverage], coverage: Coverage, report: Coverag
     if not report.is_right:
         raise IdentityError(
             f"{report.num_repeats} {'sample has' if report.num_repeats == 1 else 'samples have'} the same content as "
-            f"another one: either repeats or equal data. {ASK_FOR_KEY}"
+            f"another one: they are either repeats or different samples with equal data. {ASK_FOR_KEY}"
         )
     if report.expected.ids is not None or all(epoch.is_stable for epoch in by_content):
         return

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 STAGES = {
     "read": "reading bytes",
-    "transform": "reading image headers, drawing crops",
+    "transform": "reading image headers, choosing crops",
     "decode": "decoding, cropping, resizing",
     "idle": "idle until a batch is taken",
 }
@@ -47,8 +47,8 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int) -> str:
     start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
     if stats.num_workers and start_s > stats.elapsed_s / 2:
         return (
-            f"the epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to start. "
-            "Pass --epochs 2 or more: workers start only in the first epoch"
+            f"this epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to "
+            "start. They start only once: see the second epoch (--epochs 2)"
         )
     longest = max(times, key=lambda stage: times[stage])
     more_workers = f"more workers (up to {num_cores}, the number of cores)" if stats.num_workers < num_cores else ""

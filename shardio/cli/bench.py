@@ -35,14 +35,13 @@ INTERRUPTED = 130
 
 def bench(
     source: Annotated[
-        Path, typer.Argument(help="A packed directory, a manifest, a directory of tars, or class folders of images.")
+        Path,
+        typer.Argument(help="A packed directory, a manifest, a tar, a directory of tars, or class folders of images."),
     ],
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,
     image_size: Annotated[int, typer.Option(min=1, help="Side length of the random crops in pixels.")] = 224,
-    epochs: Annotated[
-        int, typer.Option(min=1, help="Number of epochs. The first one includes the start of the workers.")
-    ] = 1,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs. The first one includes worker start-up.")] = 1,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop each epoch after this many batches.")] = None,
     fields: Annotated[
         str | None,
@@ -163,7 +162,7 @@ def _describe(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None, sto
     if (rate := meter.samples_per_s_after_first_batch) is not None:
         head += f", then {rate:,.0f} samples/s"
     if stats is None:
-        return f"{head}\n  torch's workers made these batches: per-stage timings are not available"
+        return f"{head}\n  per-stage timings are not available, because torch makes these batches"
     times = stage_seconds(stats)
     total_s = sum(times.values()) or 1.0
     lines = [head, f"  {'stage (all workers)':<40} {'seconds':>9} {'share':>6} {'µs/sample':>12}"]

@@ -22,8 +22,8 @@ def check(
         list[str],
         typer.Argument(
             metavar="SOURCE",
-            help="A packed directory, a manifest, a directory of tars, or script.py:function, a function that returns "
-            "a loader. With --merge, the recordings of all ranks.",
+            help="A packed directory, a manifest, a tar, a directory of tars, or script.py:function, a function that "
+            "returns a loader. With --merge, the recordings of all ranks.",
         ),
     ],
     world_size: Annotated[int, typer.Option(min=1, help="Number of ranks.")] = 1,
@@ -33,9 +33,9 @@ def check(
     remainder: Annotated[
         Remainder,
         typer.Option(
-            help="What to do with samples that do not fill a step of all ranks: pad repeats other samples, mask also "
-            "marks the repeats, keep gives some ranks one sample more, drop leaves them out (datasets only; a "
-            "script's shardio loader sets its own policy)."
+            help="What to do with the last samples, if they do not fill a batch on every rank: pad repeats other "
+            "samples, mask also marks the repeats, keep gives some ranks one more sample, drop leaves them out "
+            "(datasets only; a script's shardio loader sets its own policy)."
         ),
     ] = "pad",
     shuffle: Annotated[bool, typer.Option(help="Shuffle the order (datasets only).")] = True,
@@ -64,9 +64,13 @@ def check(
     elif len(sources) != 1:
         raise typer.BadParameter(f"expected one SOURCE, got {len(sources)} (only --merge accepts several)")
     elif ".py:" in sources[0]:
+        if not (script := Path(sources[0].rpartition(":")[0])).is_file():
+            raise typer.BadParameter(f"the script {script} does not exist")
         found = record_ranks(sources[0], world_size=world_size, epochs=epochs, key=key)
         wanted = _expect(expected)
     else:
+        if expected is not None:
+            raise typer.BadParameter("--expected applies only to a script and to --merge", param_hint="--expected")
         found, wanted = _record_dataset(
             sources[0], world_size, num_workers, batch_size, epochs, remainder, shuffle=shuffle, seed=seed
         )

@@ -66,7 +66,7 @@ class DecoderForecast:
                 details = f" ({format_counts(known)})" if known else ""
                 parts.append(f"{reasons.total()} {texts[decoder_name]}{details}")
         if self.no_kernel is not None and self.reasons["libjpeg"][NO_KERNEL]:
-            parts.append(f"{NO_KERNEL}: {self.no_kernel}")
+            parts.append(f"no kernel because {self.no_kernel}")
         examined = f"of {count(self.num_samples, 'evenly spaced sample')}, " if self.is_partial else ""
         return examined + ("; ".join(parts) or "no images")
 

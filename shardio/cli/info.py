@@ -21,13 +21,13 @@ SHOWN = 8
 
 
 def info(
-    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, or a directory of tars.")],
+    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, a tar, or a directory of tars.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
 
-    The decoders are estimated from the headers of up to 1,000 evenly spaced images.
-    libjpeg-turbo decodes every JPEG crop that is resized to half its size or less.
+    The decoders are estimated from the headers of up to 1,000 evenly spaced images. libjpeg-turbo
+    decodes every JPEG crop that is resized to half its size or less, or with antialias=True.
     A loader's stats() counts the decoders that were actually used.
     """
     from shardio.shards import open_table
@@ -64,7 +64,7 @@ def info(
         "fields": ", ".join(manifest.fields),
         "classes": f"{len(manifest.classes)}{': ' if names else ''}{names}",
         "tiled": "unknown" if tiled is None else f"{tiled} of {manifest.num_samples} samples",
-        "decoded": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
+        "decoders": forecast.describe() if isinstance(forecast, DecoderForecast) else f"unknown: {forecast}",
         "packed": packed or "unknown: there is no manifest",
         "digest": manifest.digest,
     }

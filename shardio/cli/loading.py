@@ -14,7 +14,7 @@ from shardio.errors import SampleError
 
 OnErrorPolicy = Literal["raise", "replace", "skip"]
 
-BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per batch on each rank.")]
 NumWorkers = Annotated[
     int, typer.Option(min=0, help="Number of workers that decode; 0 decodes in the training process.")
 ]
@@ -66,7 +66,9 @@ def has_class_folders(source: Path) -> bool:
     """Return whether a directory holds class folders rather than shards."""
     from shardio.shards import MANIFEST_NAME
 
-    if not source.is_dir() or (source / MANIFEST_NAME).exists() or any(source.glob("*.tar")):
+    if not source.is_dir() or (source / MANIFEST_NAME).exists():
+        return False
+    if any(path.suffix.lower() == ".tar" for path in source.iterdir()):
         return False
     return bool(find_class_folders(source))
 

@@ -17,15 +17,15 @@ MAX_POINTS = 100_000
 
 
 def order(
-    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, or a directory of tars.")],
+    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, a tar, or a directory of tars.")],
     epoch: Annotated[int, typer.Option(min=0, help="The epoch to examine.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order.")] = 0,
     lanes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Number of lanes, the stretches of the shuffled shards between which positions alternate; leave "
-            "unset to let shardio choose.",
+            help="Number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn; "
+            "leave unset to let shardio choose.",
         ),
     ] = None,
     window: Annotated[

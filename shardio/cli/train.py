@@ -44,12 +44,12 @@ NO_OPTIONS = ("steps_per_epoch", "mean", "std", "data")
 
 def train(
     source: Annotated[
-        Path, typer.Argument(help="A packed directory, a manifest, a directory of tars, or class folders of images.")
+        Path, typer.Argument(help="A packed directory with classes, its manifest, or class folders of images.")
     ],
     *,
     val: Annotated[
         Path | None,
-        typer.Option(help="Source of the validation data, of the same kinds as SOURCE.", rich_help_panel=DATA),
+        typer.Option(help="The validation data, in any form that SOURCE accepts.", rich_help_panel=DATA),
     ] = None,
     val_share: Annotated[
         float | None,
@@ -87,7 +87,9 @@ def train(
     ] = False,
     script: Annotated[
         bool,
-        typer.Option("--script", help="Convert the model to TorchScript (before Python 3.14).", rich_help_panel=MODEL),
+        typer.Option(
+            "--script", help="Convert the model to TorchScript (needs Python 3.13 or older).", rich_help_panel=MODEL
+        ),
     ] = False,
     gradient_penalty: Annotated[
         float | None, typer.Option(help="Weight of the gradient norm to add to the loss.", rich_help_panel=LEARNING)

@@ -65,7 +65,9 @@ def open_data(
         try:
             validation = _open_source(val_source, central, max_pixels, classes=training)
         except ValueError as error:
-            raise FormatError(f"{error}. The validation source must have the classes of {source}") from error
+            raise FormatError(
+                f"the validation data do not have the classes of the training data {source}: {error}"
+            ) from error
         return TrainData(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
     if not val_share:
         return TrainData(training=training, validation=None, num_classes=len(training.classes), seed=seed)
@@ -132,6 +134,9 @@ def _open_source(source: Path, transform: Compose, max_pixels: int, classes: Map
     if has_class_folders(source):
         return ImageFolder(source, transform=transform, max_pixels=max_pixels, classes=classes)
     if not open_table(source).manifest.classes:
-        raise FormatError(f"{source} has no classes: pack it from class folders (IMAGES/class/name.jpg)")
+        raise FormatError(
+            f"{source} has no class names: pass class folders of images, or a dataset that shardio packed from them "
+            "(shardio pack IMAGES OUT)"
+        )
     fields = ("image", "label", "key")
     return ShardMapDataset(source, fields=fields, transform=transform, max_pixels=max_pixels, classes=classes)

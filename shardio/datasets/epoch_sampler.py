@@ -44,7 +44,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             :class:`shardio.ShardDataset`. ``mask`` requires shardio.DataLoader.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun.
-        lanes: With ``shuffle``, the number of stretches of the epoch between which positions alternate.
+        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
+            equal parts, and consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
 
     Raises:
@@ -106,7 +107,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         return len(self) * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration. Setting the loaded epoch keeps its position; another epoch drops it.
+        """Set the epoch of the next iteration.
+
+        If a state was loaded, setting its epoch resumes at its position. Any other epoch begins at its start.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
@@ -133,7 +136,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         return self.own_split(Cursor(epoch=0)).num_own_samples
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the indices of this rank's samples. Without ``set_epoch``, epochs repeat, as in torch.
+        """Iterate over the indices of this rank's samples. Without ``set_epoch``, every iteration repeats one epoch.
 
         Raises:
             ValueError: If ``remainder`` is ``mask``.

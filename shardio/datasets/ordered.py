@@ -64,7 +64,7 @@ class Ordered:
 
     @property
     def lanes(self) -> int:
-        """The number of stretches of the epoch between which positions alternate."""
+        """The number of lanes: equal parts of the shuffled shards, from which consecutive samples come in turn."""
         return self.settings.lanes
 
     @property

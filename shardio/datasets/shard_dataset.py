@@ -59,7 +59,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         seed: The seed of the order and of the transforms.
         transform: A callable applied to each image.
         decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
-        orientation: ``apply`` honours the EXIF orientation.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The largest number of pixels of an image; a larger image is an error, because a small file can
             hold a huge image.
         remainder: What happens to the samples that do not fill a step of all ranks. ``pad`` repeats some samples so
@@ -69,7 +69,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             which uses its own batch size.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun.
-        lanes: With ``shuffle``, the number of stretches of the epoch between which positions alternate.
+        lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
+            equal parts, and consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
@@ -80,7 +81,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
         ValueError: If an argument is out of range, no sample has a requested field, or ``classes`` is given and the
-            dataset has no classes or one that is not in ``classes``.
+            dataset has no classes, or one that is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 

@@ -1,6 +1,6 @@
 """Field codecs: the functions that decode a field's bytes, by the field's name.
 
-To add a codec, add a line to :data:`DECODERS`.
+To add a codec, add a line to :data:`DECODERS`, and to :data:`UNBOUNDED` if it parses integers of any size.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "npy": decode_npy,
 }
 """The decoder of each field, by the field's name. Fields without a decoder stay bytes."""
+
+UNBOUNDED = frozenset({"json"})
+"""Fields whose values may contain integers of more than 64 bits, which tensors cannot hold."""
 
 TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     **DECODERS,

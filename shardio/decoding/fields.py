@@ -37,7 +37,7 @@ class FieldDecoder:
             sample's image in any format, ``label`` its class, ``key`` its key.
         transform: Applied to the image, or None.
         decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
-        orientation: ``apply`` honours the EXIF orientation.
+        orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
         max_pixels: The largest number of pixels of an image; a larger image is an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
@@ -89,10 +89,12 @@ class FieldDecoder:
         for name in self.names:
             choices = _STORED_FIELDS.get(name, (name,)) or present
             if not set(choices) & set(present):
-                has_images = set(IMAGE_FIELDS) & set(present)
+                derived = [
+                    value for value, stored in _STORED_FIELDS.items() if not stored or set(stored) & set(present)
+                ]
                 raise ValueError(
                     f"no sample of {where} has the field {name!r}: choose fields=... from "
-                    f"key, {'image, ' if has_images else ''}{', '.join(present)}"
+                    f"{', '.join((*sorted(derived), *present))}"
                 )
 
     def decode_columns(self, samples: StoredSamples, rng_keys: Words) -> list[list[Any]]:

@@ -17,7 +17,7 @@ from shardio.device.iterator import LastReceived, PrefetchIterator
 from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import ImagePreparation, Normalize
 from shardio.device.streams import CopyStream, CudaStream
-from shardio.epochs import set_epoch
+from shardio.epochs import MAX_EPOCH, set_epoch
 from shardio.handover import counts_when_received
 from shardio.torch_modes import own_tensors
 from shardio.values import check_integer
@@ -39,8 +39,8 @@ class DevicePrefetcher:
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
     Iterate over it once per epoch. If you leave an iteration early, its batches are released with
-    its iterator or at the end of a ``with`` block. The state of the prefetcher, and of a loader of
-    shardio, is as of the last batch that you received.
+    its iterator or at the end of a ``with`` block. The state of the prefetcher, and of a shardio
+    loader inside it, reflects the last batch that you received.
 
     Args:
         loader: Any iterable of batches. A batch may nest tensors, numpy arrays and objects with a
@@ -48,7 +48,7 @@ class DevicePrefetcher:
             Other values are passed on unchanged.
         device: The device; by default, CUDA if available, else MPS, else the CPU.
         depth: The number of batches in flight on CUDA.
-        normalize: (mean, std) of each channel, in units of [0, 1]. Images become (x / 255 - mean)
+        normalize: (mean, std) of each channel, for pixels scaled to [0, 1]. Images become (x / 255 - mean)
             / std.
         dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without.
             Without ``normalize``, values are cast but not scaled.
@@ -114,7 +114,7 @@ class DevicePrefetcher:
             TypeError: If ``epoch`` is not an integer.
             ValueError: If ``epoch`` is negative or not below 2**62.
         """
-        set_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=2**62))
+        set_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH))
 
     @property
     def has_state(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 Normalize = tuple[Sequence[float], Sequence[float]]
-"""Mean and standard deviation of each channel, in units of [0, 1]."""
+"""Mean and standard deviation of each channel, for pixels scaled to [0, 1]."""
 
 
 class ImagePreparation:

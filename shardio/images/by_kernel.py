@@ -44,7 +44,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
     if len(head.factors) > 1 and head.factors not in _FACTORS:
         return "unusual sampling factors"
     if not content.endswith(marker_bytes(EOI)):
-        return "no EOI at the end"
+        return "no end-of-image marker"
     if len(content) - head.scan_start > MAX_BYTES and not has_tiles(content):
         return f"more than {MAX_BYTES >> 20} MiB and not tiled"
     return None

@@ -73,8 +73,9 @@ def describe_other_images(paths: Iterable[Path]) -> str:
     if not counts:
         return ""
     return (
-        f"left out {', '.join(f'{count} {suffix}' for suffix, count in sorted(counts.items()))}; only "
-        f".{', .'.join(IMAGE_FIELDS)} files are read as images. Rename or convert the others"
+        f"left out images in other formats ({', '.join(f'{counts[suffix]} {suffix}' for suffix in sorted(counts))}): "
+        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert the others. If only a file's suffix is unusual "
+        "(such as .jfif), rename it"
     )
 
 

@@ -74,7 +74,7 @@ def check_samplers_dataset(dataset: Any, sampler: Any, *, compares_digests: bool
     said = sampler.digest if sampler.old_digest is None else sampler.old_digest
     if "" not in (digests := {find_digest(dataset, looks_at_parts=False), said}) and len(digests) > 1:
         raise ValueError(
-            f"the EpochSampler was created over other samples than those of the loader's {type(dataset).__name__}, "
+            f"the EpochSampler was created over samples other than those of the loader's {type(dataset).__name__}, "
             f"although both have {len(dataset)} samples: {remedy}"
         )
 
@@ -109,8 +109,9 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
         )
     if on_error == "skip" and isinstance(dataset, ShardDataset) and dataset.overrides_iteration:
         raise ValueError(
-            f"on_error='skip' leaves samples out, but the __iter__ of {type(dataset).__name__} would see placeholders: "
-            "use on_error='replace', or change samples in the transform or in collate_fn instead"
+            f"on_error='skip' does not work with {type(dataset).__name__}, which overrides __iter__: this would "
+            "receive placeholders for the skipped samples. Use on_error='replace', or move the method's code to the "
+            "transform or to collate_fn"
         )
     if has_order or obstacle is None:
         return
@@ -120,7 +121,7 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
             f"got {type(dataset).__name__}: catch errors in its __getitem__"
         )
     raise ValueError(
-        f"on_error={on_error!r} requires shardio's order here, because torch's workers make the batches ({obstacle}): "
+        f"on_error={on_error!r} requires shardio's order here, because torch makes the batches ({obstacle}): "
         "use sampler=EpochSampler(dataset)"
     )
 
@@ -142,7 +143,9 @@ def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], data
 def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:
     """Raise ValueError if a loader's arguments contradict its order."""
     if not in_order:
-        raise ValueError("in_order=False would deliver batches in another order than the state counts: leave it unset")
+        raise ValueError(
+            "in_order=False is not supported, because the loader's state counts batches in order: leave it unset"
+        )
     if drop_last and order.remainder in ("mask", "keep"):
         raise ValueError(f"drop_last=True and remainder={order.remainder!r} contradict each other: remove one of them")
     said = order.batch_size

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_info
+from torch.utils.data import ConcatDataset, Subset, default_collate
 
 from shardio.bad_samples import Broken, Skipped, all_skipped
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.decoding import find_wide
 from shardio.interruptions import let_through, no_end
 from shardio.loader.failures import Failure, describe_failure
+from shardio.world import is_torch_worker
 
 
 def yields_images(dataset: Any) -> bool:
@@ -65,9 +66,7 @@ class CollateKept:
         except Exception as error:
             let_through(error)
             failure = no_end(error)
-            if get_worker_info() is None:
-                return Failure(error=failure)
-            return describe_failure(failure)
+            return describe_failure(failure) if is_torch_worker() else Failure(error=failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +116,8 @@ def collate_column(values: Sequence[Any]) -> Any:
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:
         raise ValueError(
-            f"the images of a batch differ in size, such as {sizes[0]} and {sizes[1]}: give the dataset a transform "
-            "that makes them equal, such as RandomResizedCrop(224)"
+            f"the images of a batch differ in size (height, width), such as {sizes[0]} and {sizes[1]}: give the "
+            "dataset a transform that returns images of one size, such as RandomResizedCrop(224)"
         )
     # Stack [3, H, W] views of [H, W, 3] memory in that memory layout, then view the result as [N, 3, H, W].
     # Use numpy, because torch.stack would start threads that compete with those of other workers.

@@ -3,7 +3,7 @@
 An alternating Feistel network (Luby and Rackoff 1988; with halves of unequal width, Schneier and
 Kelsey 1996) permutes 0 … 2**bits - 1, where 2**bits >= n. Cycle walking (Black and Rogaway, "Ciphers with
 arbitrary finite domains", 2002) keeps the result below n. Nothing is stored, so a window may be as
-long as the dataset.
+long as the dataset. Packing and the split into training and validation data use it, too.
 """
 
 from __future__ import annotations

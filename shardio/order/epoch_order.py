@@ -3,6 +3,9 @@
 The shards are permuted and laid end to end: this is the tape. The tape is cut into lanes, each lane is shuffled
 in consecutive windows, and positions alternate between the lanes. Only the table of shard sizes is in memory.
 Each position is computed independently, so an epoch can begin anywhere at no cost.
+
+To change the order, also increment ``STATE_VERSION`` in ``state.py``, so that no run resumes in an order that it did
+not begin with, and run ``tools/freeze_orders.py``.
 """
 
 from __future__ import annotations

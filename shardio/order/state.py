@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
-from shardio.order.cursor import MAX_EPOCH, Cursor
+from shardio.order.cursor import Cursor
 from shardio.order.settings import OrderSettings
 from shardio.values import check_integer
 
 STATE_VERSION = 1
+"""The version of the order, and of the state's format. A state resumes only in the order in which it was saved."""
 
 
 def dump_state(cursor: Cursor, settings: OrderSettings, digest: str, num_samples: int) -> dict[str, Any]:
@@ -41,12 +43,12 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         raise StateError(f"a state must be a dict from state_dict(), got {type(state).__name__}")
     if "version" not in state:
         found = ", ".join(map(str, state)) or "(none)"
-        raise StateError(f"this is not a shardio state: it has no key 'version', its keys are: {found}")
+        raise StateError(f"this is not a shardio state: it has no key 'version'; its keys are: {found}")
     version = _read_integer(state, "version")
-    if version is None or not 1 <= version <= STATE_VERSION:
+    if version != STATE_VERSION:
         raise StateError(
-            f"the state has version {state['version']!r}, but this shardio reads versions 1 to {STATE_VERSION}: "
-            "load it with the version of shardio that wrote it, or a newer one"
+            f"the state has version {state['version']!r}, but this version of shardio reads version {STATE_VERSION}: "
+            "resume with the version of shardio that saved the state"
         )
     here = dump_state(Cursor(epoch=0), settings, digest, num_samples)
     saved = {part: values if isinstance(values := state.get(part), dict) else {} for part in ("dataset", "order")}
@@ -57,7 +59,10 @@ def read_state(state: dict[str, Any], settings: OrderSettings, digest: str, num_
         if values.get(name) != value
     ]
     if differences:
-        raise StateError("the state belongs to another dataset or order: " + "; ".join(differences))
+        raise StateError(
+            f"the state belongs to another dataset or order ({'; '.join(differences)}): use the dataset and the "
+            "settings that it was saved with, or start from the beginning without it"
+        )
     epoch, position = _read_integer(state, "epoch"), _read_integer(state, "position")
     if epoch is None or not 0 <= epoch < MAX_EPOCH:
         raise StateError(

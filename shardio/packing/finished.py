@@ -107,9 +107,9 @@ def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
     planned = {sample.key for sample in plan.samples}
     for name in names:
         if name is None:
-            raise PackError(_explain_foreign(path, "it holds a member without a key"))
+            raise PackError(_explain_foreign(path, "it holds a member whose name has no key"))
         if name[0] not in planned:
-            raise PackError(_explain_foreign(path, f"it holds the sample {name[0]!r}"))
+            raise PackError(_explain_foreign(path, f"this pack does not put the sample {name[0]!r} there"))
 
 
 def _explain_foreign(path: Path, why: str) -> str:

@@ -125,8 +125,8 @@ def check_pairs(
         if missing:
             path = next(iter(files.values()))
             raise PackError(
-                f"{path} has no {missing[0]!r} file, but {kinds[missing[0]]} of {len(groups)} samples do: add the "
-                "file or remove the image"
+                f"{path} has no {missing[0]!r} file, but {kinds[missing[0]]} of {len(groups)} samples have one: "
+                "add the file or remove the image"
             )
     fields = {field for files in groups.values() for field in files if "." in field}
     orphans = [path for path in ignored if _is_companion(PurePosixPath(path.relative_to(src)), images, fields)]

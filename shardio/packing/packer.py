@@ -94,7 +94,7 @@ def pack(
         num_workers: The number of shards to write at a time. It does not affect the output.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
-            makes no classes. ``pairs`` makes files with the same name fields of one sample: ``images/a.jpg`` and
+            makes no classes. ``pairs`` turns files with the same name into fields of one sample: ``images/a.jpg`` and
             ``masks/a.png`` become its fields ``jpg`` and ``masks.png``, and so do ``a.jpg`` and ``a.masks.png`` in one
             folder.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
@@ -107,7 +107,7 @@ def pack(
 
     Raises:
         PackError: If the source cannot be packed or changes during the pack, or the destination is not empty.
-        TypeError: If ``classes`` is neither a list of names nor has class names, or a number is not an integer.
+        TypeError: If ``classes`` is not a list of names and has no class names, or a number is not an integer.
         ValueError: If a setting is out of range.
     """
     check_choice("layout", layout, Layout)
@@ -169,9 +169,10 @@ def pack_directory(
     scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes)
     problems = [*scan.unreadable, *scan.mislabelled]
     if strict and problems:
+        more = f" ({len(problems) - 1} more such files)" if len(problems) > 1 else ""
         raise PackError(
-            f"{problems[0].path} {problems[0].what} ({len(problems)} such files in total; nothing was packed): "
-            "fix or remove them, or omit --strict (strict=True)"
+            f"{problems[0].path} {problems[0].what}{more}: nothing was packed. Fix or remove what is named, or omit "
+            "--strict (strict=True)"
         )
     plan = make_plan(scan, settings)
     with destination.locked(src, dst):

@@ -54,8 +54,12 @@ class PackSettings:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "max_shard_size", check_integer("max_shard_size", self.max_shard_size, at_least=1))
         object.__setattr__(self, "jpeg", check_choice("jpeg", self.jpeg, JpegMode))
-        if self.jpeg != "reencode" and (self.max_side, self.quality, self.max_pixels) != (None, None, None):
-            raise ValueError(f"max_side, quality and max_pixels need jpeg='reencode', got jpeg={self.jpeg!r}")
+        if self.jpeg != "reencode":
+            for name in ("max_side", "quality", "max_pixels"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} ({name}) applies only with --jpeg reencode (jpeg='reencode')"
+                    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,7 +191,9 @@ def _make_key(stem: PurePosixPath, files: Mapping[str, Path], *, rename_dots: bo
                 "the field's name: rename the file, or pass --rename-dots (rename_dots=True)"
             )
         if any(category(letter) in ("Cc", "Cs") for letter in key) or split_name(join_name(key, field)) != (key, field):
-            raise PackError(f"{str(path)!r} has a name that readers of tar shards would misinterpret: rename the file")
+            raise PackError(
+                f"{str(path)!r} has a name with a control character, invalid UTF-8, or no clear stem: rename the file"
+            )
     return key
 
 

@@ -78,8 +78,8 @@ class Comparison:
                         start,
                         f"field {fields[field_index]!r} of sample {{}} is damaged: its {len(content)} bytes have "
                         f"xxh3-64 {found:016x}, expected {expected[field_index]:016x} from {self._index.location}. "
-                        "Download or pack the shard again. If shardio did not pack this tar and it was changed on "
-                        "purpose, delete its index",
+                        "Download the shard again, or pack the dataset again. If shardio did not pack this tar, and it "
+                        "was changed on purpose, delete its index",
                     )
 
     def _error(self, row: int, raw_key: bytes, start: int, message: str) -> SampleError:
@@ -97,13 +97,15 @@ class Comparison:
             return
         if name is None and not is_header(header):
             message = (
-                f"the tar header before field {field!r} of sample {{}} is damaged: download or pack the shard again"
+                f"the tar header before field {field!r} of sample {{}} is damaged: download the shard again, or pack "
+                "the dataset again"
             )
             raise self._error(row, raw_key, start, message)
         raise StaleIndexError(
             f"field {field!r} of sample {_decode(raw_key)} is expected in {describe_offset(self._tar, start)}, but the "
             f"tar holds {name or 'another member'} there: it has changed since {self._index.location} was created. "
-            "Download or pack the shard and its index again. If shardio did not pack this tar, delete the index instead"
+            "Download the shard and its index again, or pack the dataset again. If shardio did not pack this tar, "
+            "delete the index instead"
         )
 
 

@@ -129,7 +129,7 @@ class ShardIndex:
         present = offset >= 0
         is_outside = (offset < BLOCK) | (offset > self._tar.size - size)
         if np.any(present != (size >= 0)) or np.any(present & is_outside):
-            raise FormatError(f"the index {self.location} points outside its tar: {self._remedy}")
+            raise FormatError(f"the index {self.location} is damaged: it points outside its tar. {self._remedy}")
         size[present] += offset[present]
         return found
 
@@ -143,8 +143,8 @@ class ShardIndex:
             bounds = np.concatenate([begin, self._read_integers("key_stop", first, stop)])
             if bounds[0] < 0 or np.any(np.diff(bounds) < 0) or bounds[-1] > self._num_key_bytes:
                 raise FormatError(
-                    f"the index {self.location} is damaged: keys have negative lengths or are outside it. Download or "
-                    "pack it again"
+                    f"the index {self.location} is damaged: keys have negative lengths or are outside it. Download it "
+                    "again, or pack the dataset again"
                 )
             begins = self._begins["key_bytes"] + bounds
             content = _read(self._file, int(begins[0]), int(begins[-1]))
@@ -159,8 +159,8 @@ class ShardIndex:
     @property
     def _remedy(self) -> str:
         return (
-            f"{self._tar.location} has changed since. Download or pack both again. If shardio did not pack this tar, "
-            f"delete {self.location} instead"
+            "Download the index and its tar again, or pack the dataset again. If shardio did not pack this tar, delete "
+            f"{self.location} instead"
         )
 
     def _check(self) -> None:
@@ -169,12 +169,12 @@ class ShardIndex:
         if self._tar.size != header.num_bytes:
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
-                f"but the tar has {self._tar.size}: {self._remedy}"
+                f"but {self._tar.location} has changed: it has {self._tar.size}. {self._remedy}"
             )
         if not 0 <= header.num_samples <= self._tar.size // BLOCK or self._num_key_bytes > self._tar.size:
             raise FormatError(
                 f"the index {self.location} has {header.num_samples} samples with keys of {self._num_key_bytes} bytes, "
-                f"more than {self._tar.location} can hold in {self._tar.size} bytes: {self._remedy}"
+                f"more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
             )
         first_and_last = list[NDArray[np.int64]]()
         if header.num_samples:
@@ -186,11 +186,14 @@ class ShardIndex:
             begin = self._read_integers("key_stop", last - last % PART - 1, last - last % PART) if last >= PART else [0]
             if begin[0] + ends[-1] != self._num_key_bytes:
                 raise FormatError(
-                    f"the index {self.location} is damaged: its keys do not end where their bytes do. Download or "
-                    "pack it again"
+                    f"the index {self.location} is damaged: its keys do not end where their bytes do. Download it "
+                    "again, or pack the dataset again"
                 )
         if digest_headers(self._tar, first_and_last) != header.header_digest:
-            raise StaleIndexError(f"the index {self.location} was created for a tar with other members: {self._remedy}")
+            raise StaleIndexError(
+                f"the index {self.location} was created for a tar with other members: {self._tar.location} has "
+                f"changed. {self._remedy}"
+            )
 
 
 def read_header(location: Location) -> IndexHeader:
@@ -230,8 +233,8 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
         data_start = 8 + int.from_bytes(content[:8], "little")
         if data_start > min(file.size, MAX_HEADER):
             raise ValueError(
-                f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header at most "
-                f"{MAX_HEADER}"
+                f"its header ends at byte {data_start}, but the file has {file.size} bytes, and a header has "
+                f"at most {MAX_HEADER}"
             )
         if data_start > len(content):
             content += _read(file, len(content), data_start)
@@ -240,8 +243,8 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
         if values["format"] != INDEX_FORMAT:  # Checked first: other formats may have other values.
             raise FormatError(
                 f"the index {file.location} has format {values['format']}, but this version of shardio reads "
-                f"{INDEX_FORMAT}: use the version that wrote it, or pack the shard again. If shardio did not pack the "
-                "tar, delete the index instead"
+                f"{INDEX_FORMAT}: use the version that wrote it, or pack the dataset again. If shardio did not pack "
+                "the tar, delete the index instead"
             )
         header = _make_header(values)
         _check_header(header)

@@ -110,7 +110,7 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
     if packed:
         lost = [tar.name for tar in packed if tar not in tars]
         raise FormatError(
-            f"{folder} holds {len(packed)} shards or indexes that shardio packed, such as {packed[0].name}, but no "
+            f"{folder} holds shards or indexes that shardio packed ({len(packed)}, such as {packed[0].name}), but no "
             f"{MANIFEST_NAME}{f' and no {lost[0]}' if lost else ''}: a pack or a copy is unfinished. Wait until it "
             "finishes, or copy the missing files. To read only the tars that exist, pass a list of them"
         )
@@ -149,8 +149,8 @@ def _check_counts(manifest: Manifest, location: Location) -> None:
         if shard.num_samples > shard.num_bytes // BLOCK:
             raise FormatError(
                 f"the manifest {location} says that {shard.name} holds {shard.num_samples} samples in "
-                f"{shard.num_bytes} bytes, but each sample takes at least {BLOCK}. Download the manifest or pack the "
-                "dataset again"
+                f"{shard.num_bytes} bytes, but each sample takes at least {BLOCK} bytes. Download the manifest "
+                "or pack the dataset again"
             )
     if manifest.num_bytes > MAX_BYTES:
         raise FormatError(
@@ -170,7 +170,9 @@ def _table_of_tars(tars: list[Location]) -> ShardTable:
     named, tars = tars, [tar for tar in tars if not is_added_by_macos(tar.name)]
     if not tars:
         raise FileNotFoundError(
-            f"{named[0]} is a file that macOS added, not a tar: name a tar" if named else "the list of tars is empty"
+            f"{named[0]} is a file that macOS added, not a tar: pass a tar instead"
+            if named
+            else "the list of tars is empty"
         )
     missing = [str(tar) for tar in tars if not tar.exists()]
     if missing:
@@ -213,7 +215,7 @@ def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> 
             groups[entry.digest].append(str(tar))
     if copies := [names for names in groups.values() if len(names) > 1]:
         message = (
-            f"{' and '.join(copies[0][:MAX_NAMED])} have equal contents, so each of their samples is delivered "
+            f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
             f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
         )
         more = f" ({len(copies) - 1} more such groups)" if len(copies) > 1 else ""
@@ -224,7 +226,7 @@ def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
     if missing := find_gaps(names):
         named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
         message = (
-            f"the numbers of the tars in {folder} have gaps: {len(missing)} are missing ({named}). Check whether a "
+            f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({named}). Check whether a "
             "copy is unfinished"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=5)
@@ -233,7 +235,6 @@ def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
 def _warn_of_skipped(num_tars: int, num_members: int) -> None:
     if num_tars or num_members:
         message = (
-            f"skipped {num_tars + num_members} files that macOS added (._* and .DS_Store): {num_members} in tars, and "
-            f"{num_tars} next to them"
+            f"skipped files that macOS added (._* and .DS_Store): {num_members} in tars, and {num_tars} next to them"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=5)

@@ -196,10 +196,14 @@ class TarScan:
         where = f"{self._file.location} holds {info.name} at byte {info.offset_data}"
         if info.issparse():
             raise FormatError(
-                f"{where} as a sparse file, whose content is not one range of bytes: create it again without --sparse"
+                f"{where} as a sparse file, whose content is not one range of bytes: create the tar again without "
+                "--sparse"
             )
         if not info.name or info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size):
-            raise FormatError(f"{where} without a name or a valid size: it is damaged. Download or create it again")
+            raise FormatError(
+                f"the member of {self._file.location} at byte {info.offset_data} has no name or no valid size: the tar "
+                "is damaged. Download or create it again"
+            )
         if info.offset_data + info.size > file.size:
             raise FormatError(
                 f"{self._file.location} is not a complete tar: {info.name} at byte {info.offset_data} has "
@@ -243,7 +247,7 @@ class TarScan:
             position += len(piece)
             if rest := bytes(piece).lstrip(b"\0"):
                 raise FormatError(
-                    f"{file.location} continues after its end: byte {position - len(rest)} is not zero, as after "
-                    "cat a.tar b.tar, and the samples there would be left out. Join tars with tar --concatenate, or "
+                    f"{file.location} has data after its end mark, at byte {position - len(rest)}, as if tars had been "
+                    "joined with cat: the samples there would be left out. Join tars with tar --concatenate, or "
                     "extract this one with tar --ignore-zeros and pack the files again"
                 )

@@ -32,7 +32,7 @@ LAST, BEST = "last.pt", "best.pt"
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
-    """Write a state of tensors, numbers, strings and containers of them to a file.
+    """Write a state to a file. It may contain tensors, numbers, strings, and containers of these.
 
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The previous

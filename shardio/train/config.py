@@ -27,30 +27,30 @@ class TrainConfig:
         epochs: Number of epochs.
         accumulate: Batches to accumulate for each optimiser step.
         lr: The highest learning rate.
-        optimizer: The optimiser of torch.optim.
+        optimizer: The optimiser, from torch.optim.
         weight_decay: Weight decay of the optimiser.
         momentum: Momentum of sgd and rmsprop.
         schedule: How the learning rate changes: onecycle, cosine after a linear warm-up, cyclic
             (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
             period without improvement), or constant.
         warmup: The share of all steps in which onecycle and cosine raise the learning rate.
-        period: Epochs per cycle of cyclic, between cuts of step, or without improvement before
-            plateau cuts the learning rate (default: a third of the epochs).
+        period: A number of epochs: the length of a cycle (cyclic), the interval between cuts (step), or
+            the time without improvement before a cut (plateau) (default: a third of the epochs).
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
             It does not limit the epochs, which must be equally long on all ranks.
         precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
-        clip_norm: The largest norm of all gradients together (default: no limit).
-        clip_value: The largest magnitude of a gradient element (default: no limit).
+        clip_norm: Clip the gradients to this total norm (default: no clipping).
+        clip_value: Clip each gradient element to this magnitude (default: no clipping).
         patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if
             there is no validation (default: never).
         channels_last: Use the channels_last memory format for images and weights.
-        mean: The mean of each channel, in units of [0, 1]. Only uint8 images are normalised.
-        std: The standard deviation of each channel, in units of [0, 1].
+        mean: The mean of each channel, for pixels scaled to [0, 1]. Only uint8 images are normalised.
+        std: The standard deviation of each channel, for pixels scaled to [0, 1].
         checkpoint_every: Steps between checkpoints within an epoch (default: only at the end of each epoch).
         log_every: Steps between lines of the log. Losses are read from the device and checked this
             often.
         seed: The seed of torch's, numpy's and Python's random numbers.
-        deterministic: Use only algorithms whose results are always bitwise equal.
+        deterministic: Use only deterministic algorithms, so that results are bitwise reproducible.
         device: The device to train on, such as cuda or cpu (default: CUDA if available, else MPS,
             else the CPU).
         directory: The directory for checkpoints, log and report. Without it, nothing is written.

@@ -120,9 +120,9 @@ def _prepare(directory: Path, config: TrainConfig) -> bool:
     last_epoch = max((line["epoch"] for line in read_log(directory / LOG)), default=None)
     has_last = (directory / LAST).exists()
     if config.resume and not has_last and not _may_start_over(directory / BEST, config, last_epoch):
-        found = BEST if (directory / BEST).exists() else f"a {LOG} that reaches epoch {last_epoch}"
+        found = BEST if (directory / BEST).exists() else f"{LOG} (up to epoch {last_epoch})"
         raise StateError(
-            f"{directory} contains {found} of an earlier run, but no {LAST} to resume from: restore {LAST}, use "
+            f"{directory} contains the {found} of an earlier run, but no {LAST} to resume from: restore {LAST}, use "
             "another directory, or replace the earlier run with resume=False (--fresh)"
         )
     remove_unfinished(directory, (LAST, BEST, LOG, PAGE, PICTURE))

@@ -96,7 +96,7 @@ def warn_of_repeats(loader: Any, world: World, *, stacklevel: int) -> None:
     if num_samples % num_ranks:
         warnings.warn(
             f"the score on {num_samples} validation samples is not exact, because {padded_by} repeats "
-            f"{-num_samples % num_ranks} of them so that all {num_ranks} ranks have equally many. Use "
+            f"{-num_samples % num_ranks} of them so that all {num_ranks} ranks have the same number. Use "
             "shardio.DataLoader, and pass remainder='mask' to the ShardDataset, or to sampler=EpochSampler(dataset, "
             "shuffle=False)",
             RuntimeWarning,

@@ -42,7 +42,7 @@ def train(
     the data. With a ``directory``, the same call resumes an interrupted run, on any number of
     ranks. On the same number of ranks, the resumed run equals an uninterrupted one, with two
     exceptions. Your own transforms that use the generators of torch, numpy or Python draw
-    different numbers (shardio's do not). On CUDA, results are bitwise equal only with
+    different numbers (shardio's do not). Results are bitwise equal only with
     ``deterministic``. On another number of ranks, each sample is still used once per epoch.
 
     Args:
@@ -159,6 +159,7 @@ def count_steps(loader: Any, config: TrainConfig) -> int:
         ) from error
     if len(set(num_batches)) > 1:
         raise ValueError(
-            f"ranks must have equally many batches, got {num_batches}: use remainder='pad' or 'drop' in the dataset"
+            f"all ranks must have the same number of batches, got {num_batches}: use remainder='pad' or 'drop' in the "
+            "dataset"
         )
     return max(-(-num_batches[0] // config.accumulate), 1)

@@ -51,7 +51,7 @@ class EpochResult:
 
     Attributes:
         epoch: The epoch, from 0.
-        step: Steps until the end of the epoch, taken and skipped.
+        step: The number of steps from the start of the run to the end of the epoch, including skipped ones.
         loss: The mean training loss per sample.
         accuracy: The share of training samples classified correctly during training.
         val_loss: The mean loss per validation sample; None without validation.
@@ -102,7 +102,7 @@ class EpochResult:
 
 
 class Score:
-    """The sums of losses and correct predictions, on the device. Only reading waits for it."""
+    """The sums of losses and correct predictions, on the device. Only reading a property waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         # MPS has no float64.
@@ -214,7 +214,7 @@ def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) 
     (step, value, keys), rank = min(found, key=lambda one: one[0][0])
     where = f" on rank {rank}" if len(found) > 1 or rank else ""
     if keys is None:
-        samples = "samples unknown: add 'key' to the fields of shardio's dataset to name them"
+        samples = 'samples unknown: their keys are not in the batch, as with fields=("image", "label", "key")'
     else:
         more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""
         samples = f"samples: {', '.join(keys[:20])}{more}"

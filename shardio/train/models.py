@@ -36,8 +36,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     ``image_size``. With pretrained weights, those of torchvision accept only the size that they
     were trained on.
 
-    Your own function is called with the keyword arguments ``num_classes``, ``image_size`` and
-    ``pretrained``, as far as it has parameters of these names. With ``**kwargs``, it also gets
+    Your own function is called with those of the keyword arguments ``num_classes``, ``image_size``
+    and ``pretrained`` that it has parameters for. With ``**kwargs``, it also gets
     ``num_classes``. It may return a scripted or a compiled model.
 
     Args:

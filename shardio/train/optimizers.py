@@ -13,7 +13,10 @@ OPTIMIZERS: dict[OptimizerName, tuple[type[torch.optim.Optimizer], tuple[str, ..
     "sgd": (torch.optim.SGD, ("lr", "weight_decay", "momentum")),
     "rmsprop": (torch.optim.RMSprop, ("lr", "weight_decay", "momentum")),
 }
-"""The classes of the optimisers, and the settings that they take."""
+"""The classes of the optimisers, and the settings that they take.
+
+To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
+"""
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

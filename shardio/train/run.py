@@ -181,10 +181,10 @@ class TrainRun:
 
     def _remedy(self) -> str:
         if self._saved_step is None:
-            return "There is no earlier checkpoint: start a new run with a lower learning rate"
+            return "Start a new run with a lower learning rate or clip_norm (--clip-norm), or repair the data"
         return (
-            f"The last checkpoint before that is {self._directory}/{LAST}, of step {self._saved_step}: resume from it "
-            "without the samples of the failed step, or start a new run with a lower learning rate"
+            "Start a new run with a lower learning rate or clip_norm (--clip-norm), or repair the data. "
+            f"{self._directory}/{LAST} holds the weights of step {self._saved_step}, before that"
         )
 
     def _save(self, names: list[str], *, is_within_epoch: bool) -> None:
@@ -246,9 +246,10 @@ class TrainRun:
         own = of_ranks[self.world.rank if is_same_world else 0]
         if not is_same_world and any(repr(rank["loader"]) != repr(own["loader"]) for rank in of_ranks):
             raise StateError(
-                f"{path} is from a run with {len(of_ranks)} ranks and cannot be resumed on {self.world.world_size}, "
-                f"because the state of its {type(self.batches.loader).__name__} differs between ranks: use "
-                f"{len(of_ranks)} ranks. The state of shardio.DataLoader is the same on all ranks"
+                f"{path} is from a run with a world size of {len(of_ranks)}, and cannot be resumed with "
+                f"{self.world.world_size}, because the state of its {type(self.batches.loader).__name__} differs "
+                f"between ranks: use a world size of {len(of_ranks)}. The state of shardio.DataLoader is the same on "
+                "all ranks"
             )
         if own["loader"] is not None and self.batches.has_state:
             self.batches.load_state_dict(own["loader"])

@@ -54,8 +54,8 @@ class TrainStep:
             number only keeps the gradients of an incomplete group in fp16's range, and does not
             change the result.
         loss_fn: A function that maps outputs and labels to the mean loss of the samples.
-        clip_norm: The largest norm of all gradients together.
-        clip_value: The largest magnitude of a gradient element.
+        clip_norm: The total norm that the gradients are clipped to, or None.
+        clip_value: The magnitude that each gradient element is clipped to, or None.
         hooks: Functions applied to the loss, in order, before gradients are computed.
 
     Attributes:

@@ -27,8 +27,8 @@ class RandomResizedCrop(Geometry):
 
     Args:
         size: The result's size in pixels: one number for a square, or (height, width).
-        scale: The lower and upper bound of the crop's share of the image's area.
-        ratio: The lower and upper bound of the crop's width / height, drawn uniformly on a logarithmic scale.
+        scale: The lower and upper bounds of the crop's share of the image's area.
+        ratio: The lower and upper bounds of the crop's width / height, drawn uniformly on a logarithmic scale.
         antialias: Whether to average over all of a crop's pixels when it is shrunk.
     """
 
@@ -164,6 +164,10 @@ class RandomHorizontalFlip(Geometry):
 
     def __repr__(self) -> str:
         return f"RandomHorizontalFlip(p={self.p})"
+
+
+BUILTINS: frozenset[type] = frozenset({CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize})
+"""shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
 
 def _pair(size: object) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.bench_device import read_arguments
+from benchmarks.bench_device import open_source, read_arguments
 from benchmarks.device.copies import Activity, Copy, Interval, merge, overlap, read_trace
 from benchmarks.device.feeds import RESIDENT, SHARDIO, TORCH, Batch, check_feed, make_feeds, open_memory
 from benchmarks.device.networks import make_network
@@ -167,9 +168,29 @@ def test_targets_are_judged_by_medians_where_decoding_keeps_up(shardio: float, l
     assert bandwidth.endswith("0.800 (0.720 to 0.980), missed")
 
 
-def test_it_runs_on_a_cpu_and_keeps_all_figures(tmp_path: Path) -> None:
+def test_photographs_are_created_if_none_are_given(tmp_path: Path) -> None:
+    """One is enough: creating several takes seconds."""
+    settings, _ = read_arguments(["--device", "cpu"])
+    source = open_source("photographs", tmp_path, replace(settings, photos=(1, 1)))
+    assert [path.name for path in (tmp_path / "made").rglob("*.jpg")] == ["0000.jpg"]
+    images, labels = next(iter(make_feeds(source, CPU)[0][SHARDIO]))
+    assert (images.shape[1:], labels.tolist()) == ((3, 224, 224), [0, 0])
+
+
+def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
-    command = ["-m", "benchmarks.bench_device", "--device", "cpu", "--model", "resnet18", "--results", str(results)]
+    command = [
+        "-m",
+        "benchmarks.bench_device",
+        str(images),
+        "--device",
+        "cpu",
+        "--model",
+        "resnet18",
+        "--results",
+        str(results),
+    ]
+    command += ["--rounds", "1", "--steps", "1"]
     with tempfile.TemporaryDirectory() as temporary:  # Not below tmp_path: names of sockets must be short.
         environment = {**os.environ, "TMPDIR": temporary, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
         done = run_python(*command, cwd=ROOT, environment=environment)

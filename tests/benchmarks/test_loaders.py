@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.loaders.registry import CANDIDATES, PIXELS_CHANGED, PIXELS_KEPT, SMALL
+from benchmarks.loaders import rounds
+from benchmarks.loaders.registry import CANDIDATES, PIXELS_CHANGED, PIXELS_KEPT, SMALL, find
+from benchmarks.loaders.rounds import Settings, run_case
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -32,16 +34,31 @@ def make_command(images: Path, temporary: Path, num_rounds: int) -> list[str]:
 
 def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(temporary)}
-    done = run_python(*make_command(images, temporary, 2), cwd=ROOT, environment=environment)
+    done = run_python(*make_command(images, temporary, 1), cwd=ROOT, environment=environment)
     assert done.returncode == 0, done.stderr
     assert "shardio, ImageFolder" in done.stdout
     assert [line for line in done.stderr.splitlines() if "round" in line] == [
-        "train: round 1 of 2, turn 1 of 2: shardio-folder",
-        "train: round 1 of 2, turn 2 of 2: bare",
-        "train: round 2 of 2, turn 1 of 2: bare",
-        "train: round 2 of 2, turn 2 of 2: shardio-folder",
+        "train: round 1 of 1, turn 1 of 2: shardio-folder",
+        "train: round 1 of 1, turn 2 of 2: bare",
     ]
     assert list(temporary.iterdir()) == []
+
+
+def test_each_round_begins_with_another_candidate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rounds, "_prepare", lambda case, result, settings: tmp_path)
+    monkeypatch.setattr(rounds, "_run_once", lambda case, result, data, settings: result.rounds.append({}))
+    settings = Settings(work=tmp_path, num_samples=1, num_small=1, num_workers=1, num_epochs=1, num_rounds=3)
+    run_case("train", [find(name) for name in ("shardio-folder", "bare")], settings)
+    assert capsys.readouterr().err.splitlines() == [
+        "train: round 1 of 3, turn 1 of 2: shardio-folder",
+        "train: round 1 of 3, turn 2 of 2: bare",
+        "train: round 2 of 3, turn 1 of 2: bare",
+        "train: round 2 of 3, turn 2 of 2: shardio-folder",
+        "train: round 3 of 3, turn 1 of 2: shardio-folder",
+        "train: round 3 of 3, turn 2 of 2: bare",
+    ]
 
 
 def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Path) -> None:

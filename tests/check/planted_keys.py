@@ -28,7 +28,7 @@ KEYS = [f"class-{number % 2}/{number:04d}" for number in range(N)]
 # Keys.
 
 
-@case("keys that classes share, only the number expected", "keys may not be unique")
+@case("keys that classes share, only the number expected", "perhaps the keys are not unique")
 def _(packed: Path) -> None:
     once(cut([f"{number // 2:04d}" for number in range(N)]), N)
 
@@ -43,12 +43,12 @@ def _(packed: Path) -> None:
     once([{"id": torch.tensor([0.0, float("nan"), float("nan")])}], 3, key="id")
 
 
-@case("None keys", "None cannot be the key")
+@case("None keys", "None cannot be a sample's key")
 def _(packed: Path) -> None:
     once([{"id": ["a", None, None]}], 3, key="id")
 
 
-@case("truth values as keys", "True cannot be the key")
+@case("truth values as keys", "True cannot be a sample's key")
 def _(packed: Path) -> None:
     once([{"id": torch.tensor([True, False])}], 2, key="id")
 

@@ -148,6 +148,6 @@ def _(packed: Path) -> None:
     list(guarded)
 
 
-@case("guard: equal images", "it is a repeat or equal data")
+@case("guard: equal images", "it is either a repeat or another sample with equal data")
 def _(packed: Path) -> None:
     list(guard(load([torch.zeros(3)] * 4)))

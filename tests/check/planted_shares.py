@@ -53,7 +53,7 @@ def _(packed: Path) -> None:
     once(load(Shares(share), num_workers=2), range(N))
 
 
-@case("one sample too many at the border of persistent workers", "the shares of workers probably overlap", slow=True)
+@case("one sample too many at the border of persistent workers", "their shares probably overlap", slow=True)
 def _(packed: Path) -> None:
     def share(worker: int, of: int) -> range:
         return range(worker * N // of, min((worker + 1) * N // of + 1, N))

@@ -241,7 +241,7 @@ def test_keys_are_required_if_content_does_not_identify_samples() -> None:
 
     with pytest.raises(TypeError, match="differ from one pass to the next"):
         assert_exactly_once(DataLoader(noisy, batch_size=4, collate_fn=collate))
-    with pytest.raises(TypeError, match=r"repeats or equal data\. Pass key="):
+    with pytest.raises(TypeError, match=r"repeats or different samples with equal data\. Pass key="):
         assert_exactly_once([[torch.zeros(2, 3)], [torch.zeros(2, 3)]])
     with pytest.raises(TypeError, match=r"no keys to compare with the expected keys\. Pass key="):
         assert_exactly_once([[torch.zeros(2, 3)]], ["a", "b"])

@@ -95,14 +95,16 @@ def test_augmented_images_are_counted_and_need_keys(script: Path, run_check: Run
     assert "changes from read to read: sample 0 differs when it is read again. Pass key=" in str(once.exception)
 
 
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [("loaders.py:missing", "has no function 'missing'"), ("nowhere.py:make", "nowhere.py does not exist")],
-)
-def test_a_function_that_is_not_there_is_an_error(script: Path, run_check: RunCheck, target: str, words: str) -> None:
-    done = run_check(script.parent / target)
+def test_a_function_that_does_not_exist_is_an_error(script: Path, run_check: RunCheck) -> None:
+    done = run_check(script.parent / "loaders.py:missing")
     assert isinstance(done.exception, ValueError)
-    assert words in str(done.exception)
+    assert "has no function 'missing'" in str(done.exception)
+
+
+def test_a_script_that_does_not_exist_is_wrong_usage(script: Path, run_check: RunCheck) -> None:
+    done = run_check(script.parent / "nowhere.py:make")
+    assert done.exit_code == 2
+    assert "doesnotexist" in re.sub(r"[\s│]+", "", done.output)
 
 
 def test_a_function_must_return_a_loader(script: Path, run_check: RunCheck) -> None:

@@ -42,7 +42,7 @@ def test_info_shows_what_a_dataset_contains(packed: Path) -> None:
     assert rows["digest"] == open_table(packed).manifest.digest
     assert "max_shard_samples 5" in rows["packed"]
     assert rows["size"].endswith(" per sample")
-    assert rows["decoded"] == f"21 {BY_KERNEL}"
+    assert rows["decoders"] == f"21 {BY_KERNEL}"
 
 
 def test_equal_shards_are_not_shown_as_a_range(images: Path, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def decoded(source: Path) -> str:
     """Return the decoders that info shows."""
-    return dict(line.split(maxsplit=1) for line in info(source).stdout.splitlines())["decoded"]
+    return dict(line.split(maxsplit=1) for line in info(source).stdout.splitlines())["decoders"]
 
 
 def test_info_shows_the_decoders_and_why_the_kernel_does_not_decode(mixed: Path) -> None:
@@ -121,7 +121,7 @@ def test_without_a_kernel_libjpeg_decodes_its_images(
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)
     by_libjpeg = "9 by libjpeg-turbo (7 × no kernel, 2 × progressive)"
-    expected = f"{by_libjpeg}; 3 by Pillow (2 × PNG, 1 × 4 components); no kernel: "
+    expected = f"{by_libjpeg}; 3 by Pillow (2 × PNG, 1 × 4 components); no kernel because "
     assert decoded(mixed).startswith(expected + why)
 
 

@@ -24,7 +24,8 @@ import sys
 from shardio.cli.main import main
 assert sys.getfilesystemencoding() == "ascii" and sys.stdout.encoding == "ascii", sys.getfilesystemencoding()
 for command in (
-    "pack Bilder übung", "pack Bilder übung", "info übung", "bench übung --num-workers 2", "bench Bilder --batches 1"
+    "pack Bilder übung", "pack Bilder übung", "info übung",
+    "bench übung --num-workers 1", "bench Bilder --num-workers 0"
 ):
     sys.argv = ["shardio", *command.encode().decode("ascii", "surrogateescape").split()]
     print("$", *sys.argv[1:], flush=True)

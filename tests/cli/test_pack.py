@@ -219,10 +219,13 @@ def test_dots_in_stems_are_refused_unless_renamed(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_has_exit_code_2_and_writes_nothing(tmp_path: Path, arguments: list[str]) -> None:
+def test_wrong_usage_has_exit_code_2_and_writes_nothing(
+    tmp_path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path / "in", classes=1, per_class=1)
-    done = run_python("-m", "shardio", "pack", *arguments, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+    monkeypatch.chdir(tmp_path)
+    done = run("pack", *arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr
     assert done.stderr
     assert not (tmp_path / "out").exists()

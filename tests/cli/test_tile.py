@@ -137,4 +137,4 @@ def test_reencode_options_without_reencode_are_wrong_usage(tmp_path: Path, argum
     (tmp_path / "in").mkdir()
     done = run("pack", tmp_path / "in", tmp_path / "out", *arguments)
     assert done.exit_code == 2
-    assert "need jpeg='reencode'" in " ".join(done.stderr.replace("│", " ").split())
+    assert "applies only with --jpeg reencode" in " ".join(done.stderr.replace("│", " ").split())

@@ -3,24 +3,24 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 import shardio
-from shardio.cli.main import app
+from shardio.cli.main import app, main
 from shardio.cli.threads import VARIABLES, choose_threads
 from shardio.errors import FormatError, ShardioError, StateError
 from shardio.processors import count_processors
 from shardio.train import TrainConfig
+from tests.processes import run_launched_ranks, run_python
 from tests.sources import encode, write_images
-
-ROOT = Path(shardio.__file__).parents[1]
 
 LINE = re.compile(
     r"epoch (?P<epoch>\d+)  loss (?P<loss>\d+\.\d{3})  accuracy (?P<accuracy>\d+\.\d)%  "
@@ -35,18 +35,11 @@ def _train(source: Path, *options: str) -> Result:
     return CliRunner().invoke(app, command)
 
 
-def _start(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``python arguments`` in a process of its own."""
-    environment = {"OMP_NUM_THREADS": "1"} if environment is None else environment
+def _run(source: Path, *options: str) -> CompletedProcess[str]:
+    """Run the command in a process of its own, with torch's default number of threads."""
     without = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**without, "PYTHONPATH": str(ROOT), **environment},
-    )
+    command = ["train", source, "--image-size", "32", "--device", "cpu", "--num-workers", "1", *options]
+    return run_python("-m", "shardio", *command, environment=without)
 
 
 def _assert_one_line_message(stderr: str, word: str) -> None:
@@ -57,10 +50,8 @@ def _assert_one_line_message(stderr: str, word: str) -> None:
 
 
 def test_each_epoch_prints_one_line_with_its_figures(packed: Path) -> None:
-    options = "--epochs 2 --batch-size 8 --num-workers 2 --image-size 32 --device cpu"
-    done = _start("-m", "shardio", "train", str(packed), *options.split())
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
+    done = _train(packed, "--epochs", "2", "--batch-size", "8", "--num-workers", "0")
+    assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2
     for epoch, line in enumerate(lines):
@@ -155,7 +146,7 @@ def test_a_bad_image_is_an_error_that_names_the_option_to_continue_without_it(
     broken.write_bytes(broken.read_bytes()[:-100])
     shardio.pack(tmp_path / "in", tmp_path / "packed")
     monkeypatch.chdir(tmp_path)
-    done = _start("-m", "shardio", "train", "packed", "--image-size", "32", "--device", "cpu", "--num-workers", "1")
+    done = _run(tmp_path / "packed", "--threads", "1")
     assert done.returncode == 1
     _assert_one_line_message(done.stderr, "class-1/name-003")
     assert done.stderr.endswith("(to continue without it, pass --on-error skip or replace)\n")
@@ -176,9 +167,7 @@ def test_a_dataset_without_classes_is_refused(tmp_path: Path) -> None:
     for index in range(6):
         (tmp_path / "flat" / f"{index}.jpg").write_bytes(encode(index))
     shardio.pack(tmp_path / "flat", tmp_path / "packed")
-    _assert_fails(
-        _train(tmp_path / "packed", "--epochs", "1"), FormatError, "has no classes: pack it from class folders"
-    )
+    _assert_fails(_train(tmp_path / "packed", "--epochs", "1"), FormatError, "has no class names: pass class folders")
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
@@ -207,7 +196,7 @@ def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
         *rest.split(),
         "--no-channels-last",
         "--num-workers",
-        "1",
+        "0",
     ]
     done = _train(packed, "--epochs", "1", *command)
     assert done.exit_code == 0, done.stderr
@@ -248,14 +237,19 @@ def test_without_validation_there_are_no_validation_figures(packed: Path) -> Non
     assert figures["val_loss"] is None
 
 
-def test_two_ranks_print_everything_once(packed: Path, tmp_path: Path) -> None:
-    launcher = "-m torch.distributed.run --standalone --nproc-per-node 2"
+def _train_as_rank(rank: int, packed: Path, out: Path) -> None:
     options = "--epochs 1 --batch-size 4 --image-size 16 --num-workers 1 --device cpu"
-    command = ["-m", "shardio", "train", str(packed), *options.split(), "--out", str(tmp_path)]
-    done = _start(*launcher.split(), *command)
-    assert done.returncode == 0, done.stderr
-    assert LINE.fullmatch(done.stdout.strip()) is not None, done.stdout
-    assert (tmp_path / "last.pt").exists()
+    sys.argv = ["shardio", "train", str(packed), *options.split(), "--out", str(out / "run")]
+    with (out / f"output-{rank}").open("w") as output, redirect_stdout(output):
+        main()
+
+
+def test_two_ranks_print_everything_once(packed: Path, tmp_path: Path) -> None:
+    run_launched_ranks(_train_as_rank, packed, tmp_path, num_ranks=2)
+    first, second = ((tmp_path / f"output-{rank}").read_text() for rank in range(2))
+    assert LINE.fullmatch(first.strip()) is not None, first
+    assert second == ""
+    assert (tmp_path / "run" / "last.pt").exists()
 
 
 COUNT_THREADS = """
@@ -277,8 +271,7 @@ def make(num_classes, image_size):
 
 def test_on_a_cpu_torch_leaves_processors_to_the_workers(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(COUNT_THREADS)
-    options = f"--image-size 32 --device cpu --epochs 1 --num-workers 1 --model {tmp_path}/model.py:make"
-    done = _start("-m", "shardio", "train", str(packed), *options.split(), environment={})
+    done = _run(packed, "--epochs", "1", "--model", f"{tmp_path}/model.py:make")
     assert done.returncode == 0, done.stderr
     default = int((tmp_path / "default").read_text())
     expected = min(default, choose_threads(count_processors(), 1, 1))

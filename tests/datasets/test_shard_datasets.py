@@ -78,7 +78,7 @@ def test_an_array_of_objects_is_refused_unless_trusted(tmp_path: Path) -> None:
 
 def test_a_field_that_no_sample_has_is_refused_at_once(packed: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"no sample of .* has the field 'json': choose fields=\.\.\. from key, image, cls, jpg"
+        ValueError, match=r"no sample of .* has the field 'json': choose fields=\.\.\. from image, key, label, cls, jpg"
     ):
         ShardDataset(packed, fields=("image", "json"))
 

@@ -28,7 +28,7 @@ from tests.faults.worker_processes import KINDS, Batches, Kind, batches_of, coll
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 kinds_and_workers = pytest.mark.parametrize(
-    ("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), ("map", 1), ("shards", 3)]
+    ("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), ("map", 1)]
 )
 
 
@@ -65,9 +65,9 @@ def test_raise_stops_at_the_samples_batch_and_names_it(subject: Subject, num_wor
 def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
     clean = batches_of(subject.loader(0, clean=True))
     found = []
-    for num_workers in (0, 3):
+    for num_workers in (0, 3 if subject.kind == "shards" else 1):
         subject.quarantine.unlink(missing_ok=True)
-        loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers == 3)
+        loader = subject.loader(num_workers, on_error="replace", persistent_workers=num_workers > 0)
         with warns_of_bad_samples():
             found.append((batches_of(loader), subject.entries()))
         assert loader.stats().num_replaced == len(subject.entries())
@@ -98,7 +98,7 @@ def test_replacements_do_not_depend_on_the_workers(subject: Subject) -> None:
         assert subject.name(entry["sample"]) in entry["error"]
 
 
-@kinds_and_workers
+@pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("map", 0), ("folder", 0), ("map", 1), ("shards", 3)])
 def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_workers: int) -> None:
     clean = subject.loader(0, clean=True)
     loader = subject.loader(num_workers, on_error="skip")
@@ -116,10 +116,10 @@ def test_skip_leaves_out_those_samples_and_nothing_else(subject: Subject, num_wo
 
 
 @pytest.mark.filterwarnings("ignore:unreadable samples")  # Not each rank has some.
-@pytest.mark.parametrize(("kind", "num_workers"), [("shards", 0), ("shards", 3)])
-def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers: int) -> None:
+@pytest.mark.parametrize("kind", ["shards"])
+def test_marks_of_repeats_stay_with_their_samples(subject: Subject) -> None:
     keys = []
-    for rank in range(3):
+    for rank, num_workers in enumerate((0, 1, 1)):
         options: dict[str, Any] = {"on_error": "skip", "remainder": "mask", "rank": rank, "world_size": 3}
         loaders = [subject.loader(num_workers, **options), subject.loader(0, clean=True, **options)]
         for batch, other in zip(*map(batches_of, loaders), strict=True):
@@ -129,7 +129,7 @@ def test_marks_of_repeats_stay_with_their_samples(subject: Subject, num_workers:
     assert sorted(keys) == sorted(key_of(number) for number in range(NUM_SAMPLES) if number not in subject.bad)
 
 
-@pytest.mark.parametrize(("kind", "num_workers"), [("folder", 1), ("shards", 3)])
+@pytest.mark.parametrize(("kind", "num_workers"), [("folder", 1)])
 def test_kept_smaller_batches_do_not_change(subject: Subject, num_workers: int) -> None:
     loader = subject.loader(num_workers, on_error="skip", persistent_workers=True)
     with warns_of_bad_samples(len(subject.bad)):
@@ -141,7 +141,7 @@ def test_kept_smaller_batches_do_not_change(subject: Subject, num_workers: int) 
     assert [plain(batch) for batch in kept] == before
 
 
-@pytest.mark.parametrize(("policy", "num_workers"), [("replace", 1), ("skip", 0), ("skip", 3)])
+@pytest.mark.parametrize(("policy", "num_workers"), [("replace", 1), ("skip", 0)])
 def test_a_resumed_epoch_continues_identically(tmp_path: Path, policy: str, num_workers: int) -> None:
     subject = Subject(tmp_path, "shards")
     with warns_of_bad_samples():
@@ -276,10 +276,9 @@ def test_a_tar_is_cut_off_during_the_epoch(tmp_path: Path, num_workers: int) -> 
     assert before == expected[: len(before)]
 
 
-@kinds
-def test_a_bad_sample_never_replaces_itself(tmp_path: Path, kind: Kind) -> None:
+def test_a_bad_sample_never_replaces_itself(tmp_path: Path) -> None:
     """Half of all samples are bad, so that many draws are needed."""
-    subject = Subject(tmp_path, kind, dict.fromkeys(range(0, NUM_SAMPLES, 2), cut_off))
+    subject = Subject(tmp_path, "folder", dict.fromkeys(range(0, NUM_SAMPLES, 2), cut_off))
     for epoch in range(4):
         loader = subject.loader(0, on_error="replace")
         loader.set_epoch(epoch)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import Sampler
 
-from shardio import DataLoader, SampleError, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
 from tests.faults.damage import NUM_SAMPLES, Subject, fill_with_noise
 
@@ -16,7 +16,7 @@ BATCH_SIZE = 80
 """Made in several chunks, also in the training process."""
 
 
-@pytest.mark.parametrize(("num_workers", "place"), [(0, 0), (0, 40), (0, -1), (1, -1), (3, 40)])
+@pytest.mark.parametrize(("num_workers", "place"), [(0, 0), (0, 40), (0, -1), (3, 40)])
 def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers: int, place: int) -> None:
     subject = Subject(tmp_path, "map", {1: fill_with_noise})
     dataset = ShardMapDataset(subject.tars, fields=("image", "key"), transform=RandomResizedCrop(48))
@@ -33,7 +33,31 @@ def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers:
     assert list(iterator) == []
 
 
-@pytest.mark.parametrize(("num_workers", "on_error"), [(0, "replace"), (1, "raise"), (3, "replace")])
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_an_error_that_blames_no_sample_ends_no_epoch_wherever_it_comes(
+    tmp_path: Path, num_workers: int, number: int
+) -> None:
+    """The first sample that is read shows how batches lie in memory. Its error is that of its batch, too."""
+    Subject(tmp_path, "folder", {})
+    folder = ImageFolder(tmp_path / "clean", transform=RandomResizedCrop(48))
+    good = [labels.tolist() for _, labels in DataLoader(folder, batch_size=4)]
+    assert len(good) == NUM_SAMPLES // 4
+    folder.samples[number] = (folder.samples[number][0], 0.5)  # type: ignore[assignment]  # the test
+    sampler = EpochSampler(folder, shuffle=False)
+    loader = DataLoader(folder, batch_size=4, sampler=sampler, num_workers=num_workers)
+    batches = iter(loader)
+    for at, expected in enumerate(good):
+        if at == number // 4:
+            with pytest.raises(TypeError, match=r"got 0\.5 for"):
+                next(batches)
+        else:
+            assert next(batches)[1].tolist() == expected
+    assert list(batches) == []
+    assert loader.state_dict()["position"] == NUM_SAMPLES
+
+
+@pytest.mark.parametrize(("num_workers", "on_error"), [(0, "replace"), (1, "raise")])
 def test_an_error_says_what_caused_it(tmp_path: Path, num_workers: int, on_error: str) -> None:
     subject = Subject(tmp_path, "map", dict.fromkeys(range(NUM_SAMPLES), fill_with_noise))
     with pytest.raises(SampleError, match="cannot be decoded") as error_info:

@@ -17,11 +17,11 @@ from tests.faults.worker_processes import DEADLINE_S, Batches, batches_of, plain
 
 EXECUTORS: dict[str, dict[str, Any]] = {
     "this process": {"num_workers": 0},
-    "workers": {"num_workers": 2},
+    "workers": {"num_workers": 1},
     "workers that stay": {"num_workers": 2, "persistent_workers": True},
     "torch here": {"num_workers": 0, "worker_init_fn": print},
     "torch's workers": {"num_workers": 1, "worker_init_fn": id},
-    "torch's workers that stay": {"num_workers": 2, "worker_init_fn": id, "persistent_workers": True},
+    "torch's workers that stay": {"num_workers": 1, "worker_init_fn": id, "persistent_workers": True},
 }
 
 

@@ -7,17 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.faults.worker_processes import (
-    DEADLINE_S,
-    Data,
-    find_marked,
-    send_signal,
-    wait_until,
-)
+from tests.faults.worker_processes import DEADLINE_S, Data, find_marked, is_alive, send_signal, wait_until
+from tests.processes import run_python
 
 SCRIPT = """
 import ctypes, os, sys, time
@@ -37,12 +33,16 @@ never_advanced = iter(make())
 iterator = iter(loader)
 if not ending.endswith("early"):
     batch = next(iterator)
+if ending.startswith("exit"):
+    temporary = iter(make())
+    next(temporary)
+child = 0
 if ending.startswith("fork"):
     # Not Python's own fork, which tells those who want to know: the child keeps all that is open.
-    if ctypes.PyDLL(None).fork() == 0:
-        while True:
-            ctypes.PyDLL(None).pause()
-Path(report + ".partial").write_text(str(os.getpid()))
+    child = ctypes.PyDLL(None).fork()
+    while child == 0:
+        ctypes.PyDLL(None).pause()
+Path(report + ".partial").write_text(f"{os.getpid()} {child}")
 Path(report + ".partial").rename(report)
 if ending.startswith("exit"):
     for batch in iterator:
@@ -59,13 +59,13 @@ while ending.startswith(("wait", "fork")):
 class Script:
     """A script that iterates, known by a word in its environment and that of all that it starts."""
 
-    def __init__(self, data: Data, folder: Path, ending: str, *options: str) -> None:
+    def __init__(self, data: Data, folder: Path, ending: str) -> None:
         self.mark = f"SHARDIO_TEST_MARK={folder}"
         name, _, value = self.mark.partition("=")
         path, report = folder / "script.py", folder / "report"
         path.write_text(SCRIPT)
         self.process = subprocess.Popen(
-            [sys.executable, *options, path, data.images, data.shards, report, ending],
+            [sys.executable, "-W", "error", "-X", "dev", path, data.images, data.shards, report, ending],
             env={**os.environ, name: value},
             stderr=subprocess.PIPE,
             text=True,
@@ -81,15 +81,12 @@ class Script:
 
 
 def test_the_interpreter_exits_with_loaders_in_all_states(data: Data, tmp_path: Path) -> None:
-    assert Script(data, tmp_path, "persistent", "-W", "error", "-X", "dev").end() == (0, "")
-
-
-def test_exit_in_the_loop(data: Data, tmp_path: Path) -> None:
-    assert Script(data, tmp_path, "exit", "-W", "error", "-X", "dev").end() == (3, "")
+    """With ``sys.exit`` in the loop over one of them."""
+    assert Script(data, tmp_path, "exit persistent").end() == (3, "")
 
 
 def test_an_uncaught_exception(data: Data, tmp_path: Path) -> None:
-    code, said = Script(data, tmp_path, "raise persistent", "-W", "error", "-X", "dev").end()
+    code, said = Script(data, tmp_path, "raise persistent").end()
     assert code == 1
     assert said.count("Traceback") == 1
     assert said.endswith("ZeroDivisionError: in the loop\n")
@@ -97,7 +94,7 @@ def test_an_uncaught_exception(data: Data, tmp_path: Path) -> None:
 
 
 def test_ctrl_c(data: Data, tmp_path: Path) -> None:
-    script = Script(data, tmp_path, "wait", "-W", "error", "-X", "dev")
+    script = Script(data, tmp_path, "wait")
     time.sleep(0.2)  # It is to come anywhere in the loop, not always at its beginning.
     os.killpg(script.process.pid, signal.SIGINT)  # As a terminal does: to all that did not leave its group.
     code, said = script.end()
@@ -110,15 +107,21 @@ def test_ctrl_c(data: Data, tmp_path: Path) -> None:
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])
 def test_worker_processes_end_when_the_training_process_is_killed(data: Data, tmp_path: Path, ending: str) -> None:
     """Even if a child survives that holds everything open, and if they have only just started."""
-    script = Script(data, tmp_path, ending)
-    workers_and_child = set(find_marked(script.mark)) - {script.process.pid}
-    assert len(workers_and_child) >= (3 if ending.startswith("fork") else 2)
-    script.process.kill()
-    script.process.wait()
-    num_left = 1 if ending.startswith("fork") else 0
-    try:
-        wait_until(lambda: len(find_marked(script.mark)) == num_left, "only the child is left")
-    finally:
-        for process_id in find_marked(script.mark):
-            send_signal(process_id, signal.SIGKILL)
-    assert script.end() == (-signal.SIGKILL, "")
+    # The script runs in a process that is forked from a server: only its worker processes start with the mark.
+    name, value = "SHARDIO_TEST_MARK", str(tmp_path)
+    path, report = tmp_path / "script.py", tmp_path / "report"
+    path.write_text(SCRIPT)
+    environment = {**os.environ, name: value}
+    with ThreadPoolExecutor(1) as runner:
+        ended = runner.submit(run_python, path, data.images, data.shards, report, ending, environment=environment)
+        wait_until(lambda: report.exists() or ended.done(), "the script iterates")
+        script, child = map(int, report.read_text().split())
+        try:
+            assert len(find_marked(f"{name}={value}")) >= 2
+            send_signal(script, signal.SIGKILL)
+            wait_until(lambda: find_marked(f"{name}={value}") == [], "the worker processes have ended")
+            assert not child or is_alive(child)
+        finally:
+            for process_id in filter(None, (script, child, *find_marked(f"{name}={value}"))):
+                send_signal(process_id, signal.SIGKILL)
+        assert (ended.result().returncode, ended.result().stderr) == (-signal.SIGKILL, "")

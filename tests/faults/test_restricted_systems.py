@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 packed, images = sys.argv[1:]
 datasets = [shardio.ShardDataset(packed), shardio.ShardMapDataset(packed), shardio.ImageFolder(images)]
 for dataset in datasets:
-    sizes = [len(labels) for _, labels in shardio.DataLoader(dataset, batch_size=4, num_workers=2)]
+    sizes = [len(labels) for _, labels in shardio.DataLoader(dataset, batch_size=4, num_workers=1)]
     assert sum(sizes) == 21, sizes
     here = shardio.DataLoader(dataset, batch_size=4, collate_fn=default_collate)
     assert sum(len(labels) for _, labels in here) == 21
@@ -63,8 +63,8 @@ def test_without_shared_memory_files_all_but_torchs_workers_work(packed: Path, i
     ("make", "options"),
     [
         (shardio.ShardMapDataset, {}),
-        (shardio.ShardDataset, {"num_workers": 2}),
-        (shardio.ImageFolder, {"num_workers": 2}),
+        (shardio.ShardDataset, {"num_workers": 1}),
+        (shardio.ImageFolder, {"num_workers": 1}),
         (shardio.ShardDataset, {"num_workers": 1, "collate_fn": torch.utils.data.default_collate}),
     ],
 )

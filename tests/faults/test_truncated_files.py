@@ -49,6 +49,7 @@ def load_with_torchs(num_workers):
 
 
 if __name__ == "__main__":
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5  # Torch waits so long for workers whose queue is gone.
     tar = sys.argv[1]
     found = {
         f"{path} {name} {num_workers}": read(make_loader, num_workers, path)

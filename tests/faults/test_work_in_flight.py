@@ -11,9 +11,7 @@ import pytest
 
 from shardio.loader.processes import pool as pool_module
 from tests.faults.worker_processes import (
-    KINDS,
     Data,
-    Kind,
     batches_of,
     find_worker_processes,
     install_failure,
@@ -45,12 +43,11 @@ def test_all_threads_make_parts_of_the_same_batch_at_a_time(data: Data, modules:
     assert not (modules / "missed").exists()
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_another_batch_is_begun_before_the_user_gets_one(data: Data, modules: Path, num_workers: int) -> None:
+def test_another_batch_is_begun_before_the_user_gets_one(data: Data, modules: Path) -> None:
     gate = install_gate(modules)
-    iterator = iter(make_loader(data, "shards", num_workers, prefetch_factor=1))
+    iterator = iter(make_loader(data, "shards", 2, prefetch_factor=1))
     batch = next(iterator)
-    wait_until(lambda: gate.num_begun == MADE_BEFORE + 2 * num_workers, "the next batch is begun")
+    wait_until(lambda: gate.num_begun == MADE_BEFORE + 2 * 2, "the next batch is begun")
     assert len(batch) == 3
 
 
@@ -61,11 +58,10 @@ def test_a_batch_that_times_out_is_an_error(data: Data, modules: Path) -> None:
     assert find_worker_processes() == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_pending_chunks_of_an_abandoned_epoch_are_not_made(data: Data, modules: Path, kind: Kind) -> None:
+def test_pending_chunks_of_an_abandoned_epoch_are_not_made(data: Data, modules: Path) -> None:
     held = MADE_BEFORE + 1
     gate = install_gate(modules, held=range(held, held + 1))
-    loader = make_loader(data, kind, 1, prefetch_factor=5, persistent_workers=True)
+    loader = make_loader(data, "map", 1, prefetch_factor=5, persistent_workers=True)
     iterator = iter(loader)
     next(iterator)
     wait_until(lambda: gate.num_begun == held + 1, "the worker process is at work on the second batch")

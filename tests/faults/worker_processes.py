@@ -111,6 +111,11 @@ def find_marked(mark: str) -> list[int]:
     return found
 
 
+def is_alive(process_id: int) -> bool:
+    """Return whether a process exists and is no zombie."""
+    return process_id in [found for found, _, _ in _list_processes()]
+
+
 def _list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
     """Yield the id, the parent's id, and the command line of each process that is no zombie."""
     for process_id in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
@@ -150,7 +155,8 @@ def send_signal(process_id: int, number: signal.Signals) -> None:
 def warns_of_deaths() -> Any:
     """Expect the warning of worker processes that died and were restarted."""
     return pytest.warns(
-        RuntimeWarning, match="worker process .*; it was restarted; its unfinished batches are being redone"
+        RuntimeWarning,
+        match="worker process .*; (it was|they were) restarted; (its|their) unfinished batches are being redone",
     )
 
 

@@ -14,10 +14,13 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.kernel.checking import find_difference
+from shardio.images.kernel.checking import _PLANS, find_difference
 from shardio.images.kernel.loading import Kernel, kernel_name, kernel_path, read_kernel
 
 ROOT = Path(__file__).parents[2]
+
+NUM_FILES = 24
+"""JPEGs that are rendered by each plan: six samplings, two qualities, untiled and tiled."""
 
 
 @pytest.fixture
@@ -44,10 +47,17 @@ def test_nothing_differs_on_this_machine(ready: tuple[str, bytes]) -> None:
     assert find_difference(Kernel(*ready)) is None
 
 
-def test_every_image_is_checked(ready: tuple[str, bytes]) -> None:
+@pytest.mark.parametrize("plan", range(len(_PLANS)))
+def test_every_plan_is_checked(ready: tuple[str, bytes], plan: int) -> None:
     different = DifferentKernel(*ready)
-    message = "444, quality 95, tiled, [20, 30, 96, 101] to [96, 101]: 1 of 29088 values differ by up to 1"
-    assert find_difference(different) == message
+    different.image = NUM_FILES * plan + 3
+    top, left, height, width, new_height, new_width = _PLANS[plan].tolist()[:6]
+    message = f"444, quality 95, tiled, {[top, left, height, width]} to {[new_height, new_width]}: 1 of 29088 values"
+    assert find_difference(different) == f"{message} differ by up to 1"
+
+
+def test_an_image_that_is_not_rendered_is_a_difference(ready: tuple[str, bytes]) -> None:
+    different = DifferentKernel(*ready)
     different.image, different.value = 0, 0
     assert find_difference(different) == "444, quality 60, [20, 30, 96, 101] to [96, 101]: not rendered"
 

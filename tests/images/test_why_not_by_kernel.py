@@ -73,7 +73,7 @@ REASONS = {
     "several scans": make_jpeg("", _PICTURE, factors=SAMPLINGS["4:2:0"], scans=((0,), (1,), (2,))).content,
     "unusual sampling factors": make_jpeg("", _PICTURE, factors=ODD_FACTORS["4:1:0"]).content,
     "unusual head": _BASELINE[:20] + b"\0" + _BASELINE[20:],
-    "no EOI at the end": _BASELINE + b"\n",
+    "no end-of-image marker": _BASELINE + b"\n",
     "not a JPEG": save(_PICTURE, "PNG"),
 }
 

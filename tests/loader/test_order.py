@@ -52,12 +52,11 @@ def test_images_are_uint8_in_channels_last_memory(packed: Path, images: Path) ->
         ShardMapDataset(packed, transform=CROP),
         ImageFolder(images, transform=CROP),
     ]
-    for dataset in datasets:
-        for num_workers in (0, 1):
-            pictures, labels = next(iter(DataLoader(dataset, batch_size=4, num_workers=num_workers)))
-            assert (pictures.shape, pictures.dtype) == ((4, 3, 16, 16), torch.uint8)
-            assert pictures.is_contiguous(memory_format=torch.channels_last)
-            assert labels.dtype == torch.int64
+    for dataset, num_workers in [(datasets[0], 1), *((dataset, 0) for dataset in datasets)]:
+        pictures, labels = next(iter(DataLoader(dataset, batch_size=4, num_workers=num_workers)))
+        assert (pictures.shape, pictures.dtype) == ((4, 3, 16, 16), torch.uint8)
+        assert pictures.is_contiguous(memory_format=torch.channels_last)
+        assert labels.dtype == torch.int64
 
 
 def test_in_torchs_loader_images_are_contiguous_as_usual(packed: Path) -> None:
@@ -80,12 +79,12 @@ def test_images_of_different_sizes_are_refused_with_a_remedy(packed: Path) -> No
 @pytest.mark.parametrize("persistent", [False, True])
 def test_every_iter_is_the_next_epoch(packed: Path, persistent: bool) -> None:
     loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=1, persistent_workers=persistent)
-    epochs = [batches_of(loader) for _ in range(3)]
+    epochs = [batches_of(loader) for _ in range(3 if persistent else 2)]
     for epoch, expected in enumerate(epochs):
         dataset = make_dataset(packed)
         dataset.set_epoch(epoch)
         assert batches_of(DataLoader(dataset, batch_size=4)) == expected
-    assert len({str(epoch) for epoch in epochs}) == 3
+    assert len({str(epoch) for epoch in epochs}) == len(epochs)
 
 
 def test_set_epoch_of_loader_or_dataset_sets_the_epoch(packed: Path) -> None:

@@ -79,10 +79,10 @@ def test_a_sampler_of_another_dataset_is_refused(packed: Path, images: Path) -> 
         DataLoader(dataset, sampler=sampler)
     with pytest.raises(ValueError, match="created over 10 samples"):
         DataLoader(dataset, batch_sampler=BatchSampler(sampler, 4, drop_last=False))
-    with pytest.raises(ValueError, match="created over other samples than those of the loader's ImageFolder"):
+    with pytest.raises(ValueError, match="created over samples other than those of the loader's ImageFolder"):
         DataLoader(folder, sampler=EpochSampler(dataset))
     first, second = Subset(dataset, range(10)), Subset(dataset, range(10, 20))
-    with pytest.raises(ValueError, match="created over other samples than those of the loader's Subset"):
+    with pytest.raises(ValueError, match="created over samples other than those of the loader's Subset"):
         DataLoader(first, sampler=EpochSampler(second))
     for sampler in (EpochSampler(ShardMapDataset(packed, fields="key")), EpochSampler(range(21))):
         DataLoader(dataset, sampler=sampler)

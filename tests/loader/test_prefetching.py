@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from shardio import DataLoader, ShardMapDataset
+from shardio.loader.processes import pool as pool_module
 from tests.slots import make_loader, slots_of
+
+
+@pytest.fixture(autouse=True)
+def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put all threads into one worker process, which starts sooner than two."""
+    monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
 
 
 def count_slots(loader: DataLoader) -> int:

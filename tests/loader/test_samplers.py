@@ -31,14 +31,14 @@ def make(packed: Path, **options: Any) -> DataLoader:
     ("num_workers", "options"),
     [
         (0, {"batch_size": 4, "shuffle": True}),
-        (2, {"batch_size": 4, "shuffle": True}),
+        (1, {"batch_size": 4, "shuffle": True}),
         (0, {"batch_size": 4, "shuffle": True, "drop_last": True}),
         (0, {"batch_size": 5, "sampler": SequentialSampler(range(21))}),
         (0, {"batch_size": 4, "sampler": SubsetRandomSampler([20, 3, 7, 1, 15])}),
         (0, {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 21, 30)}),
         (0, {"batch_sampler": BatchSampler(RandomSampler(range(21)), 4, drop_last=False)}),
         (0, {"batch_sampler": [[1], [2, 3, 4], [0] * 9, [-1]]}),
-        (2, {"batch_sampler": [[1], [2, 3, 4], [0] * 9, [-1]]}),
+        (1, {"batch_sampler": [[1], [2, 3, 4], [0] * 9, [-1]]}),
     ],
 )
 def test_batches_are_those_of_torchs_loader(packed: Path, num_workers: int, options: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ def crops(images: Path, *, num_workers: int, epoch: int | None, sampler: Any) ->
 def test_crops_do_not_depend_on_workers_and_follow_torchs_seed(images: Path) -> None:
     one = crops(images, num_workers=0, epoch=None, sampler=SequentialSampler(range(21)))
     assert torch.equal(one, crops(images, num_workers=3, epoch=None, sampler=SequentialSampler(range(21))))
-    repeated = crops(images, num_workers=2, epoch=None, sampler=[2] * 9)
+    repeated = crops(images, num_workers=1, epoch=None, sampler=[2] * 9)
     assert len({picture.numpy().tobytes() for picture in repeated}) == 9
 
 
@@ -83,14 +83,14 @@ def test_crops_differ_from_epoch_to_epoch_and_from_seed_to_seed(images: Path, nu
         loader = DataLoader(folder, batch_size=21, num_workers=num_workers, persistent_workers=num_workers > 0)
         return [pictures.numpy().tobytes() for _ in range(3) for pictures, _ in loader]
 
-    assert epochs(1) == epochs(1)
-    assert len({*epochs(1), *epochs(2)}) == 6
+    assert epochs(1) == (found := epochs(1))
+    assert len({*found, *epochs(2)}) == 6
 
 
 def test_where_the_epoch_is_known_the_first_draw_is_that_of_the_order_and_repeats_differ(images: Path) -> None:
     plain = crops(images, num_workers=0, epoch=1, sampler=SequentialSampler(range(21)))
     sampler = [2, 7, 2, 2, 7, 0, 2, 2, 1, 2]
-    drawn = crops(images, num_workers=2, epoch=1, sampler=sampler)
+    drawn = crops(images, num_workers=1, epoch=1, sampler=sampler)
     assert torch.equal(drawn[[0, 1, 5, 8]], plain[[2, 7, 0, 1]])
     assert len({picture.numpy().tobytes() for picture in drawn}) == len(sampler)
     assert torch.equal(drawn, crops(images, num_workers=0, epoch=1, sampler=sampler))
@@ -155,3 +155,18 @@ def test_ranks_that_all_get_all_samples_are_warned_of(packed: Path, monkeypatch:
         else:
             with pytest.warns(RuntimeWarning, match=r"each of 2 ranks gets all 21.*EpochSampler.*DistributedSampler"):
                 list(loader)
+
+
+def test_a_loader_that_is_refused_leaves_its_sampler_as_it_was(packed: Path) -> None:
+    dataset = ShardMapDataset(packed)
+    for sampler, options in (
+        (EpochSampler(range(5)), {}),  # Over another dataset.
+        (EpochSampler(dataset), {"batch_size": None, "on_error": "skip"}),
+        (EpochSampler(dataset), {"on_error": "skip", "quarantine": packed}),
+        (EpochSampler(dataset, remainder="keep"), {"drop_last": True}),
+    ):
+        with pytest.raises(ValueError, match=r"created over|on_error='skip'|quarantine|drop_last=True"):
+            DataLoader(dataset, sampler=sampler, **options)
+        assert not sampler.has_loader
+    DataLoader(dataset, sampler=sampler)
+    assert sampler.has_loader

@@ -38,7 +38,7 @@ def keys_of(batches: Any) -> list[str]:
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize(
     ("num_batches", "workers_before", "workers_after"),
-    [*((num_batches, 0, 0) for num_batches in (0, 1, 3, 5, 6)), (3, 2, 0), (3, 0, 2)],
+    [*((num_batches, 0, 0) for num_batches in (0, 1, 3, 5, 6)), (3, 1, 1)],
 )
 def test_resumed_equals_uninterrupted(
     make: Any, packed: Path, num_batches: int, workers_before: int, workers_after: int
@@ -81,7 +81,7 @@ def test_resuming_on_other_ranks_delivers_the_rest_once(
 
 @pytest.mark.parametrize("make", KINDS)
 def test_a_state_counts_what_was_received_not_what_was_prefetched(make: Any, packed: Path) -> None:
-    loader = make(packed, num_workers=2, prefetch_factor=3)
+    loader = make(packed, num_workers=1, prefetch_factor=3)
     iterator = iter(loader)
     positions = [loader.state_dict()["position"]]
     for _ in range(6):
@@ -129,7 +129,7 @@ def test_break_consumes_an_epoch_and_another_epoch_drops_the_position(make: Any,
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_setting_the_next_epoch_does_not_change_the_one_in_flight(make: Any, packed: Path, num_workers: int) -> None:
-    loader = make(packed, num_workers=num_workers)
+    loader = make(packed, num_workers=num_workers, persistent_workers=num_workers > 0)
     iterator = iter(loader)
     before = keys_of(islice(iterator, 2))
     loader.set_epoch(5)

@@ -20,7 +20,7 @@ def identity(image: Any) -> Any:
     return image
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers: int) -> None:
     dataset = ShardDataset(packed, transform=RandomResizedCrop(48))
     loader = DataLoader(dataset, batch_size=4, num_workers=num_workers, persistent_workers=num_workers > 0)
@@ -55,18 +55,20 @@ def test_without_the_fast_path_there_are_no_statistics_and_the_error_names_the_r
         (single, "batch_size is None"),
         (started, "worker_init_fn is <function identity"),
     ):
-        with pytest.raises(TypeError, match=f"torch's workers made these batches, because {why}"):
+        with pytest.raises(
+            TypeError, match=f"per-stage timings are not available, because torch makes these batches: {why}"
+        ):
             loader.stats()
 
 
 def test_persistent_workers_count_no_idle_time_before_an_epoch_begins(packed: Path) -> None:
     dataset = ShardDataset(packed, transform=RandomResizedCrop(48))
     loader = DataLoader(dataset, batch_size=4, num_workers=3, persistent_workers=True)
-    for _ in range(2):
-        list(loader)
-        stats = loader.stats()
-        assert 0 < stats.idle_s <= 3 * stats.elapsed_s
-        time.sleep(0.5)  # Longer than an epoch takes: this is what must not be counted.
+    list(loader)
+    time.sleep(0.5)  # Longer than an epoch takes: this is what must not be counted.
+    list(loader)
+    stats = loader.stats()
+    assert 0 < stats.idle_s <= 3 * stats.elapsed_s
 
 
 def test_the_time_to_start_worker_processes_counts(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

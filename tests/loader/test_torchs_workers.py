@@ -70,8 +70,8 @@ def keys_of(loader: DataLoader) -> list[tuple[tuple[str, ...], list[bool]]]:
     ("kind", "on_error", "num_workers"),
     [
         *((kind, on_error, 0) for kind in ("shards", "map", "subset") for on_error in ("replace", "skip")),
-        ("shards", "replace", 2),
-        ("map", "skip", 2),
+        ("shards", "replace", 1),
+        ("map", "skip", 1),
     ],
 )
 def test_policies_are_those_of_the_fast_path(

@@ -163,7 +163,7 @@ def check_lengths(splits: list[Split], batches: list[list[list[int]]]) -> None:
         _hold("there is nothing after the last batch", beyond, [])
     for counts in ([sum(map(len, of_rank)) for of_rank in batches], [len(of_rank) for of_rank in batches]):
         apart = max(counts) - min(counts)
-        _hold("ranks have equally many", apart <= (splits[0].remainder == "keep"), True)
+        _hold("ranks have the same number", apart <= (splits[0].remainder == "keep"), True)
 
 
 def check_shares(case: Case, splits: list[Split], batches: list[list[list[int]]]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from shardio.errors import StateError
 from shardio.order import Cursor, EpochCounter, OrderSettings, Progress, Split, dump_state, read_state
+from shardio.order.state import STATE_VERSION
 
 N = 100
 SETTINGS = OrderSettings(shuffle=True, seed=3, lanes=2, window=50)
@@ -116,7 +117,8 @@ def test_a_state_is_small_json_and_round_trips() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": STATE_VERSION + 1}, f"version {STATE_VERSION + 1}, but"),
+        ({"version": STATE_VERSION - 1}, f"version {STATE_VERSION - 1}, but"),
         ({"version": None}, "version None"),
         ({"dataset": None}, "dataset.digest is None in the state"),
         ({"epoch": -1}, "epoch must be an integer, at least 0"),

@@ -148,7 +148,9 @@ def test_pack_counts_images_in_unsupported_formats(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.WARNING):
         shardio.pack(tmp_path / "in", tmp_path / "out")
     counts = ", ".join(f"{1 + (suffix == 'heic')} .{suffix}" for suffix in suffixes)
-    assert [message.partition("; ")[0] for message in caplog.messages] == [f"{tmp_path}/in: left out {counts}"]
+    assert [message.partition("): ")[0] for message in caplog.messages] == [
+        f"{tmp_path}/in: left out images in other formats ({counts}"
+    ]
 
 
 ORPHANS = {

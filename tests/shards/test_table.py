@@ -165,7 +165,7 @@ def test_a_packed_directory_without_its_manifest_is_unfinished(packed: Path, tmp
     copy = shutil.copytree(packed, tmp_path / "copy")
     for name in lost:
         (copy / name).unlink()
-    message = rf"holds \d shards or indexes that shardio packed.* no {' and no '.join(lost)}: a pack or a copy is"
+    message = rf"holds shards or indexes that shardio packed \(\d, .* no {' and no '.join(lost)}: a pack or a copy is"
     with pytest.raises(FormatError, match=message):
         open_table(copy)
     assert sorted(path.name for path in copy.iterdir()) == sorted({path.name for path in packed.iterdir()} - {*lost})
@@ -202,7 +202,7 @@ def test_gaps_in_the_numbers_of_tars_are_named_once(tars: Path) -> None:
         open_table(tars)
     (message,) = [str(warning.message) for warning in warned]
     lost = [2, 4, 5, 7, 9, 11, 13, 15]
-    assert f"{len(lost)} are missing ({', '.join(f'x-{i:06d}.tar' for i in lost)}). Check" in message
+    assert f"{len(lost)} missing ({', '.join(f'x-{i:06d}.tar' for i in lost)}). Check" in message
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_files_that_macos_added_are_not_tars(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning) as warned:
         open_table(tmp_path)
     assert len(warned) == 1
-    assert "skipped 3 files that macOS added" in str(warned[0].message)
+    assert "0 in tars, and 3 next to them" in str(warned[0].message)
 
 
 def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_files_that_macos_added_are_skipped_and_counted_once(tmp_path: Path) -> 
     with pytest.warns(RuntimeWarning) as warned:
         table = open_table(tmp_path)
     assert [str(warning.message) for warning in warned] == [
-        "skipped 18 files that macOS added (._* and .DS_Store): 16 in tars, and 2 next to them"
+        "skipped files that macOS added (._* and .DS_Store): 16 in tars, and 2 next to them"
     ]
     samples = SampleReader(table).read(np.arange(table.manifest.num_samples), ["jpg", "cls"])
     assert [(sample.key, dict(sample.fields)) for sample in samples] == [
@@ -286,7 +286,7 @@ def test_a_tar_that_is_named_twice_is_refused(tars: Path, name_again: Callable[[
 
 def test_copies_of_a_tar_give_a_warning(tars: Path) -> None:
     shutil.copy(tars / "x-000001.tar", tars / "copy.tar")
-    with pytest.warns(RuntimeWarning, match=r"copy\.tar and .*x-000001\.tar have equal contents, so each .* 2 times"):
+    with pytest.warns(RuntimeWarning, match=r"equal contents: .*copy\.tar, .*x-000001\.tar\. Each .* 2 times"):
         assert open_table(tars).manifest.num_samples == 12
 
 

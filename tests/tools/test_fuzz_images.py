@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from tests.images.fuzz_laws import LawBrokenError
-from tests.processes import run_python
+from tests.processes import forkserver_context, run_python
 
 # Not an import statement: tools/ is not a package, and mypy knows its files by other names.
 fuzz_images = import_module("tools.fuzz_images")
@@ -80,14 +80,16 @@ def _die(seeds: range, reports: Any, path: Path) -> None:
 
 def _hang(seeds: range, reports: Any, path: Path) -> None:
     path.write_bytes(b"the last file")
-    signal.alarm(1)
-    time.sleep(600)  # The alarm ends it after a second.
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    time.sleep(600)  # The alarm ends it.
 
 
 @pytest.mark.parametrize(("run", "said"), [(_die, "the process ended by SIGSEGV"), (_hang, "longer than 5 s")])
 def test_a_crash_or_a_hang_is_a_failure_and_the_file_stays(
     run: Any, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    context = forkserver_context()
+    monkeypatch.setattr(fuzz_images.multiprocessing, "get_context", lambda _: context)
     monkeypatch.setattr(fuzz_images, "run_seeds", run)
     ((report, note),) = fuzz_images.run_jobs(range(10), 1, tmp_path)
     assert said in report.wrong

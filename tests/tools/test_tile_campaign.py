@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from shardio.images.tiling import tile_jpeg
 from tests.images import crop_laws
 from tests.images.jpeg_files import by_pillow, noise
 from tests.images.tiling_laws import check_file
@@ -103,8 +105,8 @@ def _install_jpegtran(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str
     [
         ("sys.stdout.buffer.write(content)", "2 other scan, same pixels"),
         ("sys.exit(1)", "2 not read"),
-        (f"sys.path.insert(0, {str(SCRIPT.parents[1])!r})\n"
-         "from shardio.images.tiling import tile_jpeg\nsys.stdout.buffer.write(tile_jpeg(content))", "2 same scan"),
+        ("import pathlib, pickle\ntiled = pickle.loads(pathlib.Path(__file__).with_name('tiled').read_bytes())\n"
+         "sys.stdout.buffer.write(tiled[content])", "2 same scan"),
     ],
     ids=["other scan", "not read", "same scan"],
 )  # fmt: skip
@@ -116,6 +118,8 @@ def test_tiled_files_are_compared_with_jpegtrans(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    contents = [path.read_bytes() for path in (photos / "a.jpg", photos / "more" / "B.JPEG")]
+    (tmp_path / "tiled").write_bytes(pickle.dumps({content: tile_jpeg(content) for content in contents}))
     _install_jpegtran(tmp_path, monkeypatch, answer)
     tile_campaign.main(photos=photos, corpus=False, jpegtran=True)
     assert f"jpegtran: {outcome}; " in capsys.readouterr().out

@@ -1,9 +1,10 @@
-"""A training script for torchrun, which trains one run after another.
+"""A training script for ranks, which trains one run after another.
 
-    rank_script.py RUNS     a JSON list of objects, see Settings
+    torchrun … rank_script.py RUNS     a JSON list of objects, see Settings
 
-Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
-its error, if there is one, into ``error-RANK.txt``.
+Most tests call :func:`train_as_rank` instead, on ranks that are forked. Each rank writes the keys that it trained on,
+step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and its error, if there is one, into
+``error-RANK.txt``.
 """
 
 from __future__ import annotations
@@ -137,9 +138,14 @@ def sum_of(model: nn.Module) -> torch.Tensor:
     ).sum()
 
 
-def main() -> None:
-    """Train as the settings say."""
-    for settings in (Settings(**run) for run in json.loads(sys.argv[1])):
+def train_as_rank(rank: int, runs: list[dict[str, Any]]) -> None:
+    """Train as the settings of each run say, on a rank of :func:`tests.processes.run_launched_ranks`."""
+    train_runs(runs)
+
+
+def train_runs(runs: list[dict[str, Any]]) -> None:
+    """Train as the settings of each run say."""
+    for settings in (Settings(**run) for run in runs):
         try:
             train_as(settings)
         except Exception as error:
@@ -152,4 +158,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    train_runs(json.loads(sys.argv[1]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardio.train import Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, small_resnet, train
+from shardio.train import Compile, GradientPenalty, TrainConfig, TrainStep, load_checkpoint, train
 from shardio.train.callbacks import SizeHints
 from tests.train.runs import StopAfter, StopError, read_figures
 from tests.train.small_data import PLAIN, make_batches, make_network, weights_of
@@ -65,13 +65,14 @@ def test_a_penalty_with_weight_0_changes_nothing() -> None:
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("kind", ["compiled", "scripted"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch.compile causes it.
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 def test_compiled_and_scripted_models_train_save_and_resume_like_any_other(tmp_path: Path, kind: str) -> None:
     """Their checkpoints are those of the original model."""
     torch.manual_seed(0)
-    plain = small_resnet(3, 16, width=4)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, 2, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 7 * 7, 3))
     batches, val_loader = make_batches([4] * 4, side=16), make_batches([5], side=16)
 
     def make() -> tuple[nn.Module, list[Compile]]:

@@ -15,6 +15,7 @@ from shardio.train import Callback, load_checkpoint, train
 from shardio.train import checkpoint as checkpoint_module
 from tests.files import files_of_at_most
 from tests.train.runs import (
+    STEPS_PER_EPOCH,
     StopError,
     assert_same_weights,
     make_config,
@@ -89,13 +90,14 @@ def test_the_memory_of_a_checkpoint_is_freed_after_loading(
     class Look(Callback):
         num_alive = -1
 
-        def on_batch(self, batch: Any) -> None:
+        def on_log(self, record: Any) -> None:
             gc.collect()
             self.num_alive = sum(tensor() is not None for tensor in tensors)
 
     monkeypatch.setattr("shardio.train.run.load_checkpoint", load_and_watch)
     look = Look()
-    train(make_model(), make_loader(packed), make_config(tmp_path, epochs=2, schedule="onecycle"), callbacks=[look])
+    config = make_config(tmp_path, epochs=2, schedule="onecycle", log_every=STEPS_PER_EPOCH)
+    train(make_model(), make_loader(packed), config, callbacks=[look])
     assert len(tensors) == len(make_model().state_dict())
     assert look.num_alive == 0
 

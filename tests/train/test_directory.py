@@ -5,78 +5,77 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-import shardio
 from shardio.errors import BusyError, StateError
-from shardio.train import load_checkpoint, train
+from shardio.train import Callback, load_checkpoint, train
 from shardio.train.directory import claimed
 from tests.files import read_files
+from tests.processes import TIMEOUT_S, forkserver_context
 from tests.train.runs import EPOCHS, STEPS_PER_EPOCH, make_config, make_loader, make_model
-
-ROOT = Path(shardio.__file__).parents[1]
-
-TRAIN_AND_WAIT = """
-import multiprocessing, sys
-from pathlib import Path
-from shardio.train import Callback, train
-from tests.train.runs import make_config, make_loader, make_model
-
-class Wait(Callback):
-    num_epochs = 0
-
-    def on_epoch(self, result):
-        self.num_epochs = result.epoch + 1
-
-    def on_batch(self, batch):
-        if self.num_epochs == 1:  # There is a checkpoint.
-            print(*(worker.pid for worker in multiprocessing.active_children()), flush=True)
-            sys.stdin.read()
-
-loader = make_loader(Path(sys.argv[1]), torchs=True, num_workers=1)
-loader.multiprocessing_context = "fork"
-train(make_model(), loader, make_config(Path(sys.argv[2])), callbacks=[Wait()])
-"""
 
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
+class Wait(Callback):
+    """Report the workers in the second epoch, when there is a checkpoint, and wait."""
+
+    def __init__(self, reports: Connection) -> None:
+        self.reports = reports
+        self.num_epochs = 0
+
+    def on_epoch(self, result: Any) -> None:
+        self.num_epochs = result.epoch + 1
+
+    def on_batch(self, batch: Any) -> None:
+        if self.num_epochs == 1:
+            self.reports.send([worker.pid for worker in multiprocessing.active_children()])
+            time.sleep(TIMEOUT_S)
+
+
+def _train_and_wait(packed: Path, directory: Path, reports: Connection) -> None:
+    torch.set_num_threads(1)
+    loader = make_loader(packed, torchs=True, num_workers=1)
+    loader.multiprocessing_context = "fork"
+    train(make_model(), loader, make_config(directory), callbacks=[Wait(reports)])
+
+
 def test_a_second_run_is_refused_and_a_killed_one_can_be_resumed_at_once(packed: Path, tmp_path: Path) -> None:
     """Even while a worker process that the killed run forked still exists."""
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAIN_AND_WAIT, str(packed), str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    ) as first:
-        assert first.stdout is not None
-        worker = int(first.stdout.readline())
-        try:
-            os.kill(worker, signal.SIGSTOP)
-            before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-            holder = f"process {first.pid} on {socket.gethostname()}"
-            for options in ({}, {"resume": False}, {"epochs": 1}):
-                message = f"{re.escape(str(tmp_path))} is in use by {holder}, which is training there"
-                with pytest.raises(BusyError, match=message):
-                    train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, **options))
-            assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-            first.kill()
-            first.wait()
-            train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path))
-            os.kill(worker, 0)  # It still exists.
-        finally:
-            os.kill(worker, signal.SIGKILL)
+    context = forkserver_context()
+    receive, send = context.Pipe(duplex=False)
+    first = context.Process(target=_train_and_wait, args=(packed, tmp_path, send))
+    first.start()
+    send.close()
+    (worker,) = receive.recv()
+    try:
+        os.kill(worker, signal.SIGSTOP)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        holder = f"process {first.pid} on {socket.gethostname()}"
+        for options in ({}, {"resume": False}, {"epochs": 1}):
+            message = f"{re.escape(str(tmp_path))} is in use by {holder}, which is training there"
+            with pytest.raises(BusyError, match=message):
+                train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, **options))
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        first.kill()
+        first.join()
+        train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path))
+        os.kill(worker, 0)  # It still exists.
+    finally:
+        first.kill()
+        os.kill(worker, signal.SIGKILL)
     state = load_checkpoint(tmp_path / "last.pt")
     assert [result["epoch"] for result in state["results"]] == list(range(EPOCHS))
     assert state["step"]["num_taken"] == EPOCHS * STEPS_PER_EPOCH
@@ -183,7 +182,7 @@ def test_a_best_checkpoint_of_other_settings_is_not_replaced(packed: Path, tmp_p
     """One of the first epoch and the same settings is: a run that is killed before its first last.pt leaves it."""
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
     (tmp_path / "last.pt").unlink()
-    with pytest.raises(StateError, match=r"contains best\.pt of an earlier run"):
+    with pytest.raises(StateError, match=r"contains the best\.pt of an earlier run"):
         train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1, lr=0.123))
     train(make_model(), make_loader(packed), make_config(tmp_path, epochs=1))
 

@@ -11,6 +11,8 @@ from shardio.train import TrainConfig, train
 from shardio.train.logs import read_log
 from tests.train.small_data import make_batches, make_linear
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 
 def _train(directory: Path, **options: Any) -> None:
     config = TrainConfig(
@@ -59,7 +61,6 @@ FOREIGN = {
 }
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("names", [[], ["last.pt", "best.pt"]], ids=["log", "checkpoints"])

@@ -42,7 +42,7 @@ def test_the_error_of_a_nan_loss_names_its_step_its_keys_and_the_remedy(
         )
     assert caught.value.step == 5
     assert caught.value.keys == keys[8]
-    assert f"The last checkpoint before that is {tmp_path}/last.pt, of step 4" in str(caught.value)
+    assert f"{tmp_path}/last.pt holds the weights of step 4" in str(caught.value)
     state = load_checkpoint(tmp_path / "last.pt")
     assert state["step"]["num_taken"] == 4
     assert all(tensor.isfinite().all() for tensor in state["model"].values())
@@ -51,7 +51,9 @@ def test_the_error_of_a_nan_loss_names_its_step_its_keys_and_the_remedy(
 def test_an_infinite_loss_stops_a_run_without_a_directory() -> None:
     batches = [(images.float() * float("inf"), labels) for images, labels in make_batches([4, 4])]
     config = TrainConfig(epochs=1, precision="fp32", device="cpu")
-    with pytest.raises(NonFiniteLossError, match=r"samples unknown: .* There is no earlier checkpoint") as caught:
+    with pytest.raises(
+        NonFiniteLossError, match=r"samples unknown: .* Start a new run with a lower learning rate"
+    ) as caught:
         train(make_linear(), batches, config)
     assert caught.value.keys is None
 
@@ -70,7 +72,7 @@ class _BadGradient(Callback):
 def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, step: int) -> None:
     """Neither after step 4, where the last checkpoint is of step 2, nor at the end of an epoch."""
     config = make_config(tmp_path, checkpoint_every=2, log_every=1)
-    message = f"weights are NaN or infinite after step {step + 1}, because a gradient was. The last checkpoint"
+    message = f"weights are NaN or infinite after step {step + 1}, because a gradient was. Start a new run"
     with pytest.raises(NonFiniteLossError, match=message):
         train(make_model(), make_loader(packed), config, callbacks=[_BadGradient(step)])
     for name in ("last.pt", "best.pt"):

@@ -1,7 +1,7 @@
 """Training on several ranks.
 
-Starting ranks takes much longer than these runs. So there are three launches of torchrun, each of which trains several
-runs; the tests look at what they left.
+Starting ranks takes longer than these runs. So each launch trains several runs, and the tests look at what they left.
+torchrun takes longest: the ranks of one launch are its processes, and those of the others are forked.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 import shardio
 from shardio import ShardMapDataset
 from shardio.train import TrainConfig, evaluate, load_checkpoint
 from shardio.train.directory import LOCK, claimed
 from shardio.transforms import CenterCrop
-from tests.train.rank_script import Settings, make_model, train_as
+from tests.processes import run_launched_ranks
+from tests.train.rank_script import Settings, make_model, train_as, train_as_rank
 from tests.train.runs import read_figures
 
 SCRIPT = Path(__file__).with_name("rank_script.py")
@@ -35,20 +37,26 @@ SAMPLES, EPOCHS = 21, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a launch of torchrun left.
+    """What a launch of ranks left.
 
     Attributes:
         directory: Holds the directories of its runs.
-        returncode: The exit code of torchrun.
-        stderr: What torchrun and all ranks wrote to standard error.
+        failure: The launcher's message, if a rank failed or was killed.
     """
 
     directory: Path
-    returncode: int
-    stderr: str
+    failure: str = ""
 
 
 def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
+    try:
+        run_launched_ranks(train_as_rank, runs, num_ranks=num_ranks)
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        return Launch(directory=directory, failure=str(error))
+    return Launch(directory=directory)
+
+
+def _launch_by_torchrun(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     done = subprocess.run(
         [*command, str(SCRIPT), json.dumps(runs)],
@@ -58,7 +66,7 @@ def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Laun
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
-    return Launch(directory=directory, returncode=done.returncode, stderr=done.stderr)
+    return Launch(directory=directory, failure=done.stderr if done.returncode else "")
 
 
 def _run(packed: Path, directory: Path, **options: Any) -> dict[str, Any]:
@@ -74,27 +82,26 @@ def killed(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
     With two ranks, the sum of gradients would not depend on the order; and 21 samples make unequal batches for three.
     """
     root = tmp_path_factory.mktemp("killed")
-    launch = _launch(
-        3,
-        root,
-        [_run(packed, root / "whole", num_workers=1), _run(packed, root / "killed", num_workers=1, kill=(1, 7))],
-    )
+    launch = _launch(3, root, [_run(packed, root / "whole"), _run(packed, root / "killed", num_workers=1, kill=(1, 7))])
     shutil.copytree(root / "killed", root / "on_one_rank")
     return launch
 
 
 @pytest.fixture(scope="module")
 def resumed(packed: Path, killed: Launch) -> Launch:
-    """Three ranks: the killed run is resumed; then a run of which one rank fails."""
-    root = killed.directory
-    return _launch(
-        3,
-        root,
-        [
-            _run(packed, root / "killed", num_workers=1, launch=1),
-            _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1}),
-        ],
-    )
+    """Three ranks: the killed run is resumed."""
+    return _launch(3, killed.directory, [_run(packed, killed.directory / "killed", num_workers=1, launch=1)])
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Two ranks that torchrun starts: a run that is trained twice, and a run of which one rank fails."""
+    root = tmp_path_factory.mktemp("torchrun")
+    runs = [
+        _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2),
+        _run(packed, root / "failed", fail=(1, 3), config={"epochs": 1}),
+    ]
+    return _launch_by_torchrun(2, root, runs)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +117,6 @@ def two_ranks(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Launch:
         _run(packed, root / "unequal", remainder="keep", batch_size=1, is_refused=True),
         _run(packed, root / "from_one_rank", launch=1, config={"checkpoint_every": 1}),
         _run(packed, root / "plain", **PLAIN, batch_size=2),
-        _run(packed, root / "again", config={"epochs": 1, "resume": False}, repeat=2),
         _run(
             packed,
             root / "sizes",
@@ -142,7 +148,7 @@ def _read_ends(directory: Path, num_ranks: int = 2) -> list[dict[str, Any]]:
 
 
 def _read_errors(directory: Path) -> list[str]:
-    """Return the errors of the ranks. When a rank ends, torchrun may end the other one before it writes its own."""
+    """Return the errors of the ranks. When a rank ends, the launcher may end the other one before it writes its own."""
     errors = [path.read_text() for path in directory.glob("error-*.txt")]
     assert errors
     return errors
@@ -173,7 +179,8 @@ def test_ranks_validate_exactly(packed: Path, killed: Launch) -> None:
 
 
 def test_ranks_resume_after_a_kill_to_the_last_bit(killed: Launch, resumed: Launch) -> None:
-    assert killed.returncode != 0
+    assert "signal SIGKILL" in killed.failure
+    assert not resumed.failure
     state = load_checkpoint(killed.directory / "on_one_rank" / "last.pt")  # A copy from before it was resumed.
     assert state["step"]["num_taken"] == 6
     assert state["is_within_epoch"]
@@ -225,10 +232,9 @@ def test_two_ranks_learn_what_one_learns_from_batches_twice_as_large(two_ranks: 
     assert any((start[name] - weight).abs().max() > 1e-3 for name, weight in one.items())
 
 
-def test_a_rank_that_fails_ends_the_job_with_its_own_error(resumed: Launch) -> None:
-    """The other ranks, which wait for its gradients, do not have to time out."""
-    assert resumed.returncode != 0
-    cause = resumed.stderr[resumed.stderr.index("Root Cause") :]
+def test_a_rank_that_fails_ends_the_job_with_its_own_error(by_torchrun: Launch) -> None:
+    """The other rank, which waits for its gradients, does not have to time out."""
+    cause = by_torchrun.failure[by_torchrun.failure.index("Root Cause") :]
     assert "ArithmeticError: rank 1 fails on purpose" in cause
     assert "rank      : 1" in cause
 
@@ -236,7 +242,7 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_error(resumed: Launch) -> N
 def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
     """21 samples, which remainder='keep' does not pad, are 11 batches of one sample and 10."""
     for error in _read_errors(two_ranks.directory / "unequal"):
-        assert error.startswith("ValueError: ranks must have equally many batches, got [11, 10]")
+        assert error.startswith("ValueError: all ranks must have the same number of batches, got [11, 10]")
 
 
 def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> None:
@@ -247,9 +253,9 @@ def test_all_ranks_say_which_process_uses_their_directory(two_ranks: Launch) -> 
     assert {path.name for path in directory.iterdir()} == {LOCK, "error-0.txt", "error-1.txt"}
 
 
-def test_ranks_can_train_again_and_evaluate(two_ranks: Launch) -> None:
+def test_ranks_can_train_again_and_evaluate(by_torchrun: Launch) -> None:
     """They leave each other after each run, and join again at different times; the score is that of all ranks."""
-    ends = _read_ends(two_ranks.directory / "again")
+    ends = _read_ends(by_torchrun.directory / "again")
     assert ends[0] == ends[1]
     assert ends[0]["num_images"] == SAMPLES
 
@@ -262,7 +268,7 @@ def test_ranks_with_batches_of_different_sizes_keep_equal_weights(two_ranks: Lau
 def test_a_nan_loss_is_named_by_the_rank_that_has_it(two_ranks: Launch) -> None:
     """Its gradients spoil the losses of the other rank a step later. All are read together, some steps later."""
     directory = two_ranks.directory / "nan"
-    assert two_ranks.returncode != 0
+    assert "NonFiniteLossError" in two_ranks.failure
     (keys,) = [line["keys"] for line in _read_keys(directory, 0) if line["step"] == 3 and line["rank"] == 1]
     for error in _read_errors(directory):
         named = f"the loss of step 3 on rank 1 is nan (samples: {', '.join(keys)}"

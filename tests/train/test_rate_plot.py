@@ -38,6 +38,7 @@ def test_plateau_has_no_plan_and_only_its_actual_rates_are_drawn(tmp_path: Path)
     assert size_and_curves(plot.path.read_bytes())[1] == {"taken"}
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("killed_after", [5, 7])
 def test_a_resumed_run_also_draws_the_earlier_rates_each_once(tmp_path: Path, killed_after: int) -> None:
     """It resumes from the last complete epoch; the log still contains later steps."""

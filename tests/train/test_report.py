@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.train.report import COLUMNS, HtmlReport, make_curves, plot_rates, read_figures, write_report
+from shardio.train.report import COLUMNS, make_curves, plot_rates, read_figures, write_report
 from tests.train.report_runs import (
     STEPS_PER_EPOCH,
     Listener,
@@ -61,6 +61,7 @@ class Page(HTMLParser):
             self.texts[self._open[-1]][-1] += data
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("has_validation", [True, False])
 def test_the_curves_show_the_figures_that_callbacks_get(tmp_path: Path, has_validation: bool) -> None:
     listener = Listener()
@@ -95,7 +96,7 @@ def test_the_curves_show_the_figures_that_callbacks_get(tmp_path: Path, has_vali
 @pytest.mark.parametrize("has_validation", [True, False])
 def test_the_page_shows_all_epochs_and_the_picture(tmp_path: Path, has_validation: bool) -> None:
     config = make_report_config(tmp_path)
-    results = train_reported(config, HtmlReport(tmp_path, config), has_validation=has_validation)
+    results = train_reported(config, has_validation=has_validation)
     page, png = Page(tmp_path / "report.html"), (tmp_path / "report.png").read_bytes()
     assert page.pictures == [png]
     assert size_and_curves(png) == (
@@ -130,6 +131,7 @@ def _percent(cell: str) -> float:
     return float(cell[:-1]) / 100
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path) -> None:
     """The log marks each epoch that was the best so far."""
     train_reported(make_report_config(tmp_path, epochs=4))
@@ -143,6 +145,7 @@ def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path) -> None:
     assert Page(tmp_path / "report.html").best == ["2"]
 
 
+@pytest.mark.usefixtures("no_report")
 def test_names_and_settings_are_escaped(tmp_path: Path) -> None:
     directory = tmp_path / "<script>alert('$x_{')<b> & \"q\" 图"
     config = make_report_config(directory, epochs=1)
@@ -155,6 +158,7 @@ def test_names_and_settings_are_escaped(tmp_path: Path) -> None:
     assert len(page.pictures) == 1
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_same_log_gives_the_same_report_and_no_other_files(tmp_path: Path) -> None:
     train_reported(make_report_config(tmp_path))
     before = {path.name for path in tmp_path.iterdir()}
@@ -168,7 +172,7 @@ def test_the_same_log_gives_the_same_report_and_no_other_files(tmp_path: Path) -
 
 @pytest.mark.parametrize("after", [1, 5, 12])
 def test_the_report_of_a_killed_run_shows_what_was_logged(tmp_path: Path, after: int) -> None:
-    records = train_until_killed(make_report_config(tmp_path), after, HtmlReport(tmp_path))
+    records = train_until_killed(make_report_config(tmp_path), after)
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"kind": "steps", "st')
     assert not (tmp_path / "report.html").exists()
@@ -193,6 +197,7 @@ def test_an_empty_log_gives_an_empty_report_and_no_log_gives_none(tmp_path: Path
     assert not (tmp_path / "report.png").exists()
 
 
+@pytest.mark.usefixtures("no_report")
 def test_losses_that_are_not_finite_are_shown(tmp_path: Path) -> None:
     """Those of validation do not stop a run."""
     train_reported(make_report_config(tmp_path))
@@ -210,17 +215,18 @@ def test_losses_that_are_not_finite_are_shown(tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_reported_completely_and_a_new_run_removes_the_report(tmp_path: Path) -> None:
     config = make_report_config(tmp_path, epochs=2)
-    train_reported(config, HtmlReport(tmp_path, config))
+    train_reported(config)
     longer = make_report_config(tmp_path, epochs=3)
-    train_reported(longer, HtmlReport(tmp_path, longer))
+    train_reported(longer)
     assert [row[0] for row in Page(tmp_path / "report.html").rows[1:]] == ["0", "1", "2"]
     # Nothing remains to be done, and the report stays the same.
-    train_reported(longer, HtmlReport(tmp_path, longer))
+    train_reported(longer)
     assert len(Page(tmp_path / "report.html").rows) == 4
-    train_until_killed(make_report_config(tmp_path, resume=False), 1, HtmlReport(tmp_path))
+    train_until_killed(make_report_config(tmp_path, resume=False), 1)
     assert not list(tmp_path.glob("report.*"))
 
 
+@pytest.mark.usefixtures("no_report")
 def test_without_matplotlib_the_page_has_the_table_and_names_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,8 +242,9 @@ def test_without_matplotlib_the_page_has_the_table_and_names_what_is_missing(
     assert not (tmp_path / "report.png").exists()
 
 
+@pytest.mark.usefixtures("no_report")
 def test_matplotlib_is_loaded_only_to_draw_and_without_pyplot(tmp_path: Path) -> None:
-    train_reported(make_report_config(tmp_path))
+    train_reported(make_report_config(tmp_path, epochs=1))
     code = (
         "import sys; from pathlib import Path; from shardio.train.report import write_report; "
         "assert 'matplotlib' not in sys.modules; write_report(Path(sys.argv[1])); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,22 @@ from tests.train.small_data import make_batches, make_linear
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
-@pytest.mark.parametrize(("checkpoint_every", "schedule"), [(1, "onecycle"), (2, "plateau"), (None, "onecycle")])
+@pytest.mark.parametrize(
+    ("checkpoint_every", "schedule", "stops"),
+    [
+        (1, "onecycle", range(EPOCHS * 6)),
+        (2, "plateau", range(1, EPOCHS * 6, 3)),
+        (None, "onecycle", [0, 5, 6, 10, 17]),
+    ],
+)
 def test_stopped_anywhere_and_resumed_equals_uninterrupted(
-    packed: Path, tmp_path: Path, checkpoint_every: int | None, schedule: str
+    packed: Path, tmp_path: Path, checkpoint_every: int | None, schedule: str, stops: Sequence[int]
 ) -> None:
     """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost."""
     options = {"checkpoint_every": checkpoint_every, "schedule": schedule, "optimizer": "adamw"}
     whole, val_loader = make_model(), make_batches([5, 2], side=16)
     expected = train(whole, make_loader(packed), make_config(tmp_path / "whole", **options), val_loader=val_loader)
-    for num_batches in range(EPOCHS * 6):
+    for num_batches in stops:
         config = make_config(tmp_path / str(num_batches), **options)
         with pytest.raises(StopError):
             train(make_model(), make_loader(packed), config, val_loader=val_loader, callbacks=[StopAfter(num_batches)])

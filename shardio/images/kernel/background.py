@@ -91,11 +91,13 @@ def build_in_background() -> BackgroundBuild | None:
         os.close(lock)
         return None
     if untrusted is not None:
-        _log.warning("shardio compiles its own JPEG kernel, because it does not trust the existing one: %s", untrusted)
+        _log.warning(
+            "shardio is compiling a new JPEG kernel, because it does not trust the existing one: %s", untrusted
+        )
     log = path.with_suffix(".log")
     _log.warning(
-        "shardio is compiling its JPEG kernel for this machine in the background. This happens once and takes one core "
-        "about half a minute. Until then, shardio uses libjpeg-turbo. (To compile the kernel in advance, run "
+        "shardio is compiling its JPEG kernel for this machine in the background. This happens once and takes about "
+        "half a minute on one core. Until then, shardio uses libjpeg-turbo. (To compile the kernel in advance, run "
         "`python -m shardio.images.kernel`. Errors go to %s.)",
         log,
     )

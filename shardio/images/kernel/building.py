@@ -57,7 +57,7 @@ def describe_difference(difference: str) -> str:
     """Return the warning for machines on which the kernel's pixels differ."""
     return (
         "shardio does not use its JPEG kernel on this machine, because its pixels differ from those of libjpeg-turbo "
-        f"and OpenCV: {difference}. It uses these libraries, which are slower. Please report this message."
+        f"and OpenCV: {difference}. It uses these libraries instead, which is slower. Please report this message."
     )
 
 

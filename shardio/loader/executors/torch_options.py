@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from shardio.images import use_one_thread
 from shardio.loader.collate import CollateKept
+from shardio.loader.executors.settings import ExecutorSettings
 
 
 class _Loader(Protocol):
@@ -52,7 +53,8 @@ def explain_obstacles(start: Callable[[_L], Any]) -> Callable[[_L], Any]:
                 error.errno,
                 f"torch's worker processes cannot start: no semaphore is available ({obstacle.strerror}). They "
                 "need a writable /dev/shm: mount one (docker run --shm-size=8g), or use num_workers=0. shardio's own "
-                "worker processes do not need it; they run if the dataset, the transforms and collate_fn are shardio's",
+                "worker processes do not need it; they run if the dataset and all transforms are shardio's, and no "
+                "collate_fn, worker_init_fn or multiprocessing_context is set",
             ) from error
 
     return started
@@ -66,18 +68,18 @@ def _find_obstacle() -> OSError | None:
     return None
 
 
-def torch_options(loader: Any) -> dict[str, Any]:
+def torch_options(settings: ExecutorSettings) -> dict[str, Any]:
     """Return the arguments of the torch DataLoader that runs the workers for one of shardio's loaders."""
     return {
-        "batch_size": loader.batch_size,
-        "num_workers": loader.num_workers,
-        "collate_fn": CollateKept(loader.collate_fn, is_batched=loader.batch_size is not None),
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": WorkerInit(loader.worker_init_fn),
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-        "pin_memory_device": loader.pin_memory_device,
+        "batch_size": settings.batch_size,
+        "num_workers": settings.num_workers,
+        "collate_fn": CollateKept(settings.collate_fn, is_batched=settings.batch_size is not None),
+        "pin_memory": settings.pin_memory,
+        "timeout": settings.timeout_s,
+        "worker_init_fn": WorkerInit(settings.worker_init_fn),
+        "multiprocessing_context": settings.multiprocessing_context,
+        "generator": settings.generator,
+        "prefetch_factor": settings.prefetch_factor,
+        "persistent_workers": settings.persistent_workers,
+        "pin_memory_device": settings.pin_memory_device,
     }

@@ -57,8 +57,7 @@ class ChunkBuilder:
                 columns.append(None if rows_fit else rendered.images)
             else:
                 values = decoder.decode_field(name, stored)
-                if name == "json":
-                    refuse_wide(stored, name, values)  # The batch will hold tensors.
+                refuse_wide(stored, name, values)  # The batch will hold tensors.
                 columns.append(_compact(name, values, destination))
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)

@@ -37,7 +37,7 @@ def startup_error(death: Death) -> WorkerError:
 def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
     """Return the error for samples over which too many worker processes died, given the latest death."""
     return WorkerError(
-        f"{MAX_DEATHS} worker processes died while making the same samples. The last one: {death.cause}. "
+        f"{MAX_DEATHS} worker processes died while processing the same samples. The last one: {death.cause}. "
         f"Memory may have run out (use fewer workers or smaller images), or one of these samples crashes the "
         f"decoder: {', '.join(keys)}"
     )
@@ -45,5 +45,6 @@ def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
 
 def warn_of(death: Death) -> None:
     """Warn of a death after which the epoch continues."""
-    said = f"{death.cause}; it was restarted; its unfinished batches are being redone"
+    it, its = ("it was", "its") if death.num_processes == 1 else ("they were", "their")
+    said = f"{death.cause}; {it} restarted; {its} unfinished batches are being redone"
     warnings.warn(said, RuntimeWarning, stacklevel=2)

@@ -72,7 +72,9 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     if not packet:
         return None
     if flags & socket.MSG_CTRUNC:
-        raise OSError(errno.EMFILE, "too many open files: none is left for a batch. Raise the limit (ulimit -n)")
+        raise OSError(
+            errno.EMFILE, "too many open files: no file descriptor is left for a batch. Raise the limit (ulimit -n)"
+        )
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     if packet[:1] == _INLINE:

@@ -44,7 +44,9 @@ def map_memory(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
     address = _libc().mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
-        raise OSError(error, f"{os.strerror(error)}: could not map a slot of {num_bytes} bytes")
+        raise OSError(
+            error, f"{os.strerror(error)}: could not map {num_bytes} bytes for a batch: use a smaller batch_size"
+        )
     buffer = (ctypes.c_char * num_bytes).from_address(address)
     weakref.finalize(buffer, _libc().munmap, address, num_bytes)
     memory: NDArray[np.uint8] = np.frombuffer(buffer, np.uint8)  # type: ignore[call-overload]  # it is a buffer
