@@ -21,7 +21,7 @@ from tests.train.small_data import PLAIN, join, make_batches, make_linear, weigh
 
 RANK = World(rank=0, world_size=2)
 REPEATS = (
-    r"on 21 validation samples is not exact, because .* repeats 1 of them so that all 2 ranks have equally many\. "
+    r"on 21 validation samples is not exact, because .* repeats 1 of them so that all 2 ranks have the same number\. "
     r".*remainder='mask'"
 )
 
