@@ -169,7 +169,7 @@ class ShardIndex:
         if self._tar.size != header.num_bytes:
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
-                f"but {self._tar.location} has changed: it has {self._tar.size}. {self._remedy}"
+                f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
             )
         if not 0 <= header.num_samples <= self._tar.size // BLOCK or self._num_key_bytes > self._tar.size:
             raise FormatError(
@@ -253,7 +253,10 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
             if data_start + layout[name]["data_offsets"][1] > file.size:
                 raise ValueError(f"tensor {name} extends beyond the end of the file")
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{file.location} is not an index of shardio or is damaged: {error!r}") from error
+        raise FormatError(
+            f"{file.location} is damaged, or is not an index of shardio ({error!r}). Download it again, or pack the "
+            "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
+        ) from error
     return header, begins, layout["key_bytes"]["shape"][0]
 
 
