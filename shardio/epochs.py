@@ -6,6 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+MAX_EPOCH = 2**62
+"""Epochs are below this, so that later ones also fit in 64 bits."""
+
 NAMES = ("loader", "batch_sampler", "sampler", "dataset", "datasets")
 """Attributes that hold parts of a loader, sampler or dataset. Parts of torch's classes are found under any name."""
 

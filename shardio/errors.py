@@ -5,7 +5,7 @@
     ShardioError
     ├── PackError           a pack cannot read its source or use its destination: change the directory or the options
     ├── FormatError         a manifest, index, tar, checkpoint or recording is invalid: create or download it again
-    │   └── StaleIndexError     an index does not match its tar: pack or download both again
+    │   └── StaleIndexError     an index does not match its tar: download both, or pack again
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
     ├── WorkerError         worker processes die repeatedly: check memory, or the samples that the error names
     ├── StateError          a saved state or a run's directory does not fit: use those of this run

@@ -24,6 +24,19 @@ def counts_when_received(loader: object) -> bool:
     return bool(getattr(loader, "counts_when_received", False))
 
 
+def find_held() -> list[Count] | None:
+    """Return the list of the innermost :func:`held_back` that the caller is in; None if it is in none."""
+    return _HELD.get()
+
+
+def restore_held(held: list[Count] | None) -> None:
+    """Leave each :func:`held_back` that was entered since :func:`find_held` returned ``held``.
+
+    An interruption such as Ctrl-C may skip the end of the block. Without this, no loader would count a batch any more.
+    """
+    _HELD.set(held)
+
+
 def hand_over(counts: Iterable[Count]) -> None:
     """Call functions that count a batch. Inside :func:`held_back`, collect them to be called later."""
     held = _HELD.get()

@@ -69,15 +69,10 @@ class SharedNumbers:
 
 
 class SharedCell:
-    """A few integers in shared memory. Workers that hold a copy of the cell also see later changes.
-
-    Attributes:
-        num_sets: How many times this process has set the cell. A loader compares this count to detect changes.
-    """
+    """A few integers in shared memory. Workers that hold a copy of the cell also see later changes."""
 
     def __init__(self, *values: int) -> None:
         self._numbers = SharedNumbers(values)
-        self.num_sets = 0
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -87,7 +82,6 @@ class SharedCell:
     def set(self, *values: int) -> None:
         """Set the integers for all processes that share the cell."""
         self._numbers.array[:] = values
-        self.num_sets += 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SharedCell:
         return SharedCell(*self.values)

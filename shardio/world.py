@@ -1,6 +1,6 @@
 """The rank of this process among the training processes, and its worker ID inside the rank.
 
-No other module reads torch.distributed, torchrun's variables or ``get_worker_info``.
+No other module reads the rank from torch.distributed or torchrun's variables, or calls ``get_worker_info``.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from shardio.values import check_integer
 
@@ -28,10 +29,17 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One of ``num_workers`` worker processes of a rank; worker 0 of 1 in the training process itself."""
+    """One of ``num_workers`` worker processes of a rank; worker 0 of 1 in the training process itself.
+
+    Attributes:
+        worker_id: Its number.
+        num_workers: How many workers its loader has.
+        loader_seed: The seed that torch's loader drew for all of its workers; 0 in the training process.
+    """
 
     worker_id: int
     num_workers: int
+    loader_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +60,8 @@ class CarriedWorld:
 
     def is_for_here(self) -> bool:
         """Return whether this process is a torch worker that was started by the process that found the world."""
-        import torch.utils.data
-
         parent = multiprocessing.parent_process()
-        return torch.utils.data.get_worker_info() is not None and parent is not None and parent.pid == self.process_id
+        return is_torch_worker() and parent is not None and parent.pid == self.process_id
 
 
 def find_world(rank: int | None = None, world_size: int | None = None, *, carried: CarriedWorld | None = None) -> World:
@@ -107,9 +113,27 @@ def find_local_world_size() -> int:
 
 def find_worker() -> Worker:
     """Return which of the rank's torch workers this process is."""
+    info = _worker_info()
+    return Worker(worker_id=0, num_workers=1) if info is None else _describe(info)
+
+
+def find_worker_over(dataset: object) -> Worker | None:
+    """Return which torch worker this process is, of a loader over exactly this dataset; None if it is none of them."""
+    info = _worker_info()
+    return None if info is None or info.dataset is not dataset else _describe(info)
+
+
+def is_torch_worker() -> bool:
+    """Return whether this process is a torch worker."""
+    return _worker_info() is not None
+
+
+def _worker_info() -> Any:
     import torch.utils.data
 
-    info = torch.utils.data.get_worker_info()
-    return (
-        Worker(worker_id=0, num_workers=1) if info is None else Worker(worker_id=info.id, num_workers=info.num_workers)
-    )
+    return torch.utils.data.get_worker_info()
+
+
+def _describe(info: Any) -> Worker:
+    # torch seeds each worker with the sum of both.
+    return Worker(worker_id=info.id, num_workers=info.num_workers, loader_seed=info.seed - info.id)

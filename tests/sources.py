@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from shardio.images.tiling import tile_jpeg
-
 PILLOW_FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "bmp": "BMP", "tif": "TIFF"}
 
 
@@ -47,6 +45,8 @@ def write_mixed(root: Path) -> None:
     4 baseline and 3 tiled JPEGs are for the kernel, 2 progressive ones for libjpeg-turbo, a CMYK one and 2 PNGs for
     Pillow; that is so where there is a kernel, and crops are not much smaller.
     """
+    from shardio.images.tiling import tile_jpeg  # It imports numba, which each process of a test would do at its start.
+
     size: dict[str, Any] = {"width": 96, "height": 64}
     files = [("jpg", encode(seed, **size)) for seed in range(4)]
     files += [("jpg", tile_jpeg(encode(seed, **size))) for seed in range(4, 7)]

@@ -169,6 +169,26 @@ def test_files_are_written_whole_by_one_function() -> None:
     assert found == set(RENAMING)
 
 
+def test_one_module_finds_the_worker() -> None:
+    """Others may name get_worker_info in messages."""
+
+    def names_it(node: ast.AST) -> bool:
+        names = [getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", "")]
+        return "get_worker_info" in names
+
+    paths = [path for path in PACKAGE.rglob("*.py") if any(map(names_it, ast.walk(ast.parse(path.read_text()))))]
+    assert [path.name for path in paths] == ["world.py"]
+
+
+def test_the_bound_of_epochs_has_one_owner() -> None:
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if "2 ** 62" in ast.unparse(ast.parse(path.read_text()))  # In messages it is written without spaces.
+    }
+    assert found == {"epochs.py"}
+
+
 def test_public_names_are_these_and_can_all_be_loaded() -> None:
     assert shardio.__all__ == [
         "BusyError",

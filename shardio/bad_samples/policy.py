@@ -70,8 +70,7 @@ class BadSamples:
             raise error
         if num_tries == MAX_REPLACEMENTS:
             raise SampleError(
-                f"{error} (the {num_tries} samples tried before it could not be read either: check that the storage "
-                "is reachable)",
+                f"{error} ({num_tries} other samples could not be read either: check that the storage is reachable)",
             ) from error
         entry = {"key": error.key, "where": error.where, "error": str(error), "sample": index, "epoch": epoch}
         if self._on_error == "skip":

@@ -26,8 +26,8 @@ def info(
 ) -> None:
     """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
 
-    The decoders are estimated from the headers of up to 1,000 evenly spaced images. libjpeg-turbo
-    decodes every JPEG crop that is resized to half its size or less, or with antialias=True.
+    The decoders are estimated from the headers of up to 1,000 evenly spaced images.
+    libjpeg-turbo decodes every JPEG crop that is resized to half its size or less, or antialiased.
     A loader's stats() counts the decoders that were actually used.
     """
     from shardio.shards import open_table

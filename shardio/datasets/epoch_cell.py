@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import get_worker_info
-
 from shardio.order import Cursor
 from shardio.shared_numbers import SharedNumbers
+from shardio.world import find_worker_over
 
 _BEGINNING = Cursor(epoch=0)
 
@@ -45,14 +44,14 @@ class EpochCell:
 
     def start(self, dataset: Any) -> Cursor:
         """Start an iteration over ``dataset``; return where it begins."""
-        info = get_worker_info()
+        worker = find_worker_over(dataset)
         # A dataset that wraps this one may iterate over it any number of times per epoch.
-        if info is None or info.dataset is not dataset:
+        if worker is None:
             return self.next
         self._num_starts += 1
         if self._num_starts == 1:
             return self._own
-        return self._agree(info.seed - info.id, info.num_workers)
+        return self._agree(worker.loader_seed, worker.num_workers)
 
     def _agree(self, loader: int, num_workers: int) -> Cursor:
         """Return the same start to all workers of a loader: the latest value at the first of their calls.
@@ -71,4 +70,6 @@ class EpochCell:
         return Cursor(epoch=epoch, position=position)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EpochCell:
-        return EpochCell(self.next)
+        copied = EpochCell(self.next)
+        copied.num_sets = self.num_sets  # Otherwise a copied loader would take the epoch for one that was set since.
+        return copied

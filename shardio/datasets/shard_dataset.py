@@ -49,8 +49,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     >>> loader = DataLoader(dataset, batch_size=128, num_workers=2)  # doctest: +SKIP
 
     Args:
-        source: A packed directory, its manifest, a tar, a brace pattern such as
-            ``shard-{000000..000012}.tar``, or a list of tars.
+        source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern such as
+            ``shard-{000000..000012}.tar``, or a list of tars and patterns.
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
             ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls`` and ``npy`` are
             decoded, all others are bytes. A single name instead of a tuple yields the bare value.

@@ -22,7 +22,8 @@ class ShardMapDataset(MapDataset):
     :class:`shardio.ShardDataset`.
 
     Args:
-        source: A packed directory, its manifest, a tar, a brace pattern, or a list of tars.
+        source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern, or a list of tars and
+            patterns.
         fields: The fields of a sample: a tuple of names, or one name for bare values.
         transform: A callable applied to each image.
         decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.

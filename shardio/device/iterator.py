@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
-from shardio.handover import Count, hand_over, held_back
+from shardio.handover import Count, find_held, hand_over, held_back, restore_held
 from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
 
@@ -80,10 +80,12 @@ class PrefetchIterator:
             raise cut_short(self._cut_short_by)
         if not self._is_open:
             raise StopIteration
+        held = find_held()
         self._cut_short_by = "an error"  # Until a batch is returned, any interruption may lose one.
         try:
             batch, error = self._receive()
         except BaseException as interruption:
+            restore_held(held)
             self._cut_short_by = describe_error(interruption)
             raise
         self._cut_short_by = None

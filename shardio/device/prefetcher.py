@@ -17,7 +17,7 @@ from shardio.device.iterator import LastReceived, PrefetchIterator
 from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import ImagePreparation, Normalize
 from shardio.device.streams import CopyStream, CudaStream
-from shardio.epochs import set_epoch
+from shardio.epochs import MAX_EPOCH, set_epoch
 from shardio.handover import counts_when_received
 from shardio.torch_modes import own_tensors
 from shardio.values import check_integer
@@ -114,7 +114,7 @@ class DevicePrefetcher:
             TypeError: If ``epoch`` is not an integer.
             ValueError: If ``epoch`` is negative or not below 2**62.
         """
-        set_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=2**62))
+        set_epoch(self.loader, check_integer("epoch", epoch, at_least=0, below=MAX_EPOCH))
 
     @property
     def has_state(self) -> bool:

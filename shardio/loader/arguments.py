@@ -109,8 +109,8 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
         )
     if on_error == "skip" and isinstance(dataset, ShardDataset) and dataset.overrides_iteration:
         raise ValueError(
-            f"on_error='skip' does not work with {type(dataset).__name__}, which overrides __iter__: this would "
-            "receive placeholders for the skipped samples. Use on_error='replace', or move the method's code to the "
+            f"on_error='skip' does not work with {type(dataset).__name__}, which overrides __iter__: that method "
+            "would receive placeholders for the skipped samples. Use on_error='replace', or move its code to the "
             "transform or to collate_fn"
         )
     if has_order or obstacle is None:

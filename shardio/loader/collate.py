@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate, get_worker_info
+from torch.utils.data import ConcatDataset, Subset, default_collate
 
 from shardio.bad_samples import Broken, Skipped, all_skipped
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.decoding import find_wide
 from shardio.interruptions import let_through, no_end
 from shardio.loader.failures import Failure, describe_failure
+from shardio.world import is_torch_worker
 
 
 def yields_images(dataset: Any) -> bool:
@@ -65,9 +66,7 @@ class CollateKept:
         except Exception as error:
             let_through(error)
             failure = no_end(error)
-            if get_worker_info() is None:
-                return Failure(error=failure)
-            return describe_failure(failure)
+            return describe_failure(failure) if is_torch_worker() else Failure(error=failure)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch.utils.data
 
 from shardio.bad_samples import OnError
-from shardio.datasets import TOO_LATE, Transformed, unwrap_subsets
+from shardio.datasets import TOO_LATE
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
     Fixed,
@@ -25,18 +25,21 @@ from shardio.loader.arguments import (
 )
 from shardio.loader.collate import collate_channels_last, endless_collate, yields_images
 from shardio.loader.epoch_iterator import EpochIterator
-from shardio.loader.executors.choice import make_executor, why_not_ours
+from shardio.loader.executors.choice import find_settings, make_executor, why_not_ours
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
-from shardio.loader.executors.executor import NO_STATS, BatchIterator, Executor
+from shardio.loader.executors.executor import BatchIterator, Executor
 from shardio.loader.executors.pipeline import SUPERSEDED
+from shardio.loader.executors.settings import ExecutorSettings, find_decoder
 from shardio.loader.executors.torch_batches import TorchBatches
-from shardio.loader.executors.torch_options import explain_obstacles, torch_options
+from shardio.loader.executors.torch_options import explain_obstacles
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import OrderSampler, Stateful, find_order
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Progress, Remainder, Split
 from shardio.torch_modes import own_tensors
 from shardio.values import check_choice, check_integer, check_optional_integer
+
+NO_STATS = "per-stage timings are not available, because torch makes these batches: {reason}"
 
 
 class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
@@ -138,7 +141,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         self._latest: object = None  # A token for the latest iteration.
         self._warned_of = set[Split]()  # Epochs without batches.
         self._executor: Executor | None = None
-        self._executor_settings: tuple[Any, ...] = ()
+        self._executor_settings: ExecutorSettings | None = None
         self._memory_callbacks: list[MemoryCallback] = []
         self._order = find_order(dataset, self.sampler)
         check_samplers_dataset(dataset, self._drawing_sampler, compares_digests=True)
@@ -156,6 +159,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             if dataset is source:
                 # torch's loader forbids setting the sampler, but only frameworks read this one.
                 object.__setattr__(self, "sampler", OrderSampler(self._order))
+            source.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
 
     def watch_memory(self, callback: MemoryCallback) -> None:
         """Register a callback that is called once with each memory block, uint8 [n]. It must not keep the array."""
@@ -184,9 +188,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             TypeError: If torch makes the batches, because the dataset or a transform is not shardio's, or an argument
                 such as ``collate_fn`` is set: torch does not time the stages.
         """
-        if (executor := self._find_executor()) is None:
+        executor = self._find_executor()
+        if executor is None or (stats := executor.stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
-        return executor.stats()
+        return stats
 
     @property
     def runs_torchs_workers(self) -> bool:
@@ -195,14 +200,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def _find_executor(self) -> Executor | None:
         """Return the executor for the current attributes, which may be set at any time."""
-        reason, pins = why_not_ours(self), self.pin_memory and torch.cuda.is_available()
-        is_default = isinstance(self.prefetch_factor, DefaultPrefetch)
-        settings = (reason, unwrap_subsets(self.dataset), self._decoder, torch_options(self), is_default, pins)
-        if settings != self._executor_settings:
+        settings = find_settings(self)
+        if self._executor_settings is None or not settings.is_same(self._executor_settings):
             self._executor_settings = settings
-            self._executor = make_executor(
-                self, self._order, self._bad_samples, reason, pins=pins, memory_callbacks=self._memory_callbacks
-            )
+            self._executor = make_executor(settings, self._order, self._bad_samples, self._memory_callbacks)
         return self._executor
 
     def _find_start(self) -> tuple[Cursor | None, Split | None]:
@@ -210,7 +211,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         if self._order is None:
             self._warn_of_sampler()
             return None, None
-        cursor = self._order.counter.find_start(self._order.source.num_all_samples)
+        cursor = self._order.update_counter().find_start(self._order.source.num_all_samples)
         split = self._split(cursor)
         if not split.num_batches and not cursor.position:
             warn_of_no_batches(split, self._warned_of, stacklevel=5)
@@ -218,11 +219,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def _begin(self, batches: BatchIterator, cursor: Cursor | None, split: Split | None) -> Any:
         """Return the user's iterator. The epoch counts only from here on, when nothing else can fail."""
-        decoder, token = self._decoder, object()
+        decoder, token = find_decoder(self.dataset), object()
         self._latest = token
 
         def check() -> None:
-            if decoder is not self._decoder:
+            if decoder is not find_decoder(self.dataset):
                 raise RuntimeError(TOO_LATE)
             if self.persistent_workers and self._latest is not token:
                 raise RuntimeError(SUPERSEDED)
@@ -232,8 +233,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             return EpochIterator(batches, check, None, name)
         progress = Progress(cursor=cursor, split=split)
         iterator = self._follow(EpochIterator(batches, check, progress, name), progress)
-        self._order.counter.start(self._order.source.num_all_samples)
-        self._order.counter.progress = progress
+        counter = self._order.update_counter()
+        counter.start(self._order.source.num_all_samples)
+        counter.progress = progress
         return iterator
 
     def _iterate_torch(self) -> Any:
@@ -256,12 +258,6 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """The sampler of single samples."""
         return getattr(self.batch_sampler, "sampler", self.sampler)
 
-    @property
-    def _decoder(self) -> Any:
-        """The decoder of shardio's dataset; None for any other, whose transform works differently."""
-        dataset = unwrap_subsets(self.dataset).dataset
-        return dataset.decoder if isinstance(dataset, Transformed) else None
-
     def _split(self, cursor: Cursor) -> Split:
         assert self._order is not None, "the caller checked"
         remainder: Remainder = "drop" if self.drop_last else self._order.source.remainder
@@ -269,7 +265,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts its own workers.
-        return {**self.__dict__, "_executor": None, "_executor_settings": ()}
+        return {**self.__dict__, "_executor": None, "_executor_settings": None}
 
 
 def _allow() -> None:

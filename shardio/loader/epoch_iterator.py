@@ -60,8 +60,8 @@ class EpochIterator:
             with before_shutdown(), own_tensors():
                 made = next(self._batches)
             self._num_taken += 1
-            has_failed = isinstance(made, Failure)
-            if not has_failed:
+            failure = made.restore() if isinstance(made, Failure) else None
+            if failure is None:
                 self._count()
         except StopIteration:
             self.close()
@@ -72,14 +72,14 @@ class EpochIterator:
             self._cut_short_by = describe_error(error)
             self.close()
             raise
-        # No call may follow this line before the return: Python runs signal handlers where functions are called.
+        # No call may follow the next line: Python runs signal handlers where functions are called.
         self._cut_short_by = None
-        if not has_failed:
+        if failure is None:
             return made
         try:
-            raise made.restore()
+            raise failure
         finally:
-            del made  # Otherwise the error's traceback would keep this frame, and so the error, alive.
+            del made, failure  # Otherwise the error's traceback would keep this frame, and so the error, alive.
 
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""

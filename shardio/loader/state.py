@@ -28,13 +28,11 @@ class LoaderOrder:
 
     def __init__(self, source: ShardDataset | EpochSampler) -> None:
         self.source = source
-        source.has_loader = True
         self._counter = source.counter if isinstance(source, EpochSampler) else EpochCounter()
         self._num_epoch_sets = 0
 
-    @property
-    def counter(self) -> EpochCounter:
-        """The counter that determines the next epoch.
+    def update_counter(self) -> EpochCounter:
+        """Apply the source's ``set_epoch``; return the counter that determines the next epoch.
 
         An EpochSampler has its own counter, so its ``set_epoch`` works too. A ShardDataset may serve several loaders,
         so each loader has a counter, which follows the dataset's ``set_epoch``.
@@ -68,7 +66,7 @@ class OrderSampler(torch.utils.data.Sampler[None]):
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the loader's next ``iter``."""
-        self._order.counter.set_epoch(epoch)
+        self._order.update_counter().set_epoch(epoch)
 
 
 class Stateful:
@@ -103,7 +101,7 @@ class Stateful:
         if self._order is None:
             set_epoch_of_parts(self, epoch, skip=(MapDataset,))
         else:
-            self._order.counter.set_epoch(epoch)
+            self._order.update_counter().set_epoch(epoch)
             set_epoch(self.dataset, epoch, skip=(MapDataset, ShardDataset))
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +112,7 @@ class Stateful:
         if self._order is None:
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return {}
-        return self._order.source.dump_cursor(self._order.counter.now)
+        return self._order.source.dump_cursor(self._order.update_counter().now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state at the next ``iter``.
@@ -134,4 +132,4 @@ class Stateful:
                 )
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return
-        self._order.counter.load(self._order.source.read_cursor(state))
+        self._order.update_counter().load(self._order.source.read_cursor(state))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardio.epochs import MAX_EPOCH
 from shardio.order.split import Split
 from shardio.values import check_integer
-
-MAX_EPOCH = 2**62
-"""Epochs are below this, so that later ones also fit in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from shardio.epochs import MAX_EPOCH
 from shardio.errors import StateError
-from shardio.order.cursor import MAX_EPOCH, Cursor
+from shardio.order.cursor import Cursor
 from shardio.order.settings import OrderSettings
 from shardio.values import check_integer
 

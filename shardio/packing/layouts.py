@@ -119,7 +119,7 @@ def check_pairs(
     kinds = Counter(field.rpartition(".")[0] for files in groups.values() for field in files if "." in field)
     if not kinds:
         where = f"{images}/a.jpg and masks/a.png" if images else "images/a.jpg and masks/a.png, or a.jpg and a.mask.png"
-        raise PackError(f"{src} holds no pairs: the files of a sample must have the same name, such as {where}")
+        raise PackError(f"{src} holds no pairs: the files of a sample must have the same stem, such as {where}")
     for files in groups.values():
         missing = sorted(set(kinds) - {field.rpartition(".")[0] for field in files})
         if missing:

@@ -169,10 +169,10 @@ def pack_directory(
     scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes)
     problems = [*scan.unreadable, *scan.mislabelled]
     if strict and problems:
-        more = f" ({len(problems) - 1} more such files)" if len(problems) > 1 else ""
+        more = f" ({len(problems) - 1} more files have such problems)" if len(problems) > 1 else ""
         raise PackError(
-            f"{problems[0].path} {problems[0].what}{more}: nothing was packed. Fix or remove what is named, or omit "
-            "--strict (strict=True)"
+            f"{problems[0].path} {problems[0].what}{more}: nothing was packed. Repair or remove the "
+            f"{'file' if len(problems) == 1 else 'files'}, or omit --strict (strict=True)"
         )
     plan = make_plan(scan, settings)
     with destination.locked(src, dst):

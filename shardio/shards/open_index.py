@@ -169,12 +169,12 @@ class ShardIndex:
         if self._tar.size != header.num_bytes:
             raise StaleIndexError(
                 f"the index {self.location} was created for a tar of {header.num_bytes} bytes, "
-                f"but {self._tar.location} has changed: it has {self._tar.size}. {self._remedy}"
+                f"but {self._tar.location} has changed: it now has {self._tar.size} bytes. {self._remedy}"
             )
         if not 0 <= header.num_samples <= self._tar.size // BLOCK or self._num_key_bytes > self._tar.size:
             raise FormatError(
                 f"the index {self.location} has {header.num_samples} samples with keys of {self._num_key_bytes} bytes, "
-                f"more than {self._tar.location} can hold in {self._tar.size} bytes: the index is damaged. {self._remedy}"
+                f"more than {self._tar.location} can hold in {self._tar.size} bytes. {self._remedy}"
             )
         first_and_last = list[NDArray[np.int64]]()
         if header.num_samples:
@@ -243,8 +243,8 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
         if values["format"] != INDEX_FORMAT:  # Checked first: other formats may have other values.
             raise FormatError(
                 f"the index {file.location} has format {values['format']}, but this version of shardio reads "
-                f"{INDEX_FORMAT}: use the version that wrote it, or pack the dataset again. If shardio did not pack the "
-                "tar, delete the index instead"
+                f"{INDEX_FORMAT}: use the version that wrote it, or pack the dataset again. If shardio did not pack "
+                "the tar, delete the index instead"
             )
         header = _make_header(values)
         _check_header(header)
@@ -253,7 +253,10 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
             if data_start + layout[name]["data_offsets"][1] > file.size:
                 raise ValueError(f"tensor {name} extends beyond the end of the file")
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{file.location} is not an index of shardio or is damaged: {error!r}") from error
+        raise FormatError(
+            f"{file.location} is damaged, or is not an index of shardio ({error!r}). Download it again, or pack the "
+            "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
+        ) from error
     return header, begins, layout["key_bytes"]["shape"][0]
 
 

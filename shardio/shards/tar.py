@@ -196,7 +196,8 @@ class TarScan:
         where = f"{self._file.location} holds {info.name} at byte {info.offset_data}"
         if info.issparse():
             raise FormatError(
-                f"{where} as a sparse file, whose content is not one range of bytes: create the tar again without --sparse"
+                f"{where} as a sparse file, whose content is not one range of bytes: create the tar again without "
+                "--sparse"
             )
         if not info.name or info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size):
             raise FormatError(

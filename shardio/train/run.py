@@ -181,10 +181,10 @@ class TrainRun:
 
     def _remedy(self) -> str:
         if self._saved_step is None:
-            return "Start a new run with a lower learning rate or clip_norm (--clip-norm), or repair the data"
+            return "Start a new run with a lower learning rate or with clip_norm (--clip-norm), or repair the data"
         return (
-            "Start a new run with a lower learning rate or clip_norm (--clip-norm), or repair the data. "
-            f"{self._directory}/{LAST} holds the weights of step {self._saved_step}, before that"
+            "Start a new run with a lower learning rate or with clip_norm (--clip-norm), or repair the data. "
+            f"{self._directory}/{LAST} holds the weights of step {self._saved_step}, before the failure"
         )
 
     def _save(self, names: list[str], *, is_within_epoch: bool) -> None:

@@ -3,7 +3,7 @@
 Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
-from shardio.transforms.compose import Compose, apply_transform, plan_transform, refuse_pillow
+from shardio.transforms.compose import Compose, apply_transform, is_builtin, plan_transform, refuse_pillow
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
@@ -16,6 +16,7 @@ __all__ = [
     "Resize",
     "Transform",
     "apply_transform",
+    "is_builtin",
     "plan_transform",
     "refuse_pillow",
     "rng_keys_from_torch",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, RenderedImages, render_chunk
 from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
+from shardio.transforms.geometry import BUILTINS
 from shardio.transforms.transform import (
     REMEDY,
     Geometry,
@@ -53,6 +54,13 @@ class Compose:
 
     def __repr__(self) -> str:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
+
+
+def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
+    """Return whether shardio's code alone does a transform: each step is exactly one of BUILTINS. None does nothing."""
+    if type(transform) is Compose:
+        return all(map(is_builtin, transform.transforms))
+    return transform is None or type(transform) in BUILTINS
 
 
 def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:

@@ -166,6 +166,10 @@ class RandomHorizontalFlip(Geometry):
         return f"RandomHorizontalFlip(p={self.p})"
 
 
+BUILTINS: frozenset[type] = frozenset({CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize})
+"""shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
+
+
 def _pair(size: object) -> tuple[int, int]:
     """Return a size as (height, width)."""
     match size:

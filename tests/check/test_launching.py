@@ -14,16 +14,18 @@ import pytest
 from shardio.check.launching import RankCommand, run_ranks
 from shardio.errors import ShardioError
 
-# A rank that writes the process id of its child. Both sleep until the launcher ends them.
+# A rank that writes the process id of its child. Both sleep until the launcher ends them. A stubborn rank survives
+# SIGTERM, and then writes its own process id.
 WAITS = """
-import signal, subprocess, sys, time
+import os, signal, subprocess, sys, time
+def write(number, name):
+    with open(name + ".tmp", "w") as file:
+        file.write(str(number))
+    os.rename(name + ".tmp", name)
 if "stubborn" in sys.argv:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: write(os.getpid(), sys.argv[1] + "-told"))
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-with open(sys.argv[1] + ".tmp", "w") as file:
-    file.write(str(child.pid))
-import os
-os.rename(sys.argv[1] + ".tmp", sys.argv[1])
+write(child.pid, sys.argv[1])
 time.sleep(600)
 """
 
@@ -87,30 +89,36 @@ LAUNCHES = """
 import sys
 from pathlib import Path
 from tests.check.test_launching import WAITS, rank
-from shardio.check.launching import run_ranks
-work = Path(sys.argv[1])
-run_ranks([rank(work, number, WAITS, work / str(number), *sys.argv[2:]) for number in range(2)], "it")
+from shardio.check import launching
+work, launching.GRACE_S = Path(sys.argv[1]), float(sys.argv[2])
+launching.run_ranks([rank(work, number, WAITS, work / str(number), *sys.argv[3:]) for number in range(2)], "it")
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "stubborn"),
-    [(signal.SIGINT, -signal.SIGINT, ()), (signal.SIGTERM, 143, ()), (signal.SIGTERM, 143, ("stubborn",))],
+    ("number", "code", "kind", "grace_s", "is_sent_again"),
+    [
+        (signal.SIGINT, -signal.SIGINT, "obedient", 600, False),
+        (signal.SIGTERM, 143, "stubborn", 0, False),
+        (signal.SIGTERM, 143, "stubborn", 600, True),
+    ],
 )
 def test_signals_end_all_ranks_and_their_children(
-    number: signal.Signals, code: int, stubborn: tuple[str, ...], tmp_path: Path
+    number: signal.Signals, code: int, kind: str, grace_s: float, is_sent_again: bool, tmp_path: Path
 ) -> None:
+    """Ranks that stay are killed when their grace ends, or at once after a second signal."""
     root = Path(__file__).parents[2]
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHES, str(tmp_path), *stubborn],
+        [sys.executable, "-c", LAUNCHES, str(tmp_path), str(grace_s), kind],
         cwd=root,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(root)},
     )
-    children = [await_file(tmp_path / str(rank)) for rank in range(2)]
+    processes = [await_file(tmp_path / str(rank)) for rank in range(2)]
     launcher.send_signal(number)
-    if stubborn:
-        launcher.send_signal(number)  # Those that stay are killed at once.
-    launcher.communicate()
+    if is_sent_again:
+        processes += [await_file(tmp_path / f"{rank}-told") for rank in range(2)]
+        launcher.send_signal(number)
+    launcher.communicate(timeout=300)
     assert launcher.returncode == code
-    assert not any(map(is_running, children))
+    assert not any(map(is_running, processes))

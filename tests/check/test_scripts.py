@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from shardio import IdentityError
 from tests.check.conftest import RunCheck
+from tests.processes import run_python
 
 SCRIPT = """
 import sys
@@ -65,20 +64,17 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardio", "check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
-
-
 def test_real_ranks_are_judged_though_they_write_much_and_leave_threads_behind(script: Path) -> None:
-    done = run_command(f"{script}:split", "--world-size", 2, "--epochs", 2, "--expected", 60, "--key", "id")
+    done = run_python(
+        "-m", "shardio", "check", f"{script}:split", "--world-size", 2, "--epochs", 2, "--expected", 60, "--key", "id"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 1: right: 60 samples: 60 delivered once" in done.stdout
     assert "rank 1 worker 0: 30 samples" in done.stdout
 
 
 def test_a_failure_ends_real_ranks_that_wait_for_it_and_is_shown(script: Path) -> None:
-    done = run_command(f"{script}:failing", "--world-size", 2)
+    done = run_python("-m", "shardio", "check", f"{script}:failing", "--world-size", 2)
     assert done.returncode == 1
     assert re.match(r"error: rank 1 of .*:failing failed:\n", done.stderr)
     assert "RuntimeError: no data on this rank" in done.stderr
@@ -120,13 +116,13 @@ def test_a_function_must_return_a_loader(script: Path, run_check: RunCheck) -> N
 SHARDIO = """
 import shardio
 
-def make(map_style=False, drop_last=False, key="key", **options):
+def make(map_style=False, drop_last=False, num_workers=0, key="key", **options):
+    loading = dict(batch_size=4, num_workers=num_workers, drop_last=drop_last)
     if not map_style:
         dataset = shardio.ShardDataset({packed!r}, fields=key, shuffle=True, **options)
-        return shardio.DataLoader(dataset, batch_size=4, num_workers=1, drop_last=drop_last)
+        return shardio.DataLoader(dataset, **loading)
     dataset = shardio.ShardMapDataset({packed!r}, fields=key)
-    sampler = shardio.EpochSampler(dataset, **options)
-    return shardio.DataLoader(dataset, batch_size=4, sampler=sampler, num_workers=1, drop_last=drop_last)
+    return shardio.DataLoader(dataset, sampler=shardio.EpochSampler(dataset, **options), **loading)
 
 def chosen():
     return make({options})
@@ -140,8 +136,8 @@ ALL = "21 delivered once, 0 more than once, 0 never"
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("", PADDED),
-        ("map_style=True, key=('label', 'key')", PADDED),
+        ("num_workers=1", PADDED),
+        ("num_workers=1, map_style=True, key=('label', 'key')", PADDED),
         ("remainder='keep'", ALL),
         ("remainder='mask'", ALL),
         ("remainder='mask', map_style=True, key=('label', 'key')", ALL),

@@ -33,6 +33,16 @@ def test_a_named_device_is_used() -> None:
     assert choose_device("meta") == torch.device("meta")
 
 
+@pytest.mark.parametrize(("name", "asked"), [("cpu", []), ("meta", []), ("mps", ["mps"]), ("cuda:0", ["cuda"])])
+def test_torch_is_asked_only_about_the_named_type(monkeypatch: pytest.MonkeyPatch, name: str, asked: list[str]) -> None:
+    """To ask about CUDA takes time, and may print warnings about a driver that nothing uses."""
+    found = list[str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: not found.append("cuda"))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: not found.append("mps"))  # type: ignore[func-returns-value]
+    assert choose_device(name) == torch.device(name)
+    assert found == asked
+
+
 @pytest.mark.parametrize("name", ["cuda", "cuda:1", "mps"])
 def test_a_device_that_torch_cannot_use_is_refused_everywhere(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

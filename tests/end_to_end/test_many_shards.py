@@ -13,7 +13,7 @@ import shardio
 from tests.processes import run_python
 from tests.sources import encode
 
-NUM_SHARDS = 300
+NUM_SHARDS = 200
 
 SCRIPT = """
 import json

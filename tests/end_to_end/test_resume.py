@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
-from tests.processes import run_ranks
+from tests.processes import forkserver_context, run_ranks
 from tests.sources import write_images
 
 SEED = 5
@@ -95,6 +95,8 @@ def run_rank(rank: int, task: Task) -> None:
     assert "RANK" not in os.environ
     assert "WORLD_SIZE" not in os.environ
     group = task.group
+    if group.context == "forkserver":
+        forkserver_context()  # Its server has imported torch.
     loaders = {kind: KINDS[kind][0](task.packed, KINDS[kind][1], group) for kind in task.kinds}
     for_torch = ShardDataset(
         task.packed, fields="key", shuffle=True, seed=SEED, remainder="keep", batch_size=group.batch_size
@@ -164,16 +166,16 @@ class ResumeCase:
 
 CASES = {
     "fork, then persistent workers": ResumeCase(
-        old=Group(world_size=2, batch_size=5, num_workers=2, context="fork"),
+        old=Group(world_size=3, batch_size=3, num_workers=2, context="fork"),
         num_batches=3,
-        new=Group(world_size=3, batch_size=4, num_workers=1, context="fork", persistent_workers=True),
+        new=Group(world_size=2, batch_size=4, num_workers=1, context="fork", persistent_workers=True),
         kinds=("shards keep", "by index mask"),
         num_epochs=2,
     ),
     "forkserver, then no workers": ResumeCase(
-        old=Group(world_size=3, batch_size=2, num_workers=1, context="forkserver"),
+        old=Group(world_size=2, batch_size=3, num_workers=1, context="forkserver"),
         num_batches=7,
-        new=Group(world_size=2, batch_size=7, num_workers=0),
+        new=Group(world_size=3, batch_size=5, num_workers=0),
         kinds=("shards mask", "by index keep"),
         num_epochs=1,
     ),

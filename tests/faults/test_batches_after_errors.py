@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.utils.data import Sampler
 
-from shardio import DataLoader, SampleError, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
 from tests.faults.damage import NUM_SAMPLES, Subject, fill_with_noise
 
@@ -31,6 +31,30 @@ def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers:
         _, keys = next(iterator)
         assert keys == [dataset[number][1] for number in good]
     assert list(iterator) == []
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_an_error_that_blames_no_sample_ends_no_epoch_wherever_it_comes(
+    tmp_path: Path, num_workers: int, number: int
+) -> None:
+    """The first sample that is read shows how batches lie in memory. Its error is that of its batch, too."""
+    Subject(tmp_path, "folder", {})
+    folder = ImageFolder(tmp_path / "clean", transform=RandomResizedCrop(48))
+    good = [labels.tolist() for _, labels in DataLoader(folder, batch_size=4)]
+    assert len(good) == NUM_SAMPLES // 4
+    folder.samples[number] = (folder.samples[number][0], 0.5)  # type: ignore[assignment]  # the test
+    sampler = EpochSampler(folder, shuffle=False)
+    loader = DataLoader(folder, batch_size=4, sampler=sampler, num_workers=num_workers)
+    batches = iter(loader)
+    for at, expected in enumerate(good):
+        if at == number // 4:
+            with pytest.raises(TypeError, match=r"got 0\.5 for"):
+                next(batches)
+        else:
+            assert next(batches)[1].tolist() == expected
+    assert list(batches) == []
+    assert loader.state_dict()["position"] == NUM_SAMPLES
 
 
 @pytest.mark.parametrize(("num_workers", "on_error"), [(0, "replace"), (1, "raise")])

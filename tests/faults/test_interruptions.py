@@ -6,7 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import PIL.Image
 import pytest
 import torch
 
-from shardio import DataLoader, DevicePrefetcher, EpochSampler, ShardDataset, ShardMapDataset
+from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset, ShardMapDataset
+from shardio.handover import find_held
 from shardio.images.formats import find_format
 from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomHorizontalFlip
-from tests.faults.damage import Subject
+from tests.faults.damage import Subject, fill_with_noise
 from tests.faults.test_caught_errors import catching
 from tests.faults.worker_processes import CROP, batches_of, find_worker_processes, plain, send_signal
 from tests.sources import encode
@@ -27,10 +28,24 @@ from tests.tars import write_tar
 ENDED = "this epoch ended before its last batch"
 
 
+def results_of(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield each batch as plain values, or the message of the error in its place."""
+    with suppress(StopIteration):
+        while True:
+            yield result_of(batches)
+
+
+def result_of(batches: Iterator[Any]) -> Any:
+    try:
+        return plain(next(batches))
+    except SampleError as error:
+        return str(error)
+
+
 def rest_of(batches: Iterator[Any], received: list[Any]) -> str | None:
     """Collect the rest of an epoch; return the message of the error that ended it, which must repeat from then on."""
     try:
-        received += map(plain, batches)
+        received += results_of(batches)
     except RuntimeError as error:
         with pytest.raises(RuntimeError, match=ENDED):
             next(batches)
@@ -53,10 +68,46 @@ class Interruption:
                 raise KeyboardInterrupt
 
 
+def receive_interrupted(batches: Iterator[Any], number: int) -> tuple[list[Any], int, str | None]:
+    """Receive an epoch that is interrupted at a call for its second batch.
+
+    Returns:
+        The results, how many calls there were, and the words of the error that ended the epoch, if one did.
+    """
+    interruption, end = Interruption(number), None
+    received = [result_of(batches)]
+    gc.disable()  # It may finalize another pass's generators, whose errors go nowhere.
+    sys.setprofile(interruption)
+    try:
+        received.append(result_of(batches))
+    except KeyboardInterrupt:
+        end = rest_of(batches, received)
+    else:
+        sys.setprofile(None)
+        received += results_of(batches)
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    assert find_held() is None, "or no later batch would count"
+    return received, number - interruption.num_left, end
+
+
+def dense_at_both_ends(num_calls: int) -> list[int]:
+    """Return numbers from 1 to a little more than ``num_calls``, ever fewer towards the middle."""
+    numbers, step = set[int](), 0
+    while step < num_calls:
+        numbers |= {1 + step, num_calls + 2 - step}
+        step += 1 + step // 5
+    return sorted(numbers)
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["good batch", "batch that fails"])
 @pytest.mark.parametrize("through", ["loader", "sampler", "torch", "prefetcher"])
-def test_whenever_it_is_interrupted_no_batch_is_lost_or_repeated(tmp_path: Path, through: str) -> None:
-    subject = Subject(tmp_path, "map", {})
-    dataset = ShardMapDataset(subject.tars, fields=("image", "label", "key"), transform=CROP)
+def test_whenever_it_is_interrupted_no_batch_is_lost_or_repeated(tmp_path: Path, through: str, fails: bool) -> None:
+    """Nor is the error of a batch that fails: it comes in its place, or the epoch ends with an error."""
+    folder = tmp_path / "good"
+    folder.mkdir()
+    dataset = ShardMapDataset(Subject(folder, "map", {}).tars, fields=("image", "label", "key"), transform=CROP)
 
     def start() -> Iterator[Any]:
         torch.manual_seed(0)
@@ -64,26 +115,19 @@ def test_whenever_it_is_interrupted_no_batch_is_lost_or_repeated(tmp_path: Path,
         loader = DataLoader(dataset, 8, sampler=sampler, worker_init_fn=print if through == "torch" else None)
         return iter(DevicePrefetcher(loader, "cpu") if through == "prefetcher" else loader)
 
-    expected = [plain(batch) for batch in start()]
-    ends, number = set[str](), 1
-    while True:
-        batches, interruption, end = start(), Interruption(number), None
-        received = [plain(next(batches))]
-        gc.disable()  # It may finalize another pass's generators, whose errors go nowhere.
-        sys.setprofile(interruption)
-        try:
-            received.append(plain(next(batches)))
-        except KeyboardInterrupt:
-            end = rest_of(batches, received)
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        if interruption.num_left > 0:
-            break
+    expected = list(results_of(start()))
+    if fails:
+        damaged = Subject(tmp_path, "map", {int(expected[1][2][0][-3:]): fill_with_noise})
+        dataset = ShardMapDataset(damaged.tars, fields=("image", "label", "key"), transform=CROP)
+        expected = list(results_of(start()))
+    assert [isinstance(result, str) for result in expected] == [False, fails, False, False, False]
+    num_calls = receive_interrupted(start(), 10**9)[1]
+    assert num_calls > 500
+    ends = set[str]()
+    for number in dense_at_both_ends(num_calls):
+        received, _, end = receive_interrupted(start(), number)
         assert received == (expected if end is None else expected[: len(received)]), number
         ends |= set() if end is None else {end}
-        number += 1 + number // 5
-    assert number > 500
     assert [end for end in ends if ENDED not in end] == []
     assert any("KeyboardInterrupt" in end for end in ends)
 
@@ -183,7 +227,7 @@ def test_after_a_timeout_the_epoch_does_not_end_as_if_it_were_whole(
         batches._batches._timeout_s = 0.01
         patch.setattr(WorkerPool, "receive", lambda self, timeout_s: [])
         with pytest.raises(RuntimeError, match="no batch arrived within timeout"):
-            next(batches)
+            received += map(plain, batches)  # Some may have arrived with the first one.
     end = rest_of(batches, received)
     assert end is not None
     assert "no batch arrived within timeout" in end

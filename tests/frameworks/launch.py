@@ -6,10 +6,10 @@ framework, once. Then it forks the ranks of one world after the other.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Hashable, Sequence
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch.distributed
 from torch.multiprocessing.spawn import start_processes
 
 from shardio.check import CoverageRecorder, ExpectedSamples, make_report, merge_recordings
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,8 +28,7 @@ ROOT = Path(__file__).parents[2]
 def launch(target: str, folder: Path, *arguments: Any, world_sizes: Sequence[int] = (2,)) -> None:
     """Call ``MODULE:FUNCTION`` with ``folder/WORLD_SIZE`` and the arguments on each rank of each world."""
     texts = [json.dumps(world_sizes), json.dumps(arguments, default=str)]
-    command = [sys.executable, "-m", "tests.frameworks.launch", target, str(folder), *texts]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    found = run_python("-m", "tests.frameworks.launch", target, folder, *texts, cwd=ROOT)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -77,7 +77,9 @@ def check_epochs(
 
 if __name__ == "__main__":
     _, target, folder, world_sizes, arguments = sys.argv
-    importlib.import_module(target.split(":")[0])
+    for module in (target.split(":")[0], "torch._dynamo"):  # Each rank would import the second one to prepare a model.
+        importlib.import_module(module)
+    gc.freeze()  # Frameworks call gc.collect() often. It would search all that was imported.
     for world_size in json.loads(world_sizes):
         own = Path(folder, str(world_size))
         own.mkdir()

@@ -21,6 +21,7 @@ from shardio.loader.accelerated import find_remainder
 from shardio.order import Remainder, Split
 from tests.frameworks import with_accelerate
 from tests.frameworks.launch import check_epochs, launch, returned
+from tests.processes import forkserver_context
 
 SPLITTERS = {
     "torch-shards-dispatch": "DataLoaderDispatcher",
@@ -142,8 +143,9 @@ def test_accelerate_tracks_an_epoch_until_it_ends_or_is_left(packed: Path, prepa
         assert not accelerator.gradient_state.in_dataloader
 
 
-@pytest.mark.parametrize("context", [None, "fork", "spawn"])
+@pytest.mark.parametrize("context", [None, "fork", "forkserver"])
 def test_a_second_split_is_an_error_in_workers_too(packed: Path, context: str | None) -> None:
+    forkserver_context()
     dataset = ShardDataset(packed, fields="label", rank=1, world_size=2)
     options: dict[str, Any] = {} if context is None else {"num_workers": 1, "multiprocessing_context": context}
     again = IterableDatasetShard(dataset, 4, num_processes=2, process_index=1)

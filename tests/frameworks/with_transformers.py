@@ -85,7 +85,10 @@ def run(folder: Path, packed: str) -> dict[str, Any]:
     shares = {"accelerator_config": {"dispatch_batches": False}}
     alone = ShardDataset(packed, fields=("label", "key"), shuffle=True, rank=0, world_size=1)
     return {
-        "skipped": error_of(lambda: resume(folder / "shards", datasets["shards"], ignore_data_skip=False)),
+        # After an error, torch may wait for workers for 5 s: it has none.
+        "skipped": error_of(
+            lambda: resume(folder / "shards", datasets["shards"], ignore_data_skip=False, num_workers=0)
+        ),
         "not split": error_of(lambda: plain(folder / "not-split", alone, **shares)),
         "dispatched": error_of(lambda: plain(folder / "dispatched", datasets["shards"])),
         "shared": error_of(lambda: plain(folder / "shared", datasets["shards"], **shares)),
@@ -120,7 +123,13 @@ def plain(folder: Path, dataset: Any, **options: Any) -> None:
 
 
 def train(
-    kind: type[Any], folder: Path, dataset: Any, *, checkpoint: Path | None = None, **options: Any
+    kind: type[Any],
+    folder: Path,
+    dataset: Any,
+    *,
+    checkpoint: Path | None = None,
+    num_workers: int = 1,
+    **options: Any,
 ) -> list[list[int]]:
     """Return the numbers of the samples of each batch that the model received."""
     model = Recorded()
@@ -128,7 +137,7 @@ def train(
         str(folder),
         num_train_epochs=2,
         per_device_train_batch_size=4,
-        dataloader_num_workers=1 if kind is ShardTrainer else 0,
+        dataloader_num_workers=num_workers if kind is ShardTrainer else 0,
         remove_unused_columns=False,
         save_strategy="steps" if "save_steps" in options else "no",
         use_cpu=True,

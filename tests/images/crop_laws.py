@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 import simplejpeg
@@ -63,6 +64,7 @@ def _stretch(length: int, random: np.random.Generator) -> tuple[int, int]:
     return start, part_length
 
 
+@cache
 def edge_boxes(height: int, width: int, unit: int = 8) -> list[Box]:
     """Return parts whose borders lie on, before and behind those of units, and at the picture's own."""
     rows, columns = _edges(height, unit), _edges(width, unit)

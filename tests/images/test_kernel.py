@@ -36,16 +36,16 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("tiled", [False, True], ids=["", "tiled"])
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("factors", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_it_renders_every_kind_that_it_supports(factors: Factors, options: dict[str, Any], tiled: bool) -> None:
+def test_it_renders_every_kind_that_it_supports(factors: Factors, options: dict[str, Any]) -> None:
     random = np.random.default_rng(0)
-    for size in [(97, 161), (8, 200), (200, 8), (131, 66)]:
+    for size in [(97, 161), (8, 200), (200, 8)]:
         content = make_jpeg("", noise(*size), factors=factors, quality=90, **options).content
         expected = np.asarray(simplejpeg.decode_jpeg(content))
         boxes = random_boxes(*size, 100, random)
-        assert assert_parts_by_kernel(tile_jpeg(content) if tiled else content, expected, boxes) == len(boxes)
+        for kind in (content, tile_jpeg(content)):
+            assert assert_parts_by_kernel(kind, expected, boxes) == len(boxes)
 
 
 @pytest.mark.parametrize("quality", [5, 50, 98])

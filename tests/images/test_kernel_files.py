@@ -47,10 +47,10 @@ def compile():
 building._compile = compile
 print(building.build())
 """
-    processes = [run(code, tmp_path) for _ in range(3)]
+    processes = [run(code, tmp_path) for _ in range(2)]
     outputs = [process.communicate(timeout=300)[0].split() for process in processes]
     (path,) = {output[-1] for output in outputs}
-    assert sorted(output[:-1] for output in outputs) == [[], [], ["compiled"]]
+    assert sorted(output[:-1] for output in outputs) == [[], ["compiled"]]
     assert sorted(file.suffix for file in Path(path).parent.iterdir()) == [".kernel", ".lock"]
     use_it = (
         "import sys; from shardio.images.kernel import find_kernel as f; print(f() is not None, 'numba' in sys.modules)"
@@ -178,9 +178,9 @@ while finding.find_kernel() is None and time.monotonic() < end:
     time.sleep(0.05)
 print(finding.find_kernel() is not None)
 """
-    outputs = [process.communicate(timeout=60) for process in [run(code, tmp_path) for _ in range(4)]]
-    assert [output for output, _ in outputs] == ["True\n"] * 4
-    assert sorted(log.count("is compiling its JPEG kernel") for _, log in outputs) == [0, 0, 0, 1]
+    outputs = [process.communicate(timeout=60) for process in [run(code, tmp_path) for _ in range(3)]]
+    assert [output for output, _ in outputs] == ["True\n"] * 3
+    assert sorted(log.count("is compiling its JPEG kernel") for _, log in outputs) == [0, 0, 1]
 
 
 def test_a_process_that_is_forked_while_another_thread_loads_it_has_it(tmp_path: Path) -> None:

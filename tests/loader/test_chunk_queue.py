@@ -37,19 +37,20 @@ class ScriptedWorkers:
 
 
 class CountingSlots:
-    """A slot pool without memory."""
+    """A slot pool without memory. It records which calls it gets, and with which slots."""
 
     def __init__(self) -> None:
         self._slot_ids = count()
+        self.calls: list[tuple[str, list[int]]] = []
 
     def take(self) -> Any:
         return SimpleNamespace(slot_id=next(self._slot_ids))
 
     def drop(self, slots: list[Any]) -> None:
-        pass
+        self.calls.append(("drop", [slot.slot_id for slot in slots]))
 
     def retire(self) -> None:
-        pass
+        self.calls.append(("retire", []))
 
 
 def make_part(row: int) -> Part:
@@ -68,7 +69,7 @@ def apply_all(queue: ChunkQueue, handler: OutcomeHandler) -> None:
 
 
 def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
-    """The batch gets another slot, so the content of the old one does not count."""
+    """The batch gets another slot: the content of the old one does not count, and no batch gets that one again."""
     workers, slots, tally = ScriptedWorkers(), CountingSlots(), Tally(num_workers=2)
     source: Any = SimpleNamespace(dataset=SimpleNamespace(locate=lambda indices: indices), epoch=0)
     queue = ChunkQueue(workers, slots, source, tally)  # type: ignore[arg-type]  # only what it calls
@@ -80,6 +81,7 @@ def test_a_part_that_arrives_with_a_death_is_redone_with_its_batch() -> None:
     workers.answers = [[made(first), Death(cause="killed", in_flight=(second.chunk_id,), was_ready=True)]]
     with pytest.warns(RuntimeWarning, match="killed; it was restarted"):
         apply_all(queue, handler)
+    assert slots.calls == [("retire", []), ("drop", [first.slot_id])], "the restarted process does not know the slots"
     assert batch.slot is not None
     assert batch.slot.slot_id != first.slot_id
     assert [part.columns for part in batch.parts] == [None, None]

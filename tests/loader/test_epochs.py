@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +68,28 @@ def test_the_rest_of_an_epoch_may_have_no_batches(packed: Path) -> None:
     state = {**loader.state_dict(), "position": 20}
     loader.load_state_dict(state)
     assert list(loader) == []
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+def test_a_copy_of_a_loader_continues_where_the_loader_is(packed: Path, duplicate: Callable[[Any], Any]) -> None:
+    dataset = ShardDataset(packed, fields="key", shuffle=True)
+    loader = DataLoader(dataset, batch_size=4)
+    dataset.set_epoch(3)
+    for _ in range(2):
+        list(loader)
+    copied = duplicate(loader)
+    assert copied.state_dict() == loader.state_dict()
+    assert list(copied) == list(loader)
+    assert (copied.state_dict()["epoch"], loader.state_dict()["epoch"]) == (5, 5)
+    copied.dataset.set_epoch(9)
+    list(copied)
+    assert copied.state_dict()["epoch"] == 9
+
+
+def test_a_copy_of_a_dataset_keeps_the_epoch_that_was_set(packed: Path) -> None:
+    dataset = ShardDataset(packed, fields="key", shuffle=True)
+    dataset.set_epoch(3)
+    for copied in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        loader = DataLoader(copied, batch_size=4)
+        list(loader)
+        assert loader.state_dict()["epoch"] == 3

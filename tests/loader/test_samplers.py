@@ -155,3 +155,18 @@ def test_ranks_that_all_get_all_samples_are_warned_of(packed: Path, monkeypatch:
         else:
             with pytest.warns(RuntimeWarning, match=r"each of 2 ranks gets all 21.*EpochSampler.*DistributedSampler"):
                 list(loader)
+
+
+def test_a_loader_that_is_refused_leaves_its_sampler_as_it_was(packed: Path) -> None:
+    dataset = ShardMapDataset(packed)
+    for sampler, options in (
+        (EpochSampler(range(5)), {}),  # Over another dataset.
+        (EpochSampler(dataset), {"batch_size": None, "on_error": "skip"}),
+        (EpochSampler(dataset), {"on_error": "skip", "quarantine": packed}),
+        (EpochSampler(dataset, remainder="keep"), {"drop_last": True}),
+    ):
+        with pytest.raises(ValueError, match=r"created over|on_error='skip'|quarantine|drop_last=True"):
+            DataLoader(dataset, sampler=sampler, **options)
+        assert not sampler.has_loader
+    DataLoader(dataset, sampler=sampler)
+    assert sampler.has_loader

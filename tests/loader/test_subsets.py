@@ -209,11 +209,16 @@ def test_the_reason_says_what_the_subset_is_of(packed: Path) -> None:
     tensors = Subset(Subset(TensorDataset(torch.zeros(5)), [1, 2]), [0])
     doubled = Subset(Doubled(packed, fields=("image", "label", "key")), [1, 2])
     streamed = Subset(ShardDataset(packed), [1, 2])
-    with pytest.raises(TypeError, match="because the dataset is a Subset of a Subset of a TensorDataset, not"):
+    with pytest.raises(
+        TypeError,
+        match="torch makes these batches: the dataset is a Subset of a Subset of a TensorDataset, not",
+    ):
         DataLoader(tensors).stats()
-    with pytest.raises(TypeError, match="because the dataset is a Subset of a Doubled, not exactly"):
+    with pytest.raises(TypeError, match="torch makes these batches: the dataset is a Subset of a Doubled, not exactly"):
         DataLoader(doubled).stats()
-    with pytest.raises(TypeError, match="because the dataset is a Subset of a ShardDataset, not exactly"):
+    with pytest.raises(
+        TypeError, match="torch makes these batches: the dataset is a Subset of a ShardDataset, not exactly"
+    ):
         DataLoader(streamed).stats()
     ((names,),) = DataLoader(doubled, batch_size=2, sampler=EpochSampler(doubled, shuffle=False))
     assert list(names) == [make_map(packed)[number][2] * 2 for number in (1, 2)]

@@ -158,7 +158,7 @@ INCOMPLETE = {
     "a mask is missing, dots": (["a.jpg", "a.mask.png", "b.jpg"], "in/b.jpg has no 'mask' file, but 1 of 2"),
     "different names": (
         ["images/a.jpg", "masks/a_mask.png"],
-        "holds no pairs: the files of a sample must have the same name",
+        "holds no pairs: the files of a sample must have the same stem",
     ),
     "no pairs": (["c/a.jpg", "d/a.jpg"], "or a.jpg and a.mask.png"),
     "a mask without an image": (["a.jpg", "a.mask.png", "b.mask.png"], "in/b.mask.png has a dot in its stem"),

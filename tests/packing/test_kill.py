@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,25 +15,9 @@ import pytest
 import shardio
 from shardio.errors import PackError
 from tests.files import read_files
+from tests.processes import forkserver_context
 from tests.sources import write_images
 from tests.tars import read_members
-
-# Packs, and kills its own process right before or after the n-th file is renamed into place.
-PACK_AND_DIE = """
-import os, pathlib, signal, sys
-source, out, n, moment = sys.argv[1:]
-replace, calls = pathlib.Path.replace, []
-def replace_and_die(path, target):
-    calls.append(target)
-    if len(calls) == int(n) and moment == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(path, target)
-    if len(calls) == int(n) and moment == "after":
-        os.kill(os.getpid(), signal.SIGKILL)
-pathlib.Path.replace = replace_and_die
-import shardio
-shardio.pack(source, out, max_shard_samples=3, num_workers=1)
-"""
 
 NUM_RENAMES = 11
 """Renames in a pack into three shards: the plan's digest; three tars, each with its index and record; the manifest."""
@@ -52,6 +37,32 @@ def uninterrupted(source: Path) -> dict[str, bytes]:
     return read_files(out)
 
 
+def pack_and_die(source: Path, out: Path, n: int, moment: str) -> None:
+    """Pack, and kill this process right before or after the n-th file is renamed into place."""
+    replace, num_renames = Path.replace, 0
+
+    def replace_and_die(path: Path, target: Path) -> Path:
+        nonlocal num_renames
+        num_renames += 1
+        if (num_renames, moment) == (n, "before"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        target = replace(path, target)
+        if (num_renames, moment) == (n, "after"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return target
+
+    Path.replace = replace_and_die  # type: ignore[method-assign, assignment]  # in a process of its own
+    shardio.pack(source, out, max_shard_samples=3, num_workers=1)
+
+
+def exit_code_of_pack(source: Path, out: Path, n: int, moment: str) -> int | None:
+    """Return the exit code of a process that packs and dies."""
+    process = forkserver_context().Process(target=pack_and_die, args=(source, out, n, moment))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
 def assert_only_whole_files(out: Path, uninterrupted: dict[str, bytes]) -> None:
     """Assert that each file with a final name is as an uninterrupted pack writes it, and that tars end properly."""
     for name, content in read_files(out).items():
@@ -68,8 +79,7 @@ def test_a_pack_killed_at_any_rename_can_be_resumed(
     source: Path, uninterrupted: dict[str, bytes], tmp_path: Path, n: int, moment: str
 ) -> None:
     out = tmp_path / "out"
-    killed = subprocess.run([sys.executable, "-c", PACK_AND_DIE, source, out, str(n), moment], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    assert exit_code_of_pack(source, out, n, moment) == -signal.SIGKILL
     assert_only_whole_files(out, uninterrupted)
     is_committed = (n, moment) == (NUM_RENAMES, "after")
     assert (out / "shardio.json").exists() == is_committed
@@ -81,14 +91,12 @@ def test_a_pack_killed_at_any_rename_can_be_resumed(
 
 
 def test_the_test_above_covers_every_rename(source: Path, tmp_path: Path) -> None:
-    n = str(NUM_RENAMES + 1)
-    done = subprocess.run([sys.executable, "-c", PACK_AND_DIE, source, tmp_path, n, "before"], check=True)
-    assert done.returncode == 0
+    assert exit_code_of_pack(source, tmp_path, NUM_RENAMES + 1, "before") == 0
 
 
 def test_resuming_does_not_rewrite_finished_shards(source: Path, tmp_path: Path) -> None:
     """They remain the same files, not equal ones."""
-    subprocess.run([sys.executable, "-c", PACK_AND_DIE, source, tmp_path, "7", "after"], check=False)
+    assert exit_code_of_pack(source, tmp_path, 7, "after") == -signal.SIGKILL
     finished = {path.name: path.stat().st_ino for path in tmp_path.glob("shard-*")}
     assert len(finished) == 4
     shardio.pack(source, tmp_path, max_shard_samples=3)
@@ -102,41 +110,41 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("num_shards", [0, 1, 40, 100])
-def test_a_pack_killed_from_outside_leaves_only_whole_shards(many: Path, tmp_path: Path, num_shards: int) -> None:
+@pytest.fixture(scope="module")
+def many_uninterrupted(many: Path) -> dict[str, bytes]:
+    out = many.parent / "uninterrupted"
+    shardio.pack(many, out, max_shard_samples=2)
+    return read_files(out)
+
+
+def start_pack(source: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "shardio", "pack", str(source), str(out), "--max-shard-samples", "2", "--quiet"]
+    return subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("num_shards", [0, 100])
+def test_a_pack_killed_from_outside_leaves_only_whole_shards(
+    many: Path, many_uninterrupted: dict[str, bytes], tmp_path: Path, num_shards: int
+) -> None:
     """The pack is killed as soon as so many of its 200 shards exist."""
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    command = [
-        sys.executable,
-        "-m",
-        "shardio",
-        "pack",
-        str(many),
-        str(out),
-        "--max-shard-samples",
-        "2",
-        "--num-workers",
-        "2",
-    ]
-    process = subprocess.Popen([*command, "--quiet"])
+    process = start_pack(many, tmp_path / "out", "--num-workers", "2")
+    out = tmp_path / "out"
     while len(list(out.glob("shard-*.tar"))) < num_shards or not out.exists():
         assert process.poll() is None, "the pack finished before it could be killed"
         time.sleep(0.001)
     process.kill()
-    assert process.wait() == -signal.SIGKILL
-    shardio.pack(many, whole, max_shard_samples=2)
-    uninterrupted = read_files(whole)
-    assert len(uninterrupted) == 401
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert len(many_uninterrupted) == 401
     assert "shardio.json" not in read_files(out)
     assert len(list(out.glob("shard-*.tar"))) >= num_shards
-    assert_only_whole_files(out, uninterrupted)
-    subprocess.run([*command, "--quiet"], check=True)
-    assert read_files(out) == uninterrupted
+    assert_only_whole_files(out, many_uninterrupted)
+    assert shardio.pack(many, out, max_shard_samples=2, num_workers=2).num_samples == 400
+    assert read_files(out) == many_uninterrupted
 
 
 def test_a_pack_interrupted_by_ctrl_c_leaves_only_whole_shards(many: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shardio", "pack", str(many), str(tmp_path), "--max-shard-samples", "2", "--quiet"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = start_pack(many, tmp_path)
     while len(list(tmp_path.glob("shard-*.tar"))) < 10:
         assert process.poll() is None, "the pack finished before it could be interrupted"
         time.sleep(0.001)

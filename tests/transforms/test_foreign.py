@@ -19,7 +19,6 @@ from shardio import DataLoader, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.train.models import import_library
 from shardio.transforms import CenterCrop, Compose, RandomResizedCrop
 
-albumentations = pytest.importorskip("albumentations")
 import_library("torchvision")
 v1 = pytest.importorskip("torchvision.transforms")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -173,6 +172,7 @@ def test_shardios_transforms_work_between_torchvisions(packed: Path) -> None:
 
 
 def test_albumentations_get_the_array_by_name(packed: Path) -> None:
+    albumentations = pytest.importorskip("albumentations")
     image: torch.Tensor = ShardMapDataset(packed, fields="image")[3]
     flip = albumentations.Compose([albumentations.HorizontalFlip(p=1), albumentations.InvertImg(p=1)])
     for transform in (flip, Compose([flip]), Compose([v2.Identity(), flip])):

@@ -7,7 +7,7 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from shardio.forks import call_at_fork
+from shardio.forks import hold_during_forks
 
 if TYPE_CHECKING:
     from shardio.images.kernel.background import BackgroundBuild
@@ -19,7 +19,7 @@ LOOK_AGAIN_S = 1.0
 
 class _Finder:
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._kernel: Kernel | None = None
         self._look_at = 0.0
         self._is_registered = False
@@ -50,16 +50,8 @@ class _Finder:
     def _hold_back_forks(self) -> None:
         """Make forks wait until no thread loads the kernel. In the child, a held lock would never be released."""
         if not self._is_registered:
+            hold_during_forks(self._lock)
             self._is_registered = True
-            call_at_fork(
-                self, before=_Finder._acquire, after_in_parent=_Finder._release, after_in_child=_Finder._release
-            )
-
-    def _acquire(self) -> None:
-        self._lock.acquire()
-
-    def _release(self) -> None:
-        self._lock.release()
 
 
 _finder = _Finder()

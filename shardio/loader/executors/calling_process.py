@@ -98,7 +98,10 @@ class _Batches:
         """Return a batch that is finished or has failed, and its columns of fixed size."""
         executor, settings, layout = self._executor, self._executor.settings, self._executor.layout
         if layout is None:
-            layout = probe_layout(plan, self._fill, self._handler.source, settings.batch_size or len(plan))
+            num_rows = settings.batch_size or len(plan)
+            layout, error = probe_layout(plan, self._fill, self._handler.source, num_rows)
+            if error is not None:
+                return Batch(error=error), {}
         if layout is not None and len(plan) > layout.num_rows:
             layout = replace(layout, num_rows=len(plan))
         executor.layout = layout

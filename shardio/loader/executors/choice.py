@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from shardio.bad_samples import BadSamples
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset, unwrap_subsets
@@ -14,65 +16,85 @@ from shardio.loader.executors.calling_process import CallingProcess
 from shardio.loader.executors.chunk_sizing import ChunkSizing, DefaultPrefetch
 from shardio.loader.executors.executor import Executor
 from shardio.loader.executors.in_flight import BatchSettings
+from shardio.loader.executors.settings import ExecutorSettings, find_decoder
 from shardio.loader.executors.torch_options import torch_options
 from shardio.loader.executors.torch_workers import IndexTorchWorkers, ShardTorchWorkers
 from shardio.loader.executors.worker_processes import WorkerProcesses
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import LoaderOrder
-from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
-
-_TRANSFORMS: frozenset[type] = frozenset([CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize])
+from shardio.transforms import is_builtin
 
 
 def make_executor(
-    loader: Any,
+    settings: ExecutorSettings,
     order: LoaderOrder | None,
     bad_samples: BadSamples | None,
-    reason: str | None,
-    *,
-    pins: bool,
     memory_callbacks: Sequence[MemoryCallback],
 ) -> Executor | None:
     """Return the executor of a loader, or None if torch's own iterator makes its batches.
 
     Args:
-        loader: The DataLoader.
-        order: Its order; None if that is not shardio's.
+        settings: The loader's attributes.
+        order: The loader's order; None if that is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
-        reason: Why shardio's own code cannot make the batches; None if it can. See :func:`why_not_ours`.
-        pins: Whether batches are copied to torch's pinned memory.
         memory_callbacks: Called once with each slot's memory.
     """
-    if reason is None:
-        planner = _make_planner(loader, order)
+    if settings.is_ours:
+        assert settings.decoder is not None, "the dataset is shardio's"
+        planner = _make_planner(settings, order)
         sizing = ChunkSizing(
-            num_threads=max(loader.num_workers, 1),
-            chunk_size=planner.dataset.dataset.decoder.chunk_size,
-            prefetch=None if isinstance(loader.prefetch_factor, DefaultPrefetch) else loader.prefetch_factor,
+            num_threads=max(settings.num_workers, 1),
+            chunk_size=settings.decoder.chunk_size,
+            prefetch=None if isinstance(settings.prefetch_factor, DefaultPrefetch) else settings.prefetch_factor,
         )
-        settings = BatchSettings(batch_size=loader.batch_size, sizing=sizing, bad_samples=bad_samples, pins=pins)
-        if not loader.num_workers:
-            return CallingProcess(planner, settings)
+        batches = BatchSettings(
+            batch_size=settings.batch_size, sizing=sizing, bad_samples=bad_samples, pins=settings.pins
+        )
+        if not settings.num_workers:
+            return CallingProcess(planner, batches)
         return WorkerProcesses(
             planner,
-            settings,
+            batches,
             memory_callbacks,
-            timeout_s=loader.timeout,
-            closes_workers=not loader.persistent_workers,
+            timeout_s=settings.timeout_s,
+            closes_workers=not settings.persistent_workers,
         )
     if order is None:
         return None
-    options, source = torch_options(loader), order.source
+    options, source = torch_options(settings), order.source
     if isinstance(source, ShardDataset):
-        return ShardTorchWorkers(source, options, bad_samples, reason)
-    return IndexTorchWorkers(loader.dataset, source, options, bad_samples, reason)
+        return ShardTorchWorkers(source, options, bad_samples)
+    return IndexTorchWorkers(settings.dataset, source, options, bad_samples)
 
 
-def _make_planner(loader: Any, order: LoaderOrder | None) -> Planner:
-    dataset = unwrap_subsets(loader.dataset)
+def _make_planner(settings: ExecutorSettings, order: LoaderOrder | None) -> Planner:
+    dataset = unwrap_subsets(settings.dataset)
     if order is not None:
         return OrderPlanner(dataset, order.source)
-    return SamplerPlanner(dataset, loader.batch_sampler, loader.generator, keeps_seed=loader.persistent_workers)
+    return SamplerPlanner(dataset, settings.batch_sampler, settings.generator, keeps_seed=settings.persistent_workers)
+
+
+def find_settings(loader: Any) -> ExecutorSettings:
+    """Return what a loader's executor is made from, for its attributes as they are now."""
+    unwrapped = unwrap_subsets(loader.dataset)
+    return ExecutorSettings(
+        datasets=(*unwrapped.subsets, unwrapped.dataset),
+        decoder=find_decoder(loader.dataset),
+        is_ours=why_not_ours(loader) is None,
+        batch_size=loader.batch_size,
+        batch_sampler=loader.batch_sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        timeout_s=loader.timeout,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory=loader.pin_memory,
+        pin_memory_device=loader.pin_memory_device,
+        pins=loader.pin_memory and torch.cuda.is_available(),
+    )
 
 
 def why_not_ours(loader: Any) -> str | None:
@@ -101,12 +123,6 @@ def _why_not_dataset(dataset: Any) -> str | None:
     decoder = inner.decoder
     if decoder.trusted:
         return "trusted=True lets fields run code"
-    if decoder.decode != "array" or not _is_ours(decoder.transform):
+    if decoder.decode != "array" or not is_builtin(decoder.transform):
         return f"the transform {decoder.transform!r} is not one of shardio's"
     return None
-
-
-def _is_ours(transform: Callable[[Any], Any] | None) -> bool:
-    if type(transform) is Compose:
-        return all(map(_is_ours, transform.transforms))
-    return transform is None or type(transform) in _TRANSFORMS

@@ -10,8 +10,6 @@ from typing import Any, Protocol
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Split
 
-NO_STATS = "per-stage timings are not available, because torch makes these batches: {reason}"
-
 
 class BatchIterator(Protocol):
     """The batches of one epoch, in their order."""
@@ -39,9 +37,5 @@ class Executor(Protocol):
             split: This rank's share, from the cursor to the end; None in the same case.
         """
 
-    def stats(self) -> LoaderStats:
-        """Return the statistics of the latest epoch.
-
-        Raises:
-            TypeError: If this executor has no statistics.
-        """
+    def stats(self) -> LoaderStats | None:
+        """Return the statistics of the latest epoch; None if this executor has none."""

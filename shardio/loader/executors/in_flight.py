@@ -79,8 +79,10 @@ def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> li
     return [Part(plan=plan.take(slice(start, stop)), row=start) for start, stop in pairwise(cuts)]
 
 
-def probe_layout(plan: BatchPlan, make: Callable[[Batch], None], source: SampleSource, num_rows: int) -> Layout | None:
-    """Return the layout of batches, given one readable sample; None if no sample of the plan can be read.
+def probe_layout(
+    plan: BatchPlan, make: Callable[[Batch], None], source: SampleSource, num_rows: int
+) -> tuple[Layout | None, BaseException | None]:
+    """Find the layout of batches, given one readable sample.
 
     Args:
         plan: The plan of a batch.
@@ -88,18 +90,19 @@ def probe_layout(plan: BatchPlan, make: Callable[[Batch], None], source: SampleS
         source: The source of the samples.
         num_rows: The number of samples in a full batch.
 
-    Raises:
-        BaseException: If a probe fails for a reason other than its sample.
+    Returns:
+        The layout, or None if no sample of the plan can be read; and the error of the plan's batch, if a probe failed
+        for a reason other than its sample.
     """
     for row in range(len(plan)):
         probe = Batch(parts=[Part(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
         make(probe)
         if probe.error is None:
-            return choose_layout(source.decoder.names, probe.parts[0].columns or [], num_rows)
+            return choose_layout(source.decoder.names, probe.parts[0].columns or [], num_rows), None
         if not isinstance(probe.error, SampleError):
-            raise probe.error
+            return None, probe.error
         # The policy for bad samples handles this one when its batch is made.
-    return None
+    return None, None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,7 +124,11 @@ class Pipeline:
         while len(self._batches) < sizing.num_ahead(slots.layout) and (plan := self._next_plan()) is not None:
             layout = slots.layout
             if layout is None:
-                layout = probe_layout(plan, self._make_probe, self._source, self._settings.batch_size or len(plan))
+                num_rows = self._settings.batch_size or len(plan)
+                layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
+                if error is not None:
+                    self._batches.append(Batch(error=error))
+                    continue
             if layout is not None and len(plan) > layout.num_rows:
                 layout = replace(layout, num_rows=len(plan))
             if layout is not None and layout is not slots.layout:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from shardio.images import use_one_thread
 from shardio.loader.collate import CollateKept
+from shardio.loader.executors.settings import ExecutorSettings
 
 
 class _Loader(Protocol):
@@ -67,18 +68,18 @@ def _find_obstacle() -> OSError | None:
     return None
 
 
-def torch_options(loader: Any) -> dict[str, Any]:
+def torch_options(settings: ExecutorSettings) -> dict[str, Any]:
     """Return the arguments of the torch DataLoader that runs the workers for one of shardio's loaders."""
     return {
-        "batch_size": loader.batch_size,
-        "num_workers": loader.num_workers,
-        "collate_fn": CollateKept(loader.collate_fn, is_batched=loader.batch_size is not None),
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": WorkerInit(loader.worker_init_fn),
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-        "pin_memory_device": loader.pin_memory_device,
+        "batch_size": settings.batch_size,
+        "num_workers": settings.num_workers,
+        "collate_fn": CollateKept(settings.collate_fn, is_batched=settings.batch_size is not None),
+        "pin_memory": settings.pin_memory,
+        "timeout": settings.timeout_s,
+        "worker_init_fn": WorkerInit(settings.worker_init_fn),
+        "multiprocessing_context": settings.multiprocessing_context,
+        "generator": settings.generator,
+        "prefetch_factor": settings.prefetch_factor,
+        "persistent_workers": settings.persistent_workers,
+        "pin_memory_device": settings.pin_memory_device,
     }

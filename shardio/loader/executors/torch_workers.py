@@ -27,9 +27,7 @@ from shardio.datasets import (
 )
 from shardio.errors import SampleError
 from shardio.interruptions import let_through
-from shardio.loader.executors.executor import NO_STATS
 from shardio.loader.executors.torch_batches import TorchBatches
-from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Split, Words
 from shardio.world import World
 
@@ -40,16 +38,15 @@ class TorchWorkers:
     Args:
         options: The arguments of torch's loader: see :mod:`shardio.loader.executors.torch_options`.
         bad_samples: The policy for unreadable samples; None raises their errors.
-        reason: Why shardio's worker processes do not make the batches, for messages.
     """
 
-    def __init__(self, options: Mapping[str, Any], bad_samples: BadSamples | None, reason: str) -> None:
-        self._options, self._bad_samples, self._reason = options, bad_samples, reason
+    def __init__(self, options: Mapping[str, Any], bad_samples: BadSamples | None) -> None:
+        self._options, self._bad_samples = options, bad_samples
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
-    def stats(self) -> LoaderStats:
-        """Raise TypeError, because torch's workers do not time their stages."""
-        raise TypeError(NO_STATS.format(reason=self._reason))
+    def stats(self) -> None:
+        """Return None, because torch's workers do not time their stages."""
+        return
 
     def _start(self, cursor: Cursor, loader: torch.utils.data.DataLoader[Any], *, is_new: bool) -> TorchBatches:
         if self._bad_samples is not None:
@@ -65,13 +62,10 @@ class ShardTorchWorkers(TorchWorkers):
         dataset: The dataset.
         options: As for :class:`TorchWorkers`.
         bad_samples: As for :class:`TorchWorkers`.
-        reason: As for :class:`TorchWorkers`.
     """
 
-    def __init__(
-        self, dataset: ShardDataset, options: Mapping[str, Any], bad_samples: BadSamples | None, reason: str
-    ) -> None:
-        super().__init__(options, bad_samples, reason)
+    def __init__(self, dataset: ShardDataset, options: Mapping[str, Any], bad_samples: BadSamples | None) -> None:
+        super().__init__(options, bad_samples)
         self._dataset = dataset
         self._world: World | None = None
         self._bound: ShardDataset | None = None
@@ -99,7 +93,6 @@ class IndexTorchWorkers(TorchWorkers):
         sampler: The sampler.
         options: As for :class:`TorchWorkers`.
         bad_samples: As for :class:`TorchWorkers`.
-        reason: As for :class:`TorchWorkers`.
     """
 
     def __init__(
@@ -108,9 +101,8 @@ class IndexTorchWorkers(TorchWorkers):
         sampler: EpochSampler,
         options: Mapping[str, Any],
         bad_samples: BadSamples | None,
-        reason: str,
     ) -> None:
-        super().__init__(options, bad_samples, reason)
+        super().__init__(options, bad_samples)
         self._dataset = _RequestDataset(dataset, bad_samples)
         self._requests = _RequestSampler(sampler, is_batched=options["batch_size"] is not None)
 

@@ -142,7 +142,3 @@ def main() -> None:
         WorkerProcess(socket.socket(fileno=descriptor)).run(parent_id)
     # Do not wait for threads that are decoding, or reading from a slow disk.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

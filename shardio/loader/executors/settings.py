@@ -1,0 +1,82 @@
+"""What an executor is made from: a loader's attributes as they are when it is iterated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import MethodType
+from typing import Any
+
+from shardio.datasets import Transformed, unwrap_subsets
+from shardio.decoding import FieldDecoder
+
+_VALUES = (bool, int, float, str, MethodType)
+"""Types whose instances are compared by value. Methods are created at each access and compare by their objects."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExecutorSettings:
+    """What an executor is made from. If it changes, the loader needs another executor.
+
+    Attributes:
+        datasets: The loader's dataset; for torch's Subsets, all of them from the outermost to the dataset inside.
+        decoder: The decoder of the dataset inside; None if the dataset is not shardio's.
+        is_ours: Whether shardio's own code can make the batches.
+        batch_size: The samples of a full batch; None if a batch sampler decides, or for single samples.
+        batch_sampler: Yields the indices of each batch, where the dataset and ``batch_size`` allow it.
+        num_workers: How many workers there are.
+        collate_fn: Makes a batch of samples.
+        worker_init_fn: Called in each of torch's workers.
+        multiprocessing_context: How torch's workers start.
+        generator: Seeds torch's workers, and rng keys where the order is not shardio's.
+        timeout_s: How long to wait for a batch; 0 for ever.
+        prefetch_factor: How many batches are made ahead; a DefaultPrefetch if the user did not set it.
+        persistent_workers: Whether the workers serve several epochs.
+        pin_memory: The argument of torch's loader.
+        pin_memory_device: The argument of torch's loader.
+        pins: Whether batches are copied to torch's pinned memory: whether that is wanted and CUDA is available.
+    """
+
+    datasets: tuple[Any, ...]
+    decoder: FieldDecoder | None
+    is_ours: bool
+    batch_size: int | None
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: Any
+    timeout_s: float
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory: bool
+    pin_memory_device: str
+    pins: bool
+
+    @property
+    def dataset(self) -> Any:
+        """The loader's dataset."""
+        return self.datasets[0]
+
+    def is_same(self, other: ExecutorSettings) -> bool:
+        """Return whether all settings are the same: plain values by value, the user's objects by identity.
+
+        The ``==`` of the user's objects may raise, as that of dataclasses with tensors does, and equal objects may
+        do different things.
+        """
+        return all(_is_same(getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+
+
+def find_decoder(dataset: Any) -> FieldDecoder | None:
+    """Return the decoder of shardio's dataset; None for any other, whose transform works differently."""
+    inner = unwrap_subsets(dataset).dataset
+    return inner.decoder if isinstance(inner, Transformed) else None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if type(one) is tuple:
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return one is other or (isinstance(one, _VALUES) and bool(one == other))
