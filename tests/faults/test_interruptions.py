@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 import torch
 
+import shardio
 from shardio import DataLoader, DevicePrefetcher, EpochSampler, SampleError, ShardDataset, ShardMapDataset
 from shardio.handover import find_held
 from shardio.images.formats import find_format
@@ -24,6 +25,9 @@ from tests.faults.test_caught_errors import catching
 from tests.faults.worker_processes import CROP, batches_of, find_worker_processes, plain, send_signal
 from tests.sources import encode
 from tests.tars import write_tar
+
+PACKAGE = f"{Path(shardio.__file__).parent}/"
+"""The folder of shardio's code. The path of a clone may contain its name, too."""
 
 ENDED = "this epoch ended before its last batch"
 
@@ -61,7 +65,7 @@ class Interruption:
 
     def __call__(self, frame: Any, event: str, argument: object) -> None:
         code = frame.f_code
-        is_ours = "/shardio/" in code.co_filename and event in ("call", "c_call", "c_return")
+        is_ours = code.co_filename.startswith(PACKAGE) and event in ("call", "c_call", "c_return")
         if is_ours and code.co_name not in ("__del__", "<genexpr>"):  # Errors there go nowhere.
             self.num_left -= 1
             if self.num_left == 0:
