@@ -126,7 +126,7 @@ def start_pack(source: Path, out: Path, *options: str) -> subprocess.Popen[str]:
 def test_a_pack_killed_from_outside_leaves_only_whole_shards(
     many: Path, many_uninterrupted: dict[str, bytes], tmp_path: Path, num_shards: int
 ) -> None:
-    """The pack is killed as soon as so many of its 200 shards exist."""
+    """The pack is killed as soon as so many of its 200 shards exist. The same command resumes it."""
     process = start_pack(many, tmp_path / "out", "--num-workers", "2")
     out = tmp_path / "out"
     while len(list(out.glob("shard-*.tar"))) < num_shards or not out.exists():
@@ -139,7 +139,9 @@ def test_a_pack_killed_from_outside_leaves_only_whole_shards(
     assert "shardio.json" not in read_files(out)
     assert len(list(out.glob("shard-*.tar"))) >= num_shards
     assert_only_whole_files(out, many_uninterrupted)
-    assert shardio.pack(many, out, max_shard_samples=2, num_workers=2).num_samples == 400
+    resumed = start_pack(many, out, "--num-workers", "2")  # The same command.
+    assert resumed.communicate()[1] == ""
+    assert resumed.returncode == 0
     assert read_files(out) == many_uninterrupted
 
 
