@@ -36,6 +36,15 @@ def test_merged_recordings_are_the_whole_epoch(tmp_path: Path, run_check: RunChe
     assert (done.exit_code, done.output.count("right: 3 samples: 3 delivered once")) == (0, 2)
 
 
+def test_a_recorder_removes_what_a_killed_one_left_unfinished(tmp_path: Path) -> None:
+    """Not what other ranks may be writing."""
+    left, others = tmp_path / ".rank-00000.cov.0123abcd.partial", tmp_path / ".rank-00001.cov.0123abcd.partial"
+    for path in left, others:
+        path.touch()
+    record_ranks(tmp_path, [[[["a"]]]])
+    assert (left.exists(), others.exists()) == (False, True)
+
+
 def test_a_repeat_across_ranks_is_found_and_named(tmp_path: Path, run_check: RunCheck) -> None:
     paths = record_ranks(tmp_path, [[[["a", "b"]]], [[["b", "c"]]]])
     done = run_check("--merge", *paths)

@@ -107,6 +107,13 @@ def test_a_script_that_does_not_exist_is_wrong_usage(script: Path, run_check: Ru
     assert "doesnotexist" in re.sub(r"[\s│]+", "", done.output)
 
 
+def test_an_expectation_of_a_dataset_is_wrong_usage(packed: Path, run_check: RunCheck) -> None:
+    """The dataset itself says which samples are expected."""
+    done = run_check(packed, "--expected", 5)
+    assert done.exit_code == 2
+    assert "appliesonlytoascript" in re.sub(r"[\s│]+", "", done.output)
+
+
 def test_a_function_must_return_a_loader(script: Path, run_check: RunCheck) -> None:
     done = run_check(f"{script}:nothing")
     assert isinstance(done.exception, IdentityError)
