@@ -141,6 +141,7 @@ def test_a_prefetchers_batches_from_inference_mode_are_ordinary(packed: Path, is
     weight = torch.ones((), requires_grad=True)
     for images, _ in received:
         (images.mul_(2) * weight).sum().backward()
+        assert not images.is_inference()
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta"), torch.no_grad])
