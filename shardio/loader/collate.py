@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,34 +66,6 @@ class CollateKept:
             let_through(error)
             failure = no_end(error)
             return describe_failure(failure) if is_torch_worker() else Failure(error=failure)
-
-
-@dataclass(frozen=True, slots=True)
-class CollateEndless:
-    """A collate function that raises RuntimeError if the user's function raises StopIteration.
-
-    Attributes:
-        collate: The user's function.
-    """
-
-    collate: Callable[[Any], Any]
-
-    def __call__(self, samples: Any) -> Any:
-        try:
-            return self.collate(samples)
-        except StopIteration as error:
-            raise no_end(error) from error
-
-
-@contextmanager
-def endless_collate(loader: Any) -> Iterator[None]:
-    """Use CollateEndless in iterators that torch creates in the block."""
-    collate_fn = loader.collate_fn
-    loader.collate_fn = CollateEndless(collate_fn)
-    try:
-        yield
-    finally:
-        loader.collate_fn = collate_fn
 
 
 def _keep(samples: Sequence[Any]) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch.utils.data
@@ -23,14 +24,13 @@ from shardio.loader.arguments import (
     warn_of_no_batches,
     warn_of_whole_epochs,
 )
-from shardio.loader.collate import collate_channels_last, endless_collate, yields_images
+from shardio.loader.collate import collate_channels_last, yields_images
 from shardio.loader.epoch_iterator import EpochIterator
 from shardio.loader.executors.choice import find_settings, make_executor, why_not_ours
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
 from shardio.loader.executors.executor import BatchIterator, Executor
 from shardio.loader.executors.pipeline import SUPERSEDED
 from shardio.loader.executors.settings import ExecutorSettings, find_decoder
-from shardio.loader.executors.torch_batches import TorchBatches
 from shardio.loader.executors.torch_options import explain_obstacles
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import OrderSampler, Stateful, find_order
@@ -140,8 +140,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         self.shuffle = shuffle  # Frameworks re-create loaders from attributes named like the arguments.
         self._latest: object = None  # A token for the latest iteration.
         self._warned_of = set[Split]()  # Epochs without batches.
-        self._executor: Executor | None = None
-        self._executor_settings: ExecutorSettings | None = None
+        self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
         self._memory_callbacks: list[MemoryCallback] = []
         self._order = find_order(dataset, self.sampler)
         check_samplers_dataset(dataset, self._drawing_sampler, compares_digests=True)
@@ -175,11 +174,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """Begin the next epoch and return an iterator over its batches."""
         with own_tensors():
             check_samplers_dataset(self.dataset, self._drawing_sampler)
-            executor = self._find_executor()
-            if executor is None:
-                return self._iterate_torch()
             cursor, split = self._find_start()
-            return self._begin(executor.start(cursor, split), cursor, split)
+            return self._begin(self._find_executor().start(cursor, split), cursor, split)
 
     def stats(self) -> LoaderStats:
         """Return the counts and times since the latest ``iter`` of the loader.
@@ -188,8 +184,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             TypeError: If torch makes the batches, because the dataset or a transform is not shardio's, or an argument
                 such as ``collate_fn`` is set: torch does not time the stages.
         """
-        executor = self._find_executor()
-        if executor is None or (stats := executor.stats()) is None:
+        if (stats := self._find_executor().stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
         return stats
 
@@ -198,13 +193,15 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """Whether torch's workers make the batches, instead of shardio's worker processes or the calling process."""
         return why_not_ours(self) is not None
 
-    def _find_executor(self) -> Executor | None:
+    def _find_executor(self) -> Executor:
         """Return the executor for the current attributes, which may be set at any time."""
         settings = find_settings(self)
-        if self._executor_settings is None or not settings.is_same(self._executor_settings):
-            self._executor_settings = settings
-            self._executor = make_executor(settings, self._order, self._bad_samples, self._memory_callbacks)
-        return self._executor
+        if self._made is None or not settings.is_same(self._made[0]):
+            self._made = (
+                settings,
+                make_executor(self, settings, self._order, self._bad_samples, self._memory_callbacks),
+            )
+        return self._made[1]
 
     def _find_start(self) -> tuple[Cursor | None, Split | None]:
         """Return the next epoch's start and this rank's share; both are None if the order is not shardio's."""
@@ -228,23 +225,15 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             if self.persistent_workers and self._latest is not token:
                 raise RuntimeError(SUPERSEDED)
 
-        name = type(self.dataset).__name__
         if self._order is None or cursor is None or split is None:
-            return EpochIterator(batches, check, None, name)
+            modes = own_tensors if yields_images(self.dataset) else nullcontext  # The user's code has the user's modes.
+            return EpochIterator(batches, check, modes, None, self)
         progress = Progress(cursor=cursor, split=split)
-        iterator = self._follow(EpochIterator(batches, check, progress, name), progress)
+        iterator = self._follow(EpochIterator(batches, check, own_tensors, progress, self), progress)
         counter = self._order.update_counter()
         counter.start(self._order.source.num_all_samples)
         counter.progress = progress
         return iterator
-
-    def _iterate_torch(self) -> Any:
-        self._warn_of_sampler()
-        with endless_collate(self):
-            batches = super().__iter__()
-        if not yields_images(self.dataset):
-            return batches
-        return EpochIterator(TorchBatches(batches, continues=True), _allow, None, "")
 
     def _warn_of_sampler(self) -> None:
         """Warn if the sampler gives every rank all samples, or if there are no batches."""
@@ -265,8 +254,4 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts its own workers.
-        return {**self.__dict__, "_executor": None, "_executor_settings": None}
-
-
-def _allow() -> None:
-    """Allow another batch."""
+        return {**self.__dict__, "_made": None}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
+
+import torch.utils.data
 
 from shardio.handover import hand_over
 from shardio.interruptions import cut_short, describe_error
@@ -12,7 +15,6 @@ from shardio.loader.executors.executor import BatchIterator
 from shardio.loader.failures import Failure
 from shardio.loader.shutdown import before_shutdown
 from shardio.order import Progress
-from shardio.torch_modes import own_tensors
 
 
 class EpochIterator:
@@ -27,21 +29,32 @@ class EpochIterator:
     Args:
         batches: The executor's batches.
         check: Raises an error if no further batch may be requested.
+        modes: Returns a context in which batches are made, with the modes of torch that apply to them.
         progress: Counts the batches; None if the order is not shardio's.
-        dataset: The name of the dataset's class, for messages.
+        loader: The loader.
     """
 
     def __init__(
-        self, batches: BatchIterator, check: Callable[[], None], progress: Progress | None, dataset: str
+        self,
+        batches: BatchIterator,
+        check: Callable[[], None],
+        modes: Callable[[], AbstractContextManager[None]],
+        progress: Progress | None,
+        loader: torch.utils.data.DataLoader[Any],
     ) -> None:
-        self._batches, self._check = batches, check
-        self._progress, self._dataset = progress, dataset
+        self._batches, self._check, self._modes = batches, check, modes
+        self._progress, self._loader = progress, loader
         self._num_taken = self._num_counted = 0
         self._is_over = False
         self._cut_short_by: str | None = None
 
     def __iter__(self) -> EpochIterator:
         return self
+
+    def __len__(self) -> int:
+        """Return the number of this rank's batches in a full epoch."""
+        # Not the loader's length without shardio's order: like torch, do not ask an iterable dataset for its length.
+        return len(self._loader._index_sampler if self._progress is None else self._loader)
 
     def __next__(self) -> Any:
         """Return the next batch. If it cannot be made, raise its error; the next call returns the batch after it.
@@ -57,7 +70,7 @@ class EpochIterator:
         self._cut_short_by = "an error"  # Until there is a batch: an error before that may lose one.
         try:
             self._count()
-            with before_shutdown(), own_tensors():
+            with before_shutdown(), self._modes():
                 made = next(self._batches)
             self._num_taken += 1
             failure = made.restore() if isinstance(made, Failure) else None
@@ -95,10 +108,10 @@ class EpochIterator:
         if self._progress is None:
             return
         hand_over([partial(setattr, self._progress, "is_finished", True)])
-        expected = self._progress.split.num_batches
+        expected, dataset = self._progress.split.num_batches, type(self._loader.dataset).__name__
         if self._num_counted != expected:
             raise RuntimeError(
-                f"the epoch had {self._num_counted} batches instead of {expected}: {self._dataset} must "
+                f"the epoch had {self._num_counted} batches instead of {expected}: {dataset} must "
                 "yield one value for each of its samples, because the state counts them. Filter in collate_fn instead, "
                 "or use torch's DataLoader"
             )

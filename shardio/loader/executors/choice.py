@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import torch
+import torch.utils.data
 
 from shardio.bad_samples import BadSamples
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset, unwrap_subsets
@@ -17,6 +17,7 @@ from shardio.loader.executors.chunk_sizing import ChunkSizing, DefaultPrefetch
 from shardio.loader.executors.executor import Executor
 from shardio.loader.executors.in_flight import BatchSettings
 from shardio.loader.executors.settings import ExecutorSettings, find_decoder
+from shardio.loader.executors.torch_loader import TorchLoader
 from shardio.loader.executors.torch_options import torch_options
 from shardio.loader.executors.torch_workers import IndexTorchWorkers, ShardTorchWorkers
 from shardio.loader.executors.worker_processes import WorkerProcesses
@@ -26,15 +27,17 @@ from shardio.transforms import is_builtin
 
 
 def make_executor(
+    loader: torch.utils.data.DataLoader[Any],
     settings: ExecutorSettings,
     order: LoaderOrder | None,
     bad_samples: BadSamples | None,
     memory_callbacks: Sequence[MemoryCallback],
-) -> Executor | None:
-    """Return the executor of a loader, or None if torch's own iterator makes its batches.
+) -> Executor:
+    """Return the executor of a loader.
 
     Args:
-        settings: The loader's attributes.
+        loader: The loader.
+        settings: Its attributes.
         order: The loader's order; None if that is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
         memory_callbacks: Called once with each slot's memory.
@@ -60,7 +63,7 @@ def make_executor(
             closes_workers=not settings.persistent_workers,
         )
     if order is None:
-        return None
+        return TorchLoader(loader)
     options, source = torch_options(settings), order.source
     if isinstance(source, ShardDataset):
         return ShardTorchWorkers(source, options, bad_samples)

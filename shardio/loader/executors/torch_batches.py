@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
 from shardio.bad_samples import BadSamples
 from shardio.interruptions import is_interruption
@@ -58,5 +58,6 @@ class TorchBatches:
 
 def _is_of_a_batch(error: Exception) -> bool:
     """Return whether an error of torch's iterator comes from one batch, not from the sampler or a dead worker."""
-    of_batches = {ExceptionWrapper.reraise.__code__, _MapDatasetFetcher.fetch.__code__}
+    functions = (ExceptionWrapper.reraise, _MapDatasetFetcher.fetch, _IterableDatasetFetcher.fetch)
+    of_batches = {function.__code__ for function in functions}
     return any(frame.f_code in of_batches for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -1,0 +1,68 @@
+"""An executor that runs torch's own iterator, for orders that are not shardio's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch.utils.data
+
+from shardio.interruptions import no_end
+from shardio.loader.executors.torch_batches import TorchBatches
+from shardio.order import Cursor, Split
+
+
+class TorchLoader:
+    """An executor that iterates a loader as torch's DataLoader does, in its sampler's or its dataset's own order.
+
+    Frameworks end persistent workers through the loader's ``_iterator``, so torch's iterator belongs to that loader.
+
+    Args:
+        loader: The loader, which owns this executor.
+    """
+
+    def __init__(self, loader: torch.utils.data.DataLoader[Any]) -> None:
+        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        loader._iterator = None  # Persistent workers of an earlier executor keep its settings.
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
+        """Begin an epoch and return its batches."""
+        loader = self._loader()
+        assert loader is not None, "the loader owns this executor"
+        with _endless_collate(loader):
+            return TorchBatches(torch.utils.data.DataLoader.__iter__(loader), continues=True)
+
+    def stats(self) -> None:
+        """Return None, because torch does not time the stages."""
+        return
+
+
+@dataclass(frozen=True, slots=True)
+class CollateEndless:
+    """A collate function that raises RuntimeError if the user's function raises StopIteration.
+
+    Attributes:
+        collate: The user's function.
+    """
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Any) -> Any:
+        try:
+            return self.collate(samples)
+        except StopIteration as error:
+            raise no_end(error) from error
+
+
+@contextmanager
+def _endless_collate(loader: Any) -> Iterator[None]:
+    """Use CollateEndless in iterators that torch creates in the block."""
+    collate_fn = loader.collate_fn
+    loader.collate_fn = CollateEndless(collate_fn)
+    try:
+        yield
+    finally:
+        loader.collate_fn = collate_fn
