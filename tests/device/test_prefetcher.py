@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.train.models import import_library
+from shardio.models import import_library
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader
 

@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from shardio.train.models import make_model
-from tests.train.model_libraries import load
+from shardio.models import make_model
+from tests.models.model_libraries import load
 
 
 @pytest.fixture
