@@ -57,8 +57,8 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
     labels = {name: label for label, name in enumerate(classes)}
     if unknown := [name for name in found if name not in labels]:
         raise ValueError(
-            f"{where} has classes that are not in classes=…: {_shorten(unknown)}. That list is "
-            f"{_shorten(classes)}: append the missing ones, or remove these classes from the data"
+            f"{where} has classes that are not among the given ones ({_shorten(classes)}): {_shorten(unknown)}. Remove "
+            "them from the data, or add them to the given classes"
         )
     return {name: labels[name] for name in found}
 

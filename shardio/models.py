@@ -25,8 +25,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
 
     ======================================  ======================================================================
     ``small``                               :func:`small_resnet`
-    ``torchvision:resnet18``                a classifier of torchvision
-    ``timm:resnet18``                       a model of timm, also ``timm:resnet18.a1_in1k`` and ``timm:hf-hub:…``
+    ``torchvision:resnet18``                a torchvision classifier
+    ``timm:resnet18``                       a timm model, also ``timm:resnet18.a1_in1k`` and ``timm:hf-hub:…``
     ``package.module:function``,            the return value of that function or class
     ``path/to/file.py:function``
     ======================================  ======================================================================
@@ -70,8 +70,8 @@ def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Seque
 
     Args:
         num_classes: The number of outputs.
-        image_size: The side of the square images, in pixels. Blocks halve images until they are 4
-            to 8 pixels wide.
+        image_size: The side of the square images, in pixels. The stem and each block halve the
+            images: sizes of 16 to 512 end at 4 to 8 pixels.
         width: The number of channels after the stem. Each block doubles it, up to 8 times
             ``width``.
     """

@@ -112,8 +112,8 @@ def _padding(report: CoverageReport) -> list[str]:
             return []
     return [
         f"all repeats ({report.num_repeats:,}) are in the last batch of a rank or worker: the loader pads to equal "
-        "lengths. With shardio, use remainder='keep' or 'mask'. Otherwise, look for a DistributedSampler without "
-        "drop_last or a truncated .repeat()"
+        "lengths. With shardio, use remainder='keep' or 'mask'. Otherwise, look for a truncated .repeat(), "
+        "or for a DistributedSampler without drop_last"
     ]
 
 
@@ -186,7 +186,7 @@ def _multiples(report: CoverageReport) -> list[str]:
         return [f"{report.num_deliveries:,} samples arrived, but {num_samples:,} were expected"]
     return [
         f"{report.num_deliveries:,} samples arrived, {times} times the expected {num_samples:,}: each sample is "
-        f"delivered {times} times"
+        f"delivered {times} times, with different keys or content, or the expected number is too low"
     ]
 
 

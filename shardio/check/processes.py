@@ -65,7 +65,7 @@ def run_rank(target: str, directory: str, epochs: int, key: str | None) -> None:
     loader = load_function(target)()
     if not isinstance(loader, Iterable):
         raise IdentityError(
-            f"{target} returned a {type(loader).__name__}: it must return a loader or another iterable of batches"
+            f"{target} must return a loader or another iterable of batches, got {type(loader).__name__}"
         )
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     recording = Recording(rank=rank, world_size=world_size)

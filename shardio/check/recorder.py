@@ -121,7 +121,7 @@ class CoverageRecorder:
         former = read_recording(self.path)
         if former.world_size != self.recording.world_size:
             raise FormatError(
-                f"{self.path} was recorded on {former.world_size} ranks, but training resumes on "
+                f"{self.path} was recorded with a world size of {former.world_size}, but training resumes with "
                 f"{self.recording.world_size}: record the rest of the run in another directory"
             )
         num_epochs, num_batches = state["num_epochs"], state["num_batches"]

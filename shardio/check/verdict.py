@@ -97,7 +97,7 @@ def _find_problems(coverage: Coverage, report: CoverageReport, *, allow: bool) -
     shares = {epoch.num_shares for epoch in coverage.rank_epochs.values()} - {None, num_ranks}
     if shares:
         splits = " and ".join(map(str, sorted(filter(None, shares))))
-        problems.append(f"the sampler splits the dataset over {splits} ranks, but there are {num_ranks}")
+        problems.append(f"the sampler assumes a world size of {splits}, but the world size is {num_ranks}")
     for rank, epoch in sorted(coverage.rank_epochs.items()):
         num_samples, num_claimed = coverage.num_delivered_by(rank), epoch.num_claimed
         if num_claimed is not None and num_samples > num_claimed:

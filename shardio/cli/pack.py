@@ -182,7 +182,14 @@ def _read_lines(path: Path) -> list[str]:
     Raises:
         ValueError: If another line is empty, or the file is not UTF-8.
     """
-    lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8-sig").split("\n")]
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not a UTF-8 text file: pass a text file with one class name per line, a packed directory, or "
+            "class folders"
+        ) from error
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()
     for line_number, line in enumerate(lines, 1):

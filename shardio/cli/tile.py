@@ -61,13 +61,15 @@ def _refuse_original(file: Path, target: Path) -> None:
 
 def _rewrite(file: Path, out: Path | None, rewrite: Callable[[bytes], bytes]) -> bool:
     """Rewrite one file and report the result; return whether it could be rewritten."""
+    from shardio.images.formats import find_format
     from shardio.whole_writes import write_whole
 
     before = file.read_bytes()
     try:
         after = rewrite(before)
     except ValueError as error:
-        echo(f"{file}: not rewritten: {error}", err=True)
+        reason = error if find_format(before) == "JPEG" else "not a JPEG"
+        echo(f"{file}: not rewritten: {reason}", err=True)
         return False
     if out is not None:
         with write_whole(out / file.name) as target:

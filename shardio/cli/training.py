@@ -66,7 +66,7 @@ def open_data(
             validation = _open_source(val_source, central, max_pixels, classes=training)
         except ValueError as error:
             raise FormatError(
-                f"the validation data do not have the classes of the training data {source}: {error}"
+                f"the validation data {val_source} does not fit the classes of the training data {source}: {error}"
             ) from error
         return TrainData(training=training, validation=validation, num_classes=len(training.classes), seed=seed)
     if not val_share:
@@ -74,7 +74,7 @@ def open_data(
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(
-            f"{source} has {len(training)} samples, too few to set aside {val_share:.0%} of them: change --val-share"
+            f"{source} has {len(training)} samples, too few to set aside a share of {val_share:g}: change --val-share"
         )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     return TrainData(

@@ -120,7 +120,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         self.counter.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's position. It is in the epoch in flight, even if ``set_epoch`` has set the next one."""
+        """Return the run's position: that of the running epoch, even if ``set_epoch`` has already set the next one."""
         return self.dump_cursor(self.counter.now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

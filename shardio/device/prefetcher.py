@@ -57,8 +57,8 @@ class DevicePrefetcher:
             normalisation. On CUDA, it runs on the prefetcher's stream.
 
     ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to
-    labels or ``tv_tensors.Mask``. With ``normalize``, tensors with another number of channels stay
-    unchanged.
+    labels or ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different
+    number of channels stay unchanged; a single value applies to all channels.
 
     Raises:
         ValueError: If an argument is out of range, ``normalize`` is used with an integer

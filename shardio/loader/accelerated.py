@@ -115,7 +115,7 @@ def _check_parallelism(config: Any, split: Split) -> None:
         return
     raise ValueError(
         f"each of {split.world_size} ranks would get different samples, but tensor, context or sequence parallelism "
-        f"leaves only {config.data_parallel_size} ranks with different data. On the dataset or sampler, set "
+        f"allows only {config.data_parallel_size}. On the dataset or sampler, set "
         f"world_size={config.data_parallel_size} and rank to this process's rank among them"
     )
 

@@ -56,10 +56,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    shardio's worker processes, with ``num_workers`` threads in total, decode shardio's datasets and torch's Subsets of
-    the map-style ones, if all transforms are shardio's and ``collate_fn``, ``worker_init_fn`` and
-    ``multiprocessing_context`` are not set. They write to memory that is reused when a batch is freed, so its tensors
-    cannot be resized in place. torch's workers make all other batches.
+    On Linux, shardio's worker processes, with ``num_workers`` threads in total, decode shardio's datasets (not their
+    subclasses) and torch's Subsets of the map-style ones, if all transforms are shardio's and ``decode="pil"``,
+    ``trusted=True``, ``batch_size=None``, ``collate_fn``, ``worker_init_fn`` and ``multiprocessing_context`` are not
+    used. They write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. torch's
+    workers make all other batches.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 

@@ -231,7 +231,8 @@ def _refuse_companions(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> 
             f"{src / dotted[0]}{more} named like an image in the same folder, with .{middle} added. These look like "
             "two files for each sample, but --rename-dots would make them two samples. To make each pair one sample, "
             "run:\n"
-            f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n{OR_CONFIRM}"
+            f"  shardio pack {quote(src)} {quote(dst)} --layout pairs\n"
+            "To make them separate samples, add --layout classes (layout='classes')"
         )
 
 

@@ -86,8 +86,8 @@ def pack(
         strict: Whether to raise an error for a file whose content does not match its suffix, and for a damaged JPEG
             that ``jpeg`` says to rewrite.
         jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
-            that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG, rotates it upright, shrinks it,
-            and stores it tiled. Both need numba: ``pip install numba``.
+            that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
+            with ``max_side``, smaller. ``tile`` and ``reencode`` need numba: ``pip install numba``.
         max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
         quality: With ``reencode``, the JPEG quality, 1 to 100; by default, 90.
         max_pixels: With ``reencode``, images with more pixels are stored unchanged; by default, Pillow's limit.
@@ -169,7 +169,8 @@ def pack_directory(
     scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes)
     problems = [*scan.unreadable, *scan.mislabelled]
     if strict and problems:
-        more = f" ({len(problems) - 1} more files have such problems)" if len(problems) > 1 else ""
+        num_more = len(problems) - 1
+        more = f" ({num_more} more {'file has' if num_more == 1 else 'files have'} such problems)" if num_more else ""
         raise PackError(
             f"{problems[0].path} {problems[0].what}{more}: nothing was packed. Repair or remove the "
             f"{'file' if len(problems) == 1 else 'files'}, or omit --strict (strict=True)"

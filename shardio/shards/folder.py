@@ -26,7 +26,7 @@ def find_tars(folder: Location) -> list[Location]:
     names = [name for name in names if not name.startswith(".") or is_added_by_macos(name)]
     compressed = [name for name in names if _COMPRESSED.fullmatch(name) and not name.startswith(".")]
     if compressed:
-        more = f" and {len(compressed) - 1} more compressed tars" if len(compressed) > 1 else ", a compressed tar"
+        more = f" and other compressed tars ({len(compressed)} in all)" if len(compressed) > 1 else ", a compressed tar"
         raise FormatError(
             f"{folder} holds {compressed[0]}{more}. shardio cannot read compressed tars and would leave their samples "
             "out: decompress them (gunzip, unzstd, …), move them elsewhere, or pass a list of the tars to read"

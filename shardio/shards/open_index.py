@@ -254,7 +254,7 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
                 raise ValueError(f"tensor {name} extends beyond the end of the file")
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(
-            f"{file.location} is damaged, or is not an index of shardio ({error!r}). Download it again, or pack the "
+            f"{file.location} is damaged, or is not a shardio index ({error!r}). Download it again, or pack the "
             "dataset again. If shardio did not pack the tar, move this file away: shardio then creates a new index"
         ) from error
     return header, begins, layout["key_bytes"]["shape"][0]

@@ -83,7 +83,7 @@ def _find_tars(folder: Location) -> list[Location]:
     if not names:
         raise FileNotFoundError(
             f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar: pack the images first "
-            "(shardio pack IMAGES OUT), or put them into class folders and read them with ImageFolder"
+            "(shardio pack IMAGES OUT) or, if they are in class folders, read them with ImageFolder"
         )
     _warn_of_gaps(folder, names)  # Not for a list, which may leave tars out on purpose.
     return tars

@@ -23,7 +23,7 @@ class Callback:
     """
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Return the model or a wrapper with its weights. Called before gradients are shared."""
+        """Return the model or a wrapper that uses its weights. Called once, before DistributedDataParallel."""
         return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
@@ -54,7 +54,7 @@ class PrintEpochs(Callback):
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
         if num_steps:
-            self.say(f"resuming after step {num_steps}, in epoch {num_epochs}")
+            self.say(f"resuming after step {num_steps} (complete epochs: {num_epochs})")
 
     def on_epoch(self, result: EpochResult) -> None:
         self.say(result.describe())

@@ -44,8 +44,8 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
             _save({"format": FORMAT, **state}, file)
     except OSError as error:
         what = error.strerror or error
-        message = f"{what}. Any previous checkpoint is kept: free some space, and rerun the same command to resume"
-        raise OSError(error.errno, message, str(path)) from error
+        remedy = "fix the cause (if the disk is full, free some space) and rerun the same command to resume"
+        raise OSError(error.errno, f"{what}. Any previous checkpoint is kept: {remedy}", str(path)) from error
 
 
 @contextmanager
@@ -92,14 +92,18 @@ def load_checkpoint(path: str | os.PathLike[str], map_location: str | torch.devi
         _check_content(path)
         state: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
         if not isinstance(state, dict):
-            raise TypeError(f"the file contains a {type(state).__name__}, not a dict")
+            raise TypeError(f"it contains an object of type {type(state).__name__}, not a dict")
     except MemoryError:
         raise
     except Exception as error:  # A damaged file may raise errors of nearly every type.
         raise FormatError(
             f"{path} cannot be read as a checkpoint ({error}): use another one or start a new run"
         ) from error
-    found = state.get("format")
+    if "format" not in state:
+        raise FormatError(
+            f"{path} has no 'format', so it was not written by save_checkpoint: use another one or start a new run"
+        )
+    found = state["format"]
     if type(found) is not int or found != FORMAT:
         raise FormatError(
             f"{path} has format {found}, but this version of shardio reads format {FORMAT}: use another one or "

@@ -76,7 +76,7 @@ def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if len(fields) < 2 or not all(isinstance(field, torch.Tensor) for field in fields[:2]):
         names = ", ".join(type(field).__name__ for field in fields)
         found = type(batch).__name__ + (f" of {names}" if names else "")
-        raise TypeError(f"batches must start with a tensor of images and one of labels, got a {found}")
+        raise TypeError(f"batches must start with a tensor of images and one of labels, got {found}")
     return fields[0], fields[1]
 
 

@@ -147,7 +147,8 @@ def count_steps(loader: Any, config: TrainConfig) -> int:
     """Return the number of steps in a full epoch.
 
     Raises:
-        ValueError: If the loader has no length and the settings do not give one, or if ranks have different lengths.
+        ValueError: If the loader has no length and the settings do not give one, or if the ranks' loaders have
+            different numbers of batches.
     """
     if config.steps_per_epoch is not None:
         return config.steps_per_epoch

@@ -214,7 +214,9 @@ def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) 
     (step, value, keys), rank = min(found, key=lambda one: one[0][0])
     where = f" on rank {rank}" if len(found) > 1 or rank else ""
     if keys is None:
-        samples = 'samples unknown: their keys are not in the batch, as with fields=("image", "label", "key")'
+        samples = (
+            'samples unknown, because the batch has no keys: to have them named, use fields=("image", "label", "key")'
+        )
     else:
         more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""
         samples = f"samples: {', '.join(keys[:20])}{more}"

@@ -57,7 +57,7 @@ class Compose:
 
 
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether shardio's code alone does a transform: each step is exactly one of BUILTINS. None does nothing."""
+    """Return whether only shardio's code runs: for None, a type in BUILTINS (not a subclass), or a Compose of these."""
     if type(transform) is Compose:
         return all(map(is_builtin, transform.transforms))
     return transform is None or type(transform) in BUILTINS
@@ -74,7 +74,7 @@ def plan_transform(
     """Draw a transform's parameters for n images, and render only the images whose pixels it needs.
 
     Args:
-        transform: A transform of shardio, any other callable, or None.
+        transform: One of shardio's transforms, any other callable, or None.
         images: Pictures, arrays uint8 [height, width, 3], or any objects that other callables accept.
         rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys from them.
 

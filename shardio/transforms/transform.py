@@ -101,5 +101,7 @@ def as_pixels(transform: Transform, image: Any) -> Pixels:
         image = foreign.as_array(image)  # torchvision's transforms return tensors.
     if isinstance(image, np.ndarray) and image.size and image.dtype == np.uint8 and image.shape[2:] == (3,):
         return image
-    got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
-    raise TypeError(f"{transform!r} takes uint8 [height, width, 3] arrays that are not empty, got {got}: {REMEDY}")
+    got, remedy = type(image).__name__, REMEDY
+    if isinstance(image, np.ndarray):
+        got, remedy = f"{image.dtype} {list(image.shape)}", "convert the image first, or put this transform first"
+    raise TypeError(f"{transform!r} takes uint8 [height, width, 3] arrays that are not empty, got {got}: {remedy}")

@@ -93,7 +93,10 @@ def _(packed: Path) -> None:
         merge(Path(run))
 
 
-@case("a run resumes on fewer ranks, in the same directory", "was recorded on 3 ranks, but training resumes on 2")
+@case(
+    "a run resumes on fewer ranks, in the same directory",
+    "recorded with a world size of 3, but training resumes with 2",
+)
 def _(packed: Path) -> None:
     with tempfile.TemporaryDirectory() as run:
         state = CoverageRecorder(run, rank=0, world_size=3).state_dict()

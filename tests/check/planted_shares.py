@@ -108,7 +108,7 @@ def _(packed: Path) -> None:
     once((cut(range(N)), cut(range(N))), N)
 
 
-@case("a sampler splits for four ranks, but there are two, nothing expected", "over 4 ranks, but there are 2")
+@case("a sampler splits for four ranks, but there are two, nothing expected", "size of 4, but the world size is 2")
 def _(packed: Path) -> None:
     check_ranks(by(samplers(4)[:2]), ExpectedSamples())
 

@@ -117,7 +117,7 @@ def test_an_expectation_of_a_dataset_is_wrong_usage(packed: Path, run_check: Run
 def test_a_function_must_return_a_loader(script: Path, run_check: RunCheck) -> None:
     done = run_check(f"{script}:nothing")
     assert isinstance(done.exception, IdentityError)
-    assert "loaders.py:nothing returned a NoneType: it must return a loader" in str(done.exception)
+    assert "loaders.py:nothing must return a loader or another iterable of batches, got NoneType" in str(done.exception)
 
 
 SHARDIO = """

@@ -69,6 +69,12 @@ def test_an_empty_line_between_classes_is_refused(tmp_path: Path) -> None:
     assert "line 2 of" in done.output
 
 
+def test_a_file_of_classes_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match=r"classes\.txt is not a UTF-8 text file"):
+        _read_classes(tmp_path / "classes.txt")
+
+
 def test_classes_define_the_labels(tmp_path: Path) -> None:
     """A file of names, class folders, or a packed dataset gives validation data the labels of the training data."""
     write_images(tmp_path / "train", classes=3, per_class=1)
@@ -87,7 +93,7 @@ def test_classes_define_the_labels(tmp_path: Path) -> None:
     assert dataset.classes == ["class-0", "class-1", "class-2"]
     assert sorted(dataset[index] for index in range(2)) == [("class-0/name-000", 0), ("class-2/name-000", 2)]
     whole, out = tmp_path / "train", tmp_path / "out"
-    with pytest.raises(PackError, match="has classes that are not in classes=…: class-1"):
+    with pytest.raises(PackError, match=r"has classes that are not among the given ones \(class-0, class-2\): class-1"):
         shardio.pack(whole, out, classes=["class-0", "class-2"])
     with pytest.raises(PackError, match="is packed without class folders"):
         shardio.pack(whole, out, classes=train, layout="flat")

@@ -66,6 +66,12 @@ def test_a_file_that_cannot_be_tiled_is_reported_and_the_others_are_written(phot
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["photo.jpg"]
 
 
+def test_a_file_of_another_format_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.webp"
+    path.write_bytes(save(make_picture(70, 130), "WEBP"))
+    assert f"{path}: not rewritten: not a JPEG" in run("untile", path).stderr
+
+
 def test_files_with_the_same_name_are_refused(photo: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "photo.jpg").write_bytes(PLAIN)

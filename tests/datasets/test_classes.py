@@ -80,7 +80,10 @@ def test_another_dataset_may_provide_the_list(sources: dict[str, Path], images: 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_class_that_is_not_in_the_list_is_refused(sources: dict[str, Path], kind: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{sources[kind]} has classes that are not in classes=…: class-2.")):
+    with pytest.raises(
+        ValueError,
+        match=re.escape(f"{sources[kind]} has classes that are not among the given ones (class-0, class-1): class-2."),
+    ):
         KINDS[kind](sources[kind], classes=["class-0", "class-1"])
 
 

@@ -51,6 +51,7 @@ def test_without_the_fast_path_there_are_no_statistics_and_the_error_names_the_r
         (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, not exactly a"),
         (DataLoader(range(5), collate_fn=identity), "the dataset is a range, not"),
         (users, "the transform .* is not one of shardio's"),
+        (DataLoader(ShardDataset(packed, decode="pil"), batch_size=None), "decode='pil' is set"),
         (collated, "collate_fn is <function identity"),
         (single, "batch_size is None"),
         (started, "worker_init_fn is <function identity"),

@@ -70,7 +70,7 @@ def test_a_deeply_nested_or_ambiguous_manifest_is_refused(packed: Path, content:
 def test_a_deeply_nested_index_is_refused(packed: Path) -> None:
     deep = b"[" * 100_000 + b"]" * 100_000
     (packed / "a.tar.idx").write_bytes(len(deep).to_bytes(8, "little") + deep)
-    with pytest.raises(FormatError, match=r"a\.tar\.idx is damaged, or is not an index"):
+    with pytest.raises(FormatError, match=r"a\.tar\.idx is damaged, or is not a shardio index"):
         open_shard(packed / "a.tar")
 
 

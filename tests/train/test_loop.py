@@ -221,9 +221,9 @@ def test_torchs_distributed_sampler_gets_each_epoch() -> None:
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"image": torch.zeros(2, 3, 6, 6), "label": torch.zeros(2)}, "got a dict$"),
-        ([torch.zeros(2, 3, 6, 6)], "got a list of Tensor"),
-        ((torch.zeros(2, 3, 6, 6), ["cat", "dog"]), "got a tuple of Tensor, list"),
+        ({"image": torch.zeros(2, 3, 6, 6), "label": torch.zeros(2)}, "got dict$"),
+        ([torch.zeros(2, 3, 6, 6)], "got list of Tensor"),
+        ((torch.zeros(2, 3, 6, 6), ["cat", "dog"]), "got tuple of Tensor, list"),
     ],
 )
 def test_batches_that_do_not_start_with_images_and_labels_are_refused(batch: Any, message: str) -> None:

@@ -52,7 +52,7 @@ def test_an_infinite_loss_stops_a_run_without_a_directory() -> None:
     batches = [(images.float() * float("inf"), labels) for images, labels in make_batches([4, 4])]
     config = TrainConfig(epochs=1, precision="fp32", device="cpu")
     with pytest.raises(
-        NonFiniteLossError, match=r"samples unknown: .* Start a new run with a lower learning rate"
+        NonFiniteLossError, match=r"samples unknown, .* Start a new run with a lower learning rate"
     ) as caught:
         train(make_linear(), batches, config)
     assert caught.value.keys is None

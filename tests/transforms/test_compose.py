@@ -182,6 +182,14 @@ def test_a_subclass_that_overrides_apply_gets_an_array_after_a_tensor() -> None:
     np.testing.assert_array_equal(result, Inverted(8)(image))
 
 
+def test_an_image_that_an_earlier_transform_made_unusable_is_named_with_a_remedy() -> None:
+    scaled = Compose([lambda image: np.float32(image), CenterCrop(8)])
+    with pytest.raises(TypeError, match=r"got float32 \[20, 30, 3\]: convert the image first"):
+        scaled(make_noise(20, 30))
+    with pytest.raises(TypeError, match=r"got Image: use decode='array'"):
+        CenterCrop(8)(Image.fromarray(make_noise(20, 30)))
+
+
 @pytest.mark.parametrize("given", [RandomResizedCrop, Compose])
 def test_a_class_instead_of_a_transform_is_named(given: Any) -> None:
     message = rf"^{given.__name__} is a class, not a transform: write {given.__name__}\(\.\.\.\)$"

@@ -126,6 +126,8 @@ def _why_not_dataset(dataset: Any) -> str | None:
     decoder = inner.decoder
     if decoder.trusted:
         return "trusted=True lets fields run code"
-    if decoder.decode != "array" or not is_builtin(decoder.transform):
+    if decoder.decode != "array":
+        return f"decode={decoder.decode!r} is set"
+    if not is_builtin(decoder.transform):
         return f"the transform {decoder.transform!r} is not one of shardio's"
     return None
