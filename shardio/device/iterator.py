@@ -89,9 +89,12 @@ class PrefetchIterator:
             self._cut_short_by = describe_error(interruption)
             raise
         self._cut_short_by = None
-        if error is not None:
+        if error is None:
+            return batch
+        try:
             raise error
-        return batch
+        finally:
+            del error  # Otherwise its traceback, which holds this frame, would keep the loader's iterator alive.
 
     def close(self) -> None:
         """Wait until all copies are done, and release the loader's iterator."""
@@ -118,11 +121,15 @@ class PrefetchIterator:
             hand_over(on_receipt.counts)
             return batch, None
         assert self._failure is not None, "nothing is in flight"
-        (error, counts, self._late_counts), self._failure, self._last_received.state = self._failure, None, None
-        hand_over(counts)
-        if isinstance(error, StopIteration):
+        failure, self._failure, self._last_received.state = self._failure, None, None
+        self._late_counts = failure.late_counts
+        hand_over(failure.counts)
+        if isinstance(failure.error, StopIteration):
             self.close()
-        return None, error
+        try:
+            return None, failure.error
+        finally:
+            del failure  # As in __next__.
 
     def _send_next(self) -> _Failure | None:
         """Request the loader's next batch and send it. Return the failure, if there is one."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.utils.data
 
+from shardio import DataLoader
 from shardio.device import DevicePrefetcher
 from shardio.models import import_library
 from tests.device.late_stream import prefetch_late
@@ -150,6 +154,26 @@ def test_an_epoch_that_was_left_early_does_not_disturb_the_next() -> None:
         if batch == 3:
             break
     assert [int(batch) for batch in prefetcher] == list(range(9))
+
+
+@pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
+def test_workers_end_with_the_epoch(loader_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    iterators = list[weakref.ref[Any]]()
+    begin = torch.utils.data.DataLoader._get_iterator
+
+    def watched(loader: Any) -> Any:
+        iterator = begin(loader)
+        iterators.append(weakref.ref(iterator))
+        return iterator
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "_get_iterator", watched)
+    gc.disable()  # The last reference ends them: the collector may come much later, or in a forked process.
+    try:
+        received = DevicePrefetcher(loader_class(range(8), batch_size=2, num_workers=1), "cpu")
+        assert [batch.tolist() for batch in received] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        assert [iterator() for iterator in iterators] == [None]
+    finally:
+        gc.enable()
 
 
 def test_the_length_is_the_loaders() -> None:
