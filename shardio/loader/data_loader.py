@@ -154,12 +154,12 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         )
         self._bad_samples = make_bad_samples(self.on_error, self.quarantine, self.dataset)
         if self._order is not None:
-            source = self._order.source
-            check_order(source, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
-            if dataset is source:
+            ordered = self._order.ordered
+            check_order(ordered, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)
+            if dataset is ordered:
                 # torch's loader forbids setting the sampler, but only frameworks read this one.
                 object.__setattr__(self, "sampler", OrderSampler(self._order))
-            source.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
+            ordered.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
 
     def watch_memory(self, callback: MemoryCallback) -> None:
         """Register a callback that is called once with each memory block, uint8 [n]. It must not keep the array."""
@@ -209,7 +209,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         if self._order is None:
             self._warn_of_sampler()
             return None, None
-        cursor = self._order.update_counter().find_start(self._order.source.num_all_samples)
+        cursor = self._order.update_counter().find_start(self._order.ordered.num_all_samples)
         split = self._split(cursor)
         if not split.num_batches and not cursor.position:
             warn_of_no_batches(split, self._warned_of, stacklevel=5)
@@ -232,7 +232,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         progress = Progress(cursor=cursor, split=split)
         iterator = self._follow(EpochIterator(batches, check, own_tensors, progress, self), progress)
         counter = self._order.update_counter()
-        counter.start(self._order.source.num_all_samples)
+        counter.start(self._order.ordered.num_all_samples)
         counter.progress = progress
         return iterator
 
@@ -250,8 +250,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def _split(self, cursor: Cursor) -> Split:
         assert self._order is not None, "the caller checked"
-        remainder: Remainder = "drop" if self.drop_last else self._order.source.remainder
-        return self._order.source.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
+        remainder: Remainder = "drop" if self.drop_last else self._order.ordered.remainder
+        return self._order.ordered.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts its own workers.

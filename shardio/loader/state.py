@@ -23,23 +23,23 @@ class LoaderOrder:
     """shardio's order in one loader, and the loader's progress in it.
 
     Attributes:
-        source: The dataset or sampler that holds the order.
+        ordered: The dataset or sampler that holds the order.
     """
 
-    def __init__(self, source: ShardDataset | EpochSampler) -> None:
-        self.source = source
-        self._counter = source.counter if isinstance(source, EpochSampler) else EpochCounter()
+    def __init__(self, ordered: ShardDataset | EpochSampler) -> None:
+        self.ordered = ordered
+        self._counter = ordered.counter if isinstance(ordered, EpochSampler) else EpochCounter()
         self._num_epoch_sets = 0
 
     def update_counter(self) -> EpochCounter:
-        """Apply the source's ``set_epoch``; return the counter that determines the next epoch.
+        """Apply ``set_epoch`` of the dataset or sampler; return the counter that determines the next epoch.
 
         An EpochSampler has its own counter, so its ``set_epoch`` works too. A ShardDataset may serve several loaders,
         so each loader has a counter, which follows the dataset's ``set_epoch``.
         """
-        if isinstance(self.source, ShardDataset) and self.source.num_epoch_sets != self._num_epoch_sets:
-            self._num_epoch_sets = self.source.num_epoch_sets
-            self._counter.set_epoch(self.source.epoch)
+        if isinstance(self.ordered, ShardDataset) and self.ordered.num_epoch_sets != self._num_epoch_sets:
+            self._num_epoch_sets = self.ordered.num_epoch_sets
+            self._counter.set_epoch(self.ordered.epoch)
         return self._counter
 
 
@@ -112,7 +112,7 @@ class Stateful:
         if self._order is None:
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return {}
-        return self._order.source.dump_cursor(self._order.update_counter().now)
+        return self._order.ordered.dump_cursor(self._order.update_counter().now)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state at the next ``iter``.
@@ -132,4 +132,4 @@ class Stateful:
                 )
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return
-        self._order.update_counter().load(self._order.source.read_cursor(state))
+        self._order.update_counter().load(self._order.ordered.read_cursor(state))

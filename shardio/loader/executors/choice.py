@@ -64,16 +64,16 @@ def make_executor(
         )
     if order is None:
         return TorchLoader(loader)
-    options, source = torch_options(settings), order.source
-    if isinstance(source, ShardDataset):
-        return ShardTorchWorkers(source, options, bad_samples)
-    return IndexTorchWorkers(settings.dataset, source, options, bad_samples)
+    options, ordered = torch_options(settings), order.ordered
+    if isinstance(ordered, ShardDataset):
+        return ShardTorchWorkers(ordered, options, bad_samples)
+    return IndexTorchWorkers(settings.dataset, ordered, options, bad_samples)
 
 
 def _make_planner(settings: ExecutorSettings, order: LoaderOrder | None) -> Planner:
     dataset = unwrap_subsets(settings.dataset)
     if order is not None:
-        return OrderPlanner(dataset, order.source)
+        return OrderPlanner(dataset, order.ordered)
     return SamplerPlanner(dataset, settings.batch_sampler, settings.generator, keeps_seed=settings.persistent_workers)
 
 
