@@ -10,7 +10,7 @@
     ├── WorkerError         worker processes die repeatedly: check memory, or the samples that the error names
     ├── StateError          a saved state or a run's directory does not fit: use those of this run
     ├── BusyError           another run is writing to the directory: wait for it, or choose another directory
-    ├── NonFiniteLossError  the loss is NaN or infinite: start a new run with a lower learning rate
+    ├── NonFiniteLossError  the loss or a weight is NaN or infinite: start a new run with a lower learning rate
     ├── CoverageError       a loader repeated or lost samples (also an AssertionError, for tests): fix the loader
     └── IdentityError       samples cannot be identified: specify where their keys are (also a TypeError)
 
@@ -73,7 +73,7 @@ class BusyError(ShardioError):
 
 
 class NonFiniteLossError(ShardioError):
-    """The loss is NaN or infinite.
+    """The loss or a weight is NaN or infinite.
 
     Attributes:
         step: The step of the training run.

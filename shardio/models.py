@@ -195,6 +195,10 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
     try:
         yield
     except OSError as error:
+        if not pretrained or name.startswith("timm:local-dir:"):
+            raise OSError(
+                f"{name} cannot be loaded ({error}): check the name and, for a model of a hub, the connection"
+            ) from error
         raise OSError(
             f"could not download pretrained weights for {name} ({error}): check the connection, put the file into the "
             "library's cache ($TORCH_HOME, for timm $HF_HOME), or train from scratch"
@@ -213,12 +217,11 @@ def import_library(name: str) -> Any:
         _import_torchvision()  # timm imports it as well.
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"--model {name}:… needs {name}, which is not installed ({error}): pip install {name}"
-        ) from error
+        missing = error.name or name
+        raise ValueError(f"{name}:… needs {missing}, which is not installed: pip install {missing}") from error
     except (ImportError, RuntimeError) as error:
         raise ValueError(
-            f"--model {name}:… needs {name}, which cannot be imported with torch {torch.__version__} ({error}): "
+            f"{name}:… needs {name}, which cannot be imported with torch {torch.__version__} ({error}): "
             "install builds of torch and torchvision that match"
         ) from error
 

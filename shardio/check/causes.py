@@ -15,7 +15,9 @@ def find_causes(report: CoverageReport) -> list[str]:
     if report.is_right:
         return []
     if not report.num_deliveries:
-        return ["no samples arrived: the iterator is exhausted or the dataset is empty"]
+        return [
+            "no samples arrived: the iterator is exhausted, the dataset is empty, or drop_last leaves out all samples"
+        ]
     if found := _other_key_type(report):
         return found
     if report.num_repeats > report.expected.num_repeats:
@@ -215,8 +217,9 @@ def _losses(report: CoverageReport) -> list[str]:
     if num_runs and len(missing) >= 2 * num_runs:
         runs = "one contiguous run" if num_runs == 1 else f"{num_runs} contiguous runs"
         return [
-            f"the {num_missing:,} missing samples form {runs}, more than drop_last leaves out: whole shards "
-            "are missing. Perhaps the number of shards is not a multiple of the number of workers or ranks"
+            f"the {num_missing:,} missing samples form {runs}, more than drop_last leaves out: perhaps a loop "
+            "or a Subset ends early, or whole shards are missing because their number is not a multiple of the number "
+            "of workers or ranks"
         ]
     return []
 

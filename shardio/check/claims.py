@@ -83,7 +83,7 @@ def find_claims(loader: Iterable[Any], world_size: int) -> RankEpoch:
     if num_own is not None and num_all is not None and world_size == 1 and num_own < num_all:
         epoch.cause = epoch.cause or (
             f"the sampler ({type(sampler).__name__}) has {num_own:,} indices, but the dataset has {num_all:,} samples: "
-            "pass expected= if this is intended"
+            "if this is intended, expect only the sampler's samples (expected=, --expected)"
         )
     if batch_size is None or num_own is None:  # Or batched by a user-defined batch sampler.
         return epoch

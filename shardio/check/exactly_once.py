@@ -33,8 +33,8 @@ def assert_exactly_once(
     shardio.errors.CoverageError: 2 samples: 1 delivered once, 1 more than once, 0 never, 0 unexpected
       repeated: b, delivered 2 times: rank 0 batch 0, rank 0 batch 1
       likely cause: all repeats (1) are in the last batch of a rank or worker: the loader pads to equal lengths. With \
-shardio, use remainder='keep' or 'mask'. Otherwise, look for a DistributedSampler without drop_last or a truncated \
-.repeat()
+shardio, use remainder='keep' or 'mask'. Otherwise, look for a truncated .repeat(), or for a \
+DistributedSampler without drop_last
 
     Args:
         loader: Any iterable of batches, or a tuple of them, one per rank. Each is read once per

@@ -29,7 +29,7 @@ batches are identified by their content.
 HASHED = 2**63
 """The bit that is set in the identity of every hashed key."""
 
-ASK_FOR_KEY = "Pass key= (or --key) to identify samples"
+ASK_FOR_KEY = "To identify samples, pass key= (--key) where their batches are read or recorded"
 
 
 def key_ids(keys: Iterable[Hashable]) -> Ids:

@@ -40,12 +40,21 @@ def stage_seconds(stats: LoaderStats) -> dict[str, float]:
     return {**times, "idle": stats.idle_s} if stats.num_workers else times
 
 
-def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int) -> str:
-    """Return a sentence that names the bottleneck of an epoch and suggests remedies."""
+def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int, *, is_first: bool) -> str:
+    """Return a sentence that names the bottleneck of an epoch and suggests remedies.
+
+    Args:
+        stats: The statistics of the epoch.
+        stored: What was loaded.
+        num_cores: The number of cores.
+        is_first: Whether workers started in this epoch.
+    """
     times = stage_seconds(stats)
     # A running worker is always in one of the stages, so the remaining time passed before it ran.
     start_s = stats.elapsed_s - sum(times.values()) / max(stats.num_workers, 1)
     if stats.num_workers and start_s > stats.elapsed_s / 2:
+        if not is_first:
+            return f"this epoch ({stats.elapsed_s:.2f} s) is too short to judge: use a dataset with more samples"
         return (
             f"this epoch is too short to judge: workers took about {start_s:.2f} s of {stats.elapsed_s:.2f} s to "
             "start. They start only once: see the second epoch (--epochs 2)"
@@ -66,7 +75,7 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int) -> str:
             bottleneck = "handing batches to the training process is the bottleneck"
             remedies = ["a larger --batch-size"]
     suggestion = ", or ".join(filter(None, remedies))
-    remedy = f"try {suggestion}" if suggestion else "there are already as many workers as cores"
+    remedy = f"try {suggestion}" if suggestion else "there are already at least as many workers as cores"
     workers = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
     return f"{workers} on {count(num_cores, 'core')}: {bottleneck}; {remedy}"
 

@@ -169,5 +169,5 @@ def _describe(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None, sto
     for stage, seconds in times.items():
         us_per_sample = 1e6 * seconds / max(stats.num_samples, 1)
         lines.append(f"  {STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {us_per_sample:>12.1f}")
-    lines.append(f"  {advise(stats, stored, count_processors())}")
+    lines.append(f"  {advise(stats, stored, count_processors(), is_first=epoch == 0)}")
     return "\n".join(lines)

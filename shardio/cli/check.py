@@ -59,6 +59,11 @@ def check(
     from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks
 
+    if key is not None and (merge or ".py:" not in sources[0]):
+        raise typer.BadParameter(
+            "only a script's batches need it: datasets have keys, and recordings are made with CoverageRecorder(key=)",
+            param_hint="--key",
+        )
     if merge:
         found, wanted = merge_recordings(map(Path, sources)), _expect(expected)
     elif len(sources) != 1:

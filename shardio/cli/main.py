@@ -47,7 +47,8 @@ def main() -> None:
         echo(f"error: {_describe(error)}", err=True)
         sys.exit(1)
     except MemoryError as error:
-        echo(f"error: not enough memory ({error}): use smaller images or batches", err=True)
+        what = f" ({error})" if str(error) else ""
+        echo(f"error: not enough memory{what}: use smaller images or batches", err=True)
         sys.exit(1)
 
 

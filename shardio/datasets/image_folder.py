@@ -40,7 +40,8 @@ class ImageFolder(MapDataset):
             is not an integer raises TypeError when it is read.
 
     Raises:
-        FileNotFoundError: If the directory does not exist, has no class folders, or a class folder has no images.
+        FileNotFoundError: If the directory does not exist or has no class folders, or if a class folder has no
+            images.
         ValueError: If a class folder is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """

@@ -26,7 +26,7 @@ def decode_label(content: bytes) -> int:
         raise ValueError(f"a label must be an integer in ASCII digits, got {content[:20]!r}")
     label = int(content)
     if not -(2**63) <= label < 2**63:
-        raise ValueError(f"a label must fit in 64 bits, got {content[:40]!r}")
+        raise ValueError(f"a label must fit in a signed 64-bit integer, got {content[:40]!r}")
     return label
 
 

@@ -114,9 +114,9 @@ def _check_parallelism(config: Any, split: Split) -> None:
     if config is None or config.non_data_parallel_size == 1 or split.world_size <= config.data_parallel_size:
         return
     raise ValueError(
-        f"each of {split.world_size} ranks would get different samples, but tensor, context or sequence parallelism "
-        f"allows only {config.data_parallel_size}. On the dataset or sampler, set "
-        f"world_size={config.data_parallel_size} and rank to this process's rank among them"
+        f"each of {split.world_size} ranks would get different samples, but with this tensor, context or sequence "
+        f"parallelism, the number of different shares must be {config.data_parallel_size}. On the dataset or sampler, "
+        f"set world_size={config.data_parallel_size}, and rank to the number of this process's share, from 0"
     )
 
 

@@ -170,7 +170,8 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
     if isinstance(unwrap_subsets(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
         warnings.warn(
             f"{type(drawing).__name__} does not split samples over ranks: each of {num_ranks} ranks gets all "
-            f"{len(dataset)} of them. Pass the DataLoader sampler=EpochSampler(dataset) or torch's DistributedSampler",
+            f"{len(dataset)} of them. Pass sampler=EpochSampler(dataset), or torch's DistributedSampler, to the "
+            "DataLoader",
             RuntimeWarning,
             stacklevel=stacklevel,
         )
@@ -184,8 +185,8 @@ def warn_of_no_batches(split: Split, warned_of: set[Split], *, stacklevel: int) 
     if split.remainder == "drop":
         why = (
             f"the {split.num_samples} samples do not fill a step of all ranks ({split.world_size * split.batch_size} "
-            "samples), and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size or another "
-            "remainder"
+            "samples), and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size, or "
+            "drop_last=False and another remainder"
         )
     else:
         why = (

@@ -29,9 +29,9 @@ from shardio.loader.epoch_iterator import EpochIterator
 from shardio.loader.executors.choice import find_settings, make_executor, why_not_ours
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
 from shardio.loader.executors.executor import BatchIterator, Executor
+from shardio.loader.executors.obstacles import explain_obstacles
 from shardio.loader.executors.pipeline import SUPERSEDED
 from shardio.loader.executors.settings import ExecutorSettings, find_decoder
-from shardio.loader.executors.torch_options import explain_obstacles
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import OrderSampler, Stateful, find_order
 from shardio.loader.stats import LoaderStats

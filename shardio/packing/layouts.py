@@ -83,7 +83,10 @@ def find_images_folder(files: Sequence[PurePosixPath]) -> str | None:
     if len(folders) < 2 or not found:
         return None
     if len(found) > 1:
-        raise PackError(f"{' and '.join(found)} are all named like a folder of images: rename all but one")
+        raise PackError(
+            f"several folders are named like a folder of images ({', '.join(found)}), but the layout 'pairs' allows "
+            "only one: move the others out of the source"
+        )
     return found[0]
 
 
@@ -119,14 +122,15 @@ def check_pairs(
     kinds = Counter(field.rpartition(".")[0] for files in groups.values() for field in files if "." in field)
     if not kinds:
         where = f"{images}/a.jpg and masks/a.png" if images else "images/a.jpg and masks/a.png, or a.jpg and a.mask.png"
-        raise PackError(f"{src} holds no pairs: the files of a sample must have the same stem, such as {where}")
+        raise PackError(f"{src} holds no pairs: the files of a sample must have matching names, such as {where}")
     for files in groups.values():
         missing = sorted(set(kinds) - {field.rpartition(".")[0] for field in files})
         if missing:
-            path = next(iter(files.values()))
+            image = next(path for field, path in files.items() if field in IMAGE_FORMATS)
+            num_found = kinds[missing[0]]
             raise PackError(
-                f"{path} has no {missing[0]!r} file, but {kinds[missing[0]]} of {len(groups)} samples have one: "
-                "add the file or remove the image"
+                f"{image} has no {missing[0]!r} file, but {num_found} of {len(groups)} samples "
+                f"{'has' if num_found == 1 else 'have'} one: add the file, or remove all files of this sample"
             )
     fields = {field for files in groups.values() for field in files if "." in field}
     orphans = [path for path in ignored if _is_companion(PurePosixPath(path.relative_to(src)), images, fields)]

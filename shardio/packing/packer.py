@@ -172,7 +172,7 @@ def pack_directory(
         num_more = len(problems) - 1
         more = f" ({num_more} more {'file has' if num_more == 1 else 'files have'} such problems)" if num_more else ""
         raise PackError(
-            f"{problems[0].path} {problems[0].what}{more}: nothing was packed. Repair or remove the "
+            f"{problems[0].path} {problems[0].what}{more}: nothing was packed. Rename, repair or remove the "
             f"{'file' if len(problems) == 1 else 'files'}, or omit --strict (strict=True)"
         )
     plan = make_plan(scan, settings)

@@ -192,7 +192,8 @@ def _make_key(stem: PurePosixPath, files: Mapping[str, Path], *, rename_dots: bo
             )
         if any(category(letter) in ("Cc", "Cs") for letter in key) or split_name(join_name(key, field)) != (key, field):
             raise PackError(
-                f"{str(path)!r} has a name with a control character, invalid UTF-8, or no clear stem: rename the file"
+                f"{str(path)!r} has a control character or invalid UTF-8 in its path, or no clear stem: rename the "
+                "file or the folder"
             )
     return key
 
@@ -208,7 +209,10 @@ def _find_class_folders(src: Path, groups: Mapping[str, Mapping[str, Path]]) -> 
     used = {key.split("/", 1)[0] for key in groups}
     for folder in sorted(src.iterdir()):
         if folder.is_dir() and not folder.name.startswith(".") and read_as_utf8(folder.name) not in used:
-            raise PackError(f"the class folder {folder} holds no images: add images or remove the folder")
+            raise PackError(
+                f"the class folder {folder} holds no images that can be packed (supported: {', '.join(IMAGE_FIELDS)}): "
+                "add images or remove the folder"
+            )
     for files in groups.values():
         if LABEL_FIELD in files:
             raise PackError(
@@ -230,5 +234,5 @@ def _check_image(files: Mapping[str, Path]) -> tuple[FileProblem | None, bool]:
     if found is None:
         return FileProblem(path=path, what="is not an image"), False
     if found != IMAGE_FORMATS[field]:
-        return FileProblem(path=path, what=f"has the suffix {path.suffix} but is a {found}"), True
+        return FileProblem(path=path, what=f"has the suffix {path.suffix} but is in {found} format"), True
     return None, True

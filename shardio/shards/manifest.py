@@ -101,7 +101,12 @@ def read_manifest(location: Location) -> Manifest:
         values: Any = parse_json(location.read_whole())
     except (OSError, ValueError) as error:
         raise FormatError(f"the manifest {location} cannot be read: {error}") from error
-    version = values.get("format") if isinstance(values, dict) else None
+    if not isinstance(values, dict) or "format" not in values:
+        raise FormatError(
+            f"{location} is not a shardio manifest (it has no 'format'): pass a packed directory, its {MANIFEST_NAME}, "
+            "or tars"
+        )
+    version = values["format"]
     if version != MANIFEST_FORMAT:
         raise FormatError(
             f"{location} has manifest format {version!r}, but this version of shardio reads {MANIFEST_FORMAT}: use the "

@@ -143,8 +143,8 @@ class ShardIndex:
             bounds = np.concatenate([begin, self._read_integers("key_stop", first, stop)])
             if bounds[0] < 0 or np.any(np.diff(bounds) < 0) or bounds[-1] > self._num_key_bytes:
                 raise FormatError(
-                    f"the index {self.location} is damaged: keys have negative lengths or are outside it. Download it "
-                    "again, or pack the dataset again"
+                    f"the index {self.location} is damaged: keys have negative lengths or are outside it. "
+                    f"{self._remedy}"
                 )
             begins = self._begins["key_bytes"] + bounds
             content = _read(self._file, int(begins[0]), int(begins[-1]))
@@ -186,8 +186,7 @@ class ShardIndex:
             begin = self._read_integers("key_stop", last - last % PART - 1, last - last % PART) if last >= PART else [0]
             if begin[0] + ends[-1] != self._num_key_bytes:
                 raise FormatError(
-                    f"the index {self.location} is damaged: its keys do not end where their bytes do. Download it "
-                    "again, or pack the dataset again"
+                    f"the index {self.location} is damaged: its keys do not end where their bytes do. {self._remedy}"
                 )
         if digest_headers(self._tar, first_and_last) != header.header_digest:
             raise StaleIndexError(
@@ -211,7 +210,8 @@ def _open(location: Location) -> StoredFile:
         return location.open()
     except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
         raise FormatError(
-            f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again"
+            f"the index {location} cannot be opened: {error}. Copy the index there, or pack the dataset again. If "
+            "shardio did not pack the tar, open the dataset again: shardio then creates a new index"
         ) from error
 
 

@@ -76,7 +76,10 @@ def open_table(source: DatasetSource) -> ShardTable:
 def _find_tars(folder: Location) -> list[Location]:
     """Return the tars in a folder without a manifest, if they can be read as a dataset."""
     if (folder / UNFINISHED_NAME).exists():
-        raise FormatError(f"{folder} holds an unfinished pack: rerun the same pack command to resume it")
+        raise FormatError(
+            f"{folder} holds an unfinished pack: wait until it finishes or, if it was interrupted, rerun the same "
+            "command"
+        )
     tars = find_tars(folder)
     _refuse_unfinished(folder, tars)
     names = [tar.name for tar in tars if not is_added_by_macos(tar.name)]
@@ -218,7 +221,7 @@ def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> 
             f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
             f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
         )
-        more = f" ({len(copies) - 1} more such groups)" if len(copies) > 1 else ""
+        more = f" (there are {len(copies)} such groups)" if len(copies) > 1 else ""
         warnings.warn(message + more, RuntimeWarning, stacklevel=5)
 
 

@@ -117,7 +117,7 @@ class TrainConfig:
         if self.directory is not None and (url := find_url(self.directory)) is not None:
             raise ValueError(f"directory must be local: checkpoints cannot be written to the URL {url}")
         if self.checkpoint_every is not None and self.directory is None:
-            raise ValueError("checkpoint_every needs a directory to write checkpoints to")
+            raise ValueError("checkpoint_every needs a directory to write checkpoints to: set directory (--out)")
 
     def shared_settings(self) -> dict[str, Any]:
         """Return the settings that must not change when the run resumes, by name."""

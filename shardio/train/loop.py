@@ -58,7 +58,7 @@ def train(
         The metrics of each epoch.
 
     Raises:
-        NonFiniteLossError: If the loss is NaN or infinite.
+        NonFiniteLossError: If the loss or a weight is NaN or infinite.
         StateError: If the directory contains a run with other settings, another model or other data, a run without its
             last checkpoint, or another tool's log.
         FormatError: If the checkpoint cannot be read.
@@ -161,6 +161,6 @@ def count_steps(loader: Any, config: TrainConfig) -> int:
     if len(set(num_batches)) > 1:
         raise ValueError(
             f"all ranks must have the same number of batches, got {num_batches}: use remainder='pad' or 'drop' in the "
-            "dataset"
+            "ShardDataset or EpochSampler"
         )
     return max(-(-num_batches[0] // config.accumulate), 1)

@@ -215,7 +215,8 @@ def _first_not_finite(pending: Sequence[_PendingLoss], values: Sequence[float]) 
     where = f" on rank {rank}" if len(found) > 1 or rank else ""
     if keys is None:
         samples = (
-            'samples unknown, because the batch has no keys: to have them named, use fields=("image", "label", "key")'
+            "samples unknown, because the batch has no keys: to have them named, train on shards with "
+            'fields=("image", "label", "key")'
         )
     else:
         more = f" and {len(keys) - 20} more" if len(keys) > 20 else ""

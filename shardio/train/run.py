@@ -69,8 +69,9 @@ class TrainRun:
         """Resume from the directory's last checkpoint. Without one, start a new run."""
         if self.config.checkpoint_every is not None and not self.batches.has_state:
             raise ValueError(
-                f"checkpoint_every={self.config.checkpoint_every} needs a loader with a state_dict, which "
-                f"{type(self.batches.loader).__name__} lacks: use shardio.DataLoader, or omit checkpoint_every"
+                f"checkpoint_every={self.config.checkpoint_every} needs a loader with a state, which this "
+                f"{type(self.batches.loader).__name__} does not have: use a shardio.DataLoader over a ShardDataset or "
+                "with sampler=EpochSampler(dataset), or omit checkpoint_every"
             )
         if self._directory is not None and prepare_directory(self._directory, self.config):
             self._load(load_checkpoint(self._directory / LAST), self._directory / LAST)
@@ -150,8 +151,8 @@ class TrainRun:
         score = self._score.over_ranks()
         if not score.num_images:
             raise ValueError(
-                f"epoch {len(self.results)} had no batches: the loader must yield batches in every epoch, but an "
-                "iterator can be read only once"
+                f"epoch {len(self.results)} had no batches: pass a loader that yields at least one batch in every "
+                "epoch. An iterator can be read only once, and drop_last leaves out an incomplete batch"
             )
         judged_by = (validation or score).loss
         before = [one.judged_by for one in self.results if (one.val_loss is None) == (validation is None)]

@@ -14,7 +14,6 @@ from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
 from shardio.transforms.geometry import BUILTINS
 from shardio.transforms.transform import (
-    REMEDY,
     Geometry,
     Transform,
     as_pixels,
@@ -110,7 +109,8 @@ def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
     step = next(_steps(transform), None)
     if isinstance(step, Transform):
         raise TypeError(
-            f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: {REMEDY}"
+            f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: "
+            "use decode='array', the default, or transforms that accept Pillow images"
         )
 
 

@@ -119,8 +119,8 @@ class CenterCrop(Geometry):
     """Crop the image's centre.
 
     Args:
-        size: The result's size in pixels: one number for a square, or (height, width). A smaller image is
-            padded with black on all sides.
+        size: The result's size in pixels: one number for a square, or (height, width). An image that is
+            smaller in a dimension is padded with black on both sides of it.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:

@@ -14,8 +14,6 @@ from shardio.images import CropPlan, DecodedPicture, Picture, Pixels, Sizes, ren
 from shardio.order import Words
 from shardio.transforms import foreign
 
-REMEDY = "use decode='array', the default, or transforms that accept this type"
-
 
 def check_call(cls: type, parent: type, remedy: str) -> None:
     """Raise TypeError if a class overrides its parent's ``__call__``, which datasets and loaders do not call."""
@@ -101,7 +99,8 @@ def as_pixels(transform: Transform, image: Any) -> Pixels:
         image = foreign.as_array(image)  # torchvision's transforms return tensors.
     if isinstance(image, np.ndarray) and image.size and image.dtype == np.uint8 and image.shape[2:] == (3,):
         return image
-    got, remedy = type(image).__name__, REMEDY
-    if isinstance(image, np.ndarray):
-        got, remedy = f"{image.dtype} {list(image.shape)}", "convert the image first, or put this transform first"
-    raise TypeError(f"{transform!r} takes uint8 [height, width, 3] arrays that are not empty, got {got}: {remedy}")
+    got = f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image).__name__
+    raise TypeError(
+        f"{transform!r} takes uint8 [height, width, 3] arrays that are not empty, got {got}: convert the image first, "
+        "or use this as the first transform, with decode='array', the default"
+    )

@@ -135,7 +135,7 @@ def _(packed: Path) -> None:
     once(load(Images(0.1), sampler=[*range(N - 1), 0]), N)
 
 
-@case("flipped at random, and one sample in place of another", "Pass key=")
+@case("flipped at random, and one sample in place of another", "pass key=")
 def _(packed: Path) -> None:
     once(load(Flipped(), sampler=[*range(N - 1), 0]), N)
 

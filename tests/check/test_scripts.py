@@ -92,7 +92,7 @@ def test_augmented_images_are_counted_and_need_keys(script: Path, run_check: Run
     assert "WRONG: 60 samples: 120 delivered once, 0 more than once, 0 never, 60 unexpected" in twice.output
     once = run_check(f"{script}:augmented", "--expected", 60)
     assert isinstance(once.exception, IdentityError)
-    assert "changes from read to read: sample 0 differs when it is read again. Pass key=" in str(once.exception)
+    assert "sample 0 differs when it is read again. To identify samples, pass key=" in str(once.exception)
 
 
 def test_a_function_that_does_not_exist_is_an_error(script: Path, run_check: RunCheck) -> None:
@@ -105,6 +105,13 @@ def test_a_script_that_does_not_exist_is_wrong_usage(script: Path, run_check: Ru
     done = run_check(script.parent / "nowhere.py:make")
     assert done.exit_code == 2
     assert "doesnotexist" in re.sub(r"[\s│]+", "", done.output)
+
+
+def test_a_key_that_would_be_ignored_is_refused(packed: Path, tmp_path: Path, run_check: RunCheck) -> None:
+    for sources in ((packed,), ("--merge", tmp_path / "rank-00000.cov")):
+        done = run_check(*sources, "--key", "label")
+        assert done.exit_code == 2
+        assert "onlyascript'sbatchesneedit" in re.sub(r"[\s│]+", "", done.output)
 
 
 def test_an_expectation_of_a_dataset_is_wrong_usage(packed: Path, run_check: RunCheck) -> None:

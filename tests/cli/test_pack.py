@@ -136,7 +136,9 @@ def test_json_contains_the_whole_summary(tmp_path: Path) -> None:
         "fields": ["cls", "jpg"],
         "digest": manifest.digest,
         "jpegs": {"outcomes": {"copied": 6}, "bytes_before": size, "bytes_after": size, "damaged": []},
-        "mislabelled": [{"path": str(source / "class-0" / "odd.jpg"), "what": "has the suffix .jpg but is a PNG"}],
+        "mislabelled": [
+            {"path": str(source / "class-0" / "odd.jpg"), "what": "has the suffix .jpg but is in PNG format"}
+        ],
         "left_out": [{"path": str(source / "class-0" / "broken.jpg"), "what": "is not an image"}],
         "ignored": [str(source / "notes.txt")],
         "packed_again": [],
@@ -157,7 +159,7 @@ def test_standard_error_names_files_that_are_not_packed(tmp_path: Path) -> None:
     assert "broken-09.jpg is not an image" in done.stderr
     assert "broken-10.jpg" not in done.stderr
     assert "and 2 more (--json lists all of them)" in done.stderr
-    assert "odd.jpg has the suffix .jpg but is a PNG" in done.stderr
+    assert "odd.jpg has the suffix .jpg but is in PNG format" in done.stderr
     assert "notes.txt" in done.stderr
 
 

@@ -62,7 +62,7 @@ def test_a_folder_is_packed_and_training_resumes_in_a_second_run(tmp_path: Path)
     output = _run("folder_to_shards.py", images, out, "--epochs", "2")
     assert "packed" not in output.splitlines()[0]
     assert {path: path.stat().st_mtime_ns for path in (out / "packed").glob("*.tar")} == tars
-    assert "in epoch 1" in output
+    assert "(complete epochs: 1)" in output
     assert re.findall(r"^epoch (\d+)", output, re.MULTILINE) == ["1"]
     run = out / "run"
     assert {"last.pt", "best.pt", "log.jsonl", "report.html"} <= {path.name for path in run.iterdir()}

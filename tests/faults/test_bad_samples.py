@@ -180,7 +180,7 @@ def test_a_batch_without_any_sample_is_an_error(tmp_path: Path, kind: Kind, num_
 @kinds_and_workers
 def test_replacing_ends_when_nothing_can_be_read(tmp_path: Path, kind: Kind, num_workers: int) -> None:
     subject = Subject(tmp_path, kind, dict.fromkeys(range(NUM_SAMPLES), cut_off))
-    with pytest.raises(SampleError, match="10 other samples could not be read either"):
+    with pytest.raises(SampleError, match="all 10 attempts to replace the sample failed"):
         next(iter(subject.loader(num_workers, on_error="replace")))
 
 

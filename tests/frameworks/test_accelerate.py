@@ -194,5 +194,5 @@ def test_ranks_that_share_data_need_a_world_of_their_own(packed: Path, monkeypat
     ]
     monkeypatch.setattr(accelerator.state, "parallelism_config", ParallelismConfig(tp_size=2))
     assert sum(map(len, loaders[0])) == 21
-    with pytest.raises(ValueError, match=r"allows only 1\..*world_size=1"):
+    with pytest.raises(ValueError, match=r"different shares must be 1\..*world_size=1"):
         next(iter(loaders[1]))

@@ -197,7 +197,7 @@ def test_the_module_that_the_users_module_cannot_import_is_named(own: Path) -> N
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=f"needs {library}, which is not installed .*: pip install {library}"):
+    with pytest.raises(ValueError, match=f"needs {library}, which is not installed: pip install {library}"):
         make_model(f"{library}:resnet18", num_classes=3, image_size=32)
 
 

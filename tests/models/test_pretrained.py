@@ -125,3 +125,10 @@ def test_a_pretrained_transformer_for_another_image_size_is_refused_before_the_d
     load("torchvision")
     with pytest.raises(ValueError, match=r"image_size=32 and pretrained=True: .*expected value 224 but got 32"):
         make_model("torchvision:vit_b_16", num_classes=3, image_size=32, pretrained=True)
+
+
+def test_a_model_that_is_not_downloaded_is_not_said_to_be(tmp_path: Path) -> None:
+    load("timm")
+    with pytest.raises(OSError, match=r"timm:local-dir:.* cannot be loaded") as raised:
+        make_model(f"timm:local-dir:{tmp_path}/none", num_classes=3, image_size=32)
+    assert "download" not in str(raised.value)

@@ -158,11 +158,14 @@ INCOMPLETE = {
     "a mask is missing, dots": (["a.jpg", "a.mask.png", "b.jpg"], "in/b.jpg has no 'mask' file, but 1 of 2"),
     "different names": (
         ["images/a.jpg", "masks/a_mask.png"],
-        "holds no pairs: the files of a sample must have the same stem",
+        "holds no pairs: the files of a sample must have matching names",
     ),
     "no pairs": (["c/a.jpg", "d/a.jpg"], "or a.jpg and a.mask.png"),
     "a mask without an image": (["a.jpg", "a.mask.png", "b.mask.png"], "in/b.mask.png has a dot in its stem"),
-    "two folders of images": (["images/a.jpg", "photos/a.jpg", "masks/a.png"], "images and photos are all named"),
+    "two folders of images": (
+        ["images/a.jpg", "photos/a.jpg", "masks/a.png"],
+        "named like a folder of images (images, photos)",
+    ),
 }
 
 

@@ -113,7 +113,9 @@ def test_an_image_whose_format_does_not_match_its_suffix_is_packed_and_reported(
     odd.write_bytes(encode(1, suffix="png"))
     samples, scan = pack(tmp_path)
     assert samples["c/b"]["jpg"] == odd.read_bytes()
-    assert [(problem.path, problem.what) for problem in scan.mislabelled] == [(odd, "has the suffix .jpg but is a PNG")]
+    assert [(problem.path, problem.what) for problem in scan.mislabelled] == [
+        (odd, "has the suffix .jpg but is in PNG format")
+    ]
     assert scan.unreadable == []
 
 
@@ -137,7 +139,7 @@ def test_pack_warns_about_each_file_that_does_not_match_its_suffix(
     with caplog.at_level(logging.WARNING):
         shardio.pack(tmp_path / "in", tmp_path / "out")
     assert caplog.messages == [
-        f"{tmp_path}/in/c/b.jpg has the suffix .jpg but is a PNG: packed anyway",
+        f"{tmp_path}/in/c/b.jpg has the suffix .jpg but is in PNG format: packed anyway",
         f"{tmp_path}/in/c/d.jpg is not an image: left out",
     ]
 

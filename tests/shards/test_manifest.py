@@ -127,6 +127,13 @@ def test_another_file_than_a_manifest_is_refused(tmp_path: Path, content: bytes)
         read_manifest(parse_location(path))
 
 
+def test_json_of_another_kind_is_not_called_a_version(tmp_path: Path) -> None:
+    path = tmp_path / "coco.json"
+    path.write_text('{"images": []}')
+    with pytest.raises(FormatError, match=r"coco\.json is not a shardio manifest"):
+        read_manifest(parse_location(path))
+
+
 def test_an_error_names_the_damaged_part_of_a_manifest(tmp_path: Path) -> None:
     path = tmp_path / "shardio.json"
     path.write_text('{"format": 1, "shards": [{"name": "a.tar", "num_bytes": 1, "num_samples": 1}]}')

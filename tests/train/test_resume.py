@@ -73,7 +73,7 @@ def test_torchs_loader_resumes_at_the_start_of_an_epoch(packed: Path, tmp_path: 
 
 
 def test_checkpoints_within_an_epoch_need_a_loader_with_a_state(packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state_dict, which DataLoader lacks"):
+    with pytest.raises(ValueError, match="checkpoint_every=2 needs a loader with a state, which this DataLoader"):
         train(make_model(), make_loader(packed, torchs=True), make_config(tmp_path, checkpoint_every=2))
 
 

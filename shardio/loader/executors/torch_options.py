@@ -1,26 +1,14 @@
-"""The setup of torch's workers: their loader's arguments, their first call, and errors when they cannot start."""
+"""The setup of torch's workers: their loader's arguments, and their first call."""
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from shardio.images import use_one_thread
 from shardio.loader.collate import CollateKept
 from shardio.loader.executors.settings import ExecutorSettings
-
-
-class _Loader(Protocol):
-    num_workers: int
-
-    @property
-    def runs_torchs_workers(self) -> bool: ...
-
-
-_L = TypeVar("_L", bound=_Loader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,35 +25,6 @@ class WorkerInit:
         use_one_thread()
         if self.init_fn is not None:
             self.init_fn(worker_id)
-
-
-def explain_obstacles(start: Callable[[_L], Any]) -> Callable[[_L], Any]:
-    """Wrap a function so that its error explains why torch's workers cannot start without /dev/shm."""
-
-    @wraps(start)
-    def started(loader: _L) -> Any:
-        try:
-            return start(loader)
-        except OSError as error:
-            if not (loader.num_workers and loader.runs_torchs_workers) or (obstacle := _find_obstacle()) is None:
-                raise
-            raise OSError(
-                error.errno,
-                f"torch's worker processes cannot start: no semaphore is available ({obstacle.strerror}). They "
-                "need a writable /dev/shm: mount one (docker run --shm-size=8g), or use num_workers=0. shardio's own "
-                "worker processes do not need it; they run if the dataset and all transforms are shardio's, and no "
-                "collate_fn, worker_init_fn or multiprocessing_context is set",
-            ) from error
-
-    return started
-
-
-def _find_obstacle() -> OSError | None:
-    try:
-        multiprocessing.Lock()
-    except OSError as error:
-        return error
-    return None
 
 
 def torch_options(settings: ExecutorSettings) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Death:
 
 def startup_error(death: Death) -> WorkerError:
     """Return the error for worker processes that cannot start, given the latest death."""
-    return WorkerError(f"worker processes cannot start ({death.cause}): see standard error for the reason")
+    return WorkerError(f"worker processes cannot start ({death.cause}): standard error may show the reason")
 
 
 def samples_error(keys: Sequence[str], death: Death) -> WorkerError:
