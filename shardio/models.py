@@ -197,7 +197,7 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
     except OSError as error:
         if not pretrained or name.startswith("timm:local-dir:"):
             raise OSError(
-                f"{name} cannot be loaded ({error}): check the name and, for a model of a hub, the connection"
+                f"{name} cannot be loaded ({error}): check the name and, if the model comes from a hub, the connection"
             ) from error
         raise OSError(
             f"could not download pretrained weights for {name} ({error}): check the connection, put the file into the "

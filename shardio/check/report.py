@@ -51,7 +51,10 @@ class ExpectedSamples:
         return cls(ids=ids, num_samples=len(keys), names=names, num_repeats=num_repeats, num_missing=num_missing)
 
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
-        """Return a copy that allows what a remainder policy requires, with its number of samples if unknown."""
+        """Return a copy that allows for a remainder policy's repeats and omissions.
+
+        If the number of samples is unknown, the copy takes the policy's.
+        """
         if allowance is None:
             return self
         policy_ids = None

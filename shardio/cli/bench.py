@@ -36,7 +36,10 @@ INTERRUPTED = 130
 def bench(
     source: Annotated[
         Path,
-        typer.Argument(help="A packed directory, a manifest, a tar, a directory of tars, or class folders of images."),
+        typer.Argument(
+            metavar="SOURCE",
+            help="A packed directory, a manifest, a tar, a directory of tars, or class folders of images.",
+        ),
     ],
     batch_size: BatchSize = 128,
     num_workers: NumWorkers = 2,

@@ -44,7 +44,7 @@ def check(
     expected: Annotated[
         str | None,
         typer.Option(
-            help="The samples that a script's loader or the recordings should contain: their number, or a packed "
+            help="The samples that a script's loader or the recorded run should deliver: their number, or a packed "
             "dataset."
         ),
     ] = None,

@@ -21,7 +21,9 @@ SHOWN = 8
 
 
 def info(
-    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, a tar, or a directory of tars.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.

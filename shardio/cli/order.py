@@ -17,7 +17,9 @@ MAX_POINTS = 100_000
 
 
 def order(
-    source: Annotated[Path, typer.Argument(help="A packed directory, a manifest, a tar, or a directory of tars.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A packed directory, a manifest, a tar, or a directory of tars.")
+    ],
     epoch: Annotated[int, typer.Option(min=0, help="The epoch to examine.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order.")] = 0,
     lanes: Annotated[

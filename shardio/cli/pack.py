@@ -51,8 +51,10 @@ def parse_size(text: str | int) -> int:
 
 
 def pack(
-    images: Annotated[Path, typer.Argument(help="Class folders with images, or a flat directory of images.")],
-    out: Annotated[Path, typer.Argument(help="Where to write the shards: an empty or new directory.")],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="Class folders with images, or a flat directory of images.")
+    ],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write the shards: an empty or new directory.")],
     max_shard_size: Annotated[
         int,
         typer.Option(

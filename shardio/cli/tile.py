@@ -12,7 +12,7 @@ from shardio.cli.console import count, format_bytes
 from shardio.cli.terminal import echo, printable
 from shardio.packing.jpegs import load_tiling
 
-Files = Annotated[list[Path], typer.Argument(help="JPEG files.", exists=True, dir_okay=False)]
+Files = Annotated[list[Path], typer.Argument(metavar="FILES", help="JPEG files.", exists=True, dir_okay=False)]
 Out = Annotated[
     Path | None,
     typer.Option(

@@ -44,7 +44,10 @@ NO_OPTIONS = ("steps_per_epoch", "mean", "std", "data")
 
 def train(
     source: Annotated[
-        Path, typer.Argument(help="A packed directory with classes, its manifest, or class folders of images.")
+        Path,
+        typer.Argument(
+            metavar="SOURCE", help="A packed directory with classes, its manifest, or class folders of images."
+        ),
     ],
     *,
     val: Annotated[

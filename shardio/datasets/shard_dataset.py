@@ -62,9 +62,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The largest number of pixels of an image; a larger image is an error, because a small file can
             hold a huge image.
-        remainder: What happens to the samples that do not fill a step of all ranks. ``pad`` repeats some samples so
-            that all ranks have the same number. ``mask`` does the same, and adds a last value ``valid``, which is
-            false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
+        remainder: What happens to the last samples if they do not fill a batch on every rank. ``pad`` repeats some
+            samples so that all ranks have the same number. ``mask`` does the same, and adds a last value ``valid``,
+            which is false for repeats. ``keep`` gives some ranks one more sample. ``drop`` leaves the samples out.
         batch_size: The batch size of torch's DataLoader. Set it to get the same batches as from shardio.DataLoader,
             which uses its own batch size.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.

@@ -116,7 +116,7 @@ def _check_parallelism(config: Any, split: Split) -> None:
     raise ValueError(
         f"each of {split.world_size} ranks would get different samples, but with this tensor, context or sequence "
         f"parallelism, the number of different shares must be {config.data_parallel_size}. On the dataset or sampler, "
-        f"set world_size={config.data_parallel_size}, and rank to the number of this process's share, from 0"
+        f"set world_size={config.data_parallel_size}, and rank to the index of this process's share (0 for the first)"
     )
 
 

@@ -184,8 +184,8 @@ def warn_of_no_batches(split: Split, warned_of: set[Split], *, stacklevel: int) 
     warned_of.add(split)
     if split.remainder == "drop":
         why = (
-            f"the {split.num_samples} samples do not fill a step of all ranks ({split.world_size * split.batch_size} "
-            "samples), and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size, or "
+            f"the {split.num_samples} samples do not fill a batch on every rank ({split.world_size * split.batch_size} "
+            "samples are needed), and drop_last=True or remainder='drop' leaves them out: use a smaller batch_size, or "
             "drop_last=False and another remainder"
         )
     else:

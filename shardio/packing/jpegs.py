@@ -53,7 +53,7 @@ class JpegTally:
         self.num_bytes_before += before
         self.num_bytes_after += after
         if reason.startswith("damaged"):
-            verb = "has a" if reason.startswith("damaged head") else "is"
+            verb = "has a" if reason.startswith("damaged header") else "is"
             self.damaged.append(FileProblem(path=path, what=f"{verb} {outcome}"))
 
     def dump(self) -> bytes:

@@ -94,9 +94,9 @@ def pack(
         num_workers: The number of shards to write at a time. It does not affect the output.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
-            makes no classes. ``pairs`` turns files with the same name into fields of one sample: ``images/a.jpg`` and
-            ``masks/a.png`` become its fields ``jpg`` and ``masks.png``, and so do ``a.jpg`` and ``a.masks.png`` in one
-            folder.
+            makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
+            ``masks/a.png`` become its fields ``jpg`` and ``masks.png``; in one folder, ``a.jpg`` and ``a.mask.png``
+            become ``jpg`` and ``mask.png``.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
             data, pass those of the training data. By default, the sorted names of the class folders.
         on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops

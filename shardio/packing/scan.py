@@ -192,8 +192,8 @@ def _make_key(stem: PurePosixPath, files: Mapping[str, Path], *, rename_dots: bo
             )
         if any(category(letter) in ("Cc", "Cs") for letter in key) or split_name(join_name(key, field)) != (key, field):
             raise PackError(
-                f"{str(path)!r} has a control character or invalid UTF-8 in its path, or no clear stem: rename the "
-                "file or the folder"
+                f"{str(path)!r} cannot be packed, because its path contains a control character or invalid UTF-8, or "
+                "its name has no stem before the suffix: rename the file or the folder"
             )
     return key
 

@@ -135,8 +135,8 @@ def _group(tar: Location, named: _Members) -> Iterator[StoredSample]:
         for (_, field), member in members:
             if field in fields:
                 raise FormatError(
-                    f"{tar} holds field {field!r} of sample {key} twice, again at byte {member.offset}: create the tar "
-                    "again without one of them"
+                    f"{tar} holds field {field!r} of sample {key} twice, the second time at byte {member.offset}: "
+                    "create the tar again without one of them"
                 )
             fields[field] = StoredField(offset=member.offset, size=member.size, hash=member.hash)
         yield StoredSample(key=key, fields=fields)

@@ -27,7 +27,7 @@ class Callback:
         return model
 
     def on_start(self, num_epochs: int, num_steps: int) -> None:
-        """Handle the start after this many complete epochs and steps: 0 and 0 in a new run."""
+        """Handle the start of training, given the numbers of complete epochs and steps, both 0 in a new run."""
 
     def add_to_loss(self, loss: torch.Tensor, step: TrainStep) -> torch.Tensor:
         """Return the loss to compute a microbatch's gradients from. Called outside autocast."""

@@ -42,8 +42,8 @@ def train(
     the data. With a ``directory``, the same call resumes an interrupted run, on any number of
     ranks. On the same number of ranks, the resumed run equals an uninterrupted one, with two
     exceptions: your own transforms draw different numbers if they use the generators of torch,
-    numpy or Python, and results are bitwise equal only with ``deterministic``. On another number of
-    ranks, each sample is still used once per epoch.
+    numpy or Python, and results are bitwise equal only on a CPU with ``deterministic``. On another
+    number of ranks, each sample is still used once per epoch.
 
     Args:
         model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved

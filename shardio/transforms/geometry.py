@@ -127,7 +127,7 @@ class CenterCrop(Geometry):
         self.size = _pair(size)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
-        """Return the crops as int64 [n, 4]: top, left, height, width. Smaller images get negative corners."""
+        """Return the crops as int64 [n, 4]: top, left, height, width. For smaller images, top or left is negative."""
         size = np.array(self.size, dtype=np.int64)
         missing = np.maximum(size - sizes, 0)
         corner = np.rint((np.maximum(sizes, size) - size) / 2).astype(np.int64) - missing // 2

@@ -68,7 +68,7 @@ class Geometry(Transform):
 
     @abstractmethod
     def extend(self, plan: CropPlan, parameters: NDArray[Any]) -> CropPlan:
-        """Return a plan that also applies this transform. Images that need pixels must have been rendered before."""
+        """Return a plan that also applies this transform. Images for which ``needs_pixels`` is true are rendered."""
 
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         picture = DecodedPicture(image)

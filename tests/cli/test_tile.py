@@ -123,7 +123,7 @@ def test_a_damaged_header_is_reported_in_a_sentence(tmp_path: Path) -> None:
     (source / "a.jpg").write_bytes(PLAIN)
     (source / "b.jpg").write_bytes(PLAIN[:60])
     done = run("pack", source, tmp_path / "out", "--jpeg", "tile")
-    assert f"{source / 'b.jpg'} has a damaged head (" in done.stderr
+    assert f"{source / 'b.jpg'} has a damaged header (" in done.stderr
 
 
 def test_reencode_accepts_a_size_and_a_quality(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ REASONS = {
         "a video after eoi",
     ],
     "more data after the scan": ["a restart marker before eoi", "a comment before eoi", "the scan twice"],
-    "damaged head": [
+    "damaged header": [
         "no frame",
         "two frames",
         "tables only, by pillow",
@@ -144,7 +144,7 @@ def test_all_images_of_a_kind_are_refused_for_the_same_reason() -> None:
 
 @pytest.mark.parametrize("file", list(not_jpegs()), ids=lambda file: file.name)
 def test_files_of_other_formats_have_a_damaged_head(file: JpegFile) -> None:
-    assert _refusal(file.content).reason == "damaged head"
+    assert _refusal(file.content).reason == "damaged header"
 
 
 @pytest.mark.parametrize("reason", [reason for reason in REASONS if reason.startswith("damaged")])
@@ -195,7 +195,7 @@ def test_a_file_with_wrong_bytes_is_refused_or_keeps_the_pixels_that_decoders_re
         for _ in range(rng.choice((1, 1, 3))):
             content[rng.randrange(len(content))] = rng.choice((0, 0xFF, 0xD9, rng.randrange(256)))
         outcomes.add(check_file(f"seed {seed}, {content.hex()}", bytes(content)))
-    assert {TILED, "damaged head", ENDS_EARLY} <= outcomes
+    assert {TILED, "damaged header", ENDS_EARLY} <= outcomes
 
 
 @pytest.mark.parametrize("rewrite", [tile_jpeg, untile_jpeg], ids=["tile", "untile"])
@@ -209,7 +209,7 @@ def test_an_image_of_width_0_is_refused_even_if_it_has_no_data(rewrite: Callable
 @pytest.mark.parametrize("payload", [b"", b"\0", b"\0\1\0", b"\0\1\0\0"], ids=len)
 def test_a_restart_interval_of_another_length_is_damage(payload: bytes) -> None:
     content = write_jpeg(make_picture(8, 8), JpegOptions(parts=(segment(0xDD, payload), "header", "dqt", "sof", "dht")))
-    assert _refusal(content).reason == "damaged head"
+    assert _refusal(content).reason == "damaged header"
 
 
 def test_the_last_byte_of_an_interval_is_filled_with_ones() -> None:
@@ -233,7 +233,7 @@ def test_a_huffman_table_with_a_code_of_all_ones_is_damage() -> None:
         start = scan_start(content)
         file = content[: start - 10] + dht + content[start - 10 : start] + b"\x3f\xff\xd9"
         if is_damaged:
-            assert _refusal(file).reason == "damaged head"
+            assert _refusal(file).reason == "damaged header"
         else:
             assert check_file("a table of two codes", file) == TILED
 

@@ -50,7 +50,7 @@ def test_epochs_without_batches_are_warned_of_once(packed: Path) -> None:
     for options in dropping:
         loader = DataLoader(batch_size=22, drop_last=True, **options)
         with pytest.warns(
-            RuntimeWarning, match=r"no batches: the 21 samples do not fill a step of all ranks .22 samples"
+            RuntimeWarning, match=r"no batches: the 21 samples do not fill a batch on every rank .22 samples"
         ) as warned:
             assert list(loader) == []
         assert warned[0].filename == __file__

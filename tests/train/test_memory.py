@@ -1,12 +1,19 @@
+"""Memory is measured in fresh processes: in an old one, a tensor may take memory that was freed and never returned."""
+
 from __future__ import annotations
 
 import torch
 
 from shardio.train import memory_difference
 from shardio.train.memory import measure_memory
+from tests.processes import assert_passes_in_fresh_process
 
 
 def test_a_large_tensor_is_measured() -> None:
+    assert_passes_in_fresh_process(measure_a_large_tensor)
+
+
+def measure_a_large_tensor() -> None:
     device = torch.device("cpu")
     before = measure_memory(device)
     tensor = torch.ones(2**24)
@@ -18,6 +25,10 @@ def test_a_large_tensor_is_measured() -> None:
 
 
 def test_the_difference_within_a_block_is_printed_once() -> None:
+    assert_passes_in_fresh_process(print_the_difference)
+
+
+def print_the_difference() -> None:
     said: list[str] = []
     with memory_difference("a tensor", say=said.append):
         tensor = torch.ones(2**24)

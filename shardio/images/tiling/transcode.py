@@ -85,7 +85,7 @@ def _read_head(content: bytes) -> JpegHead:
     try:
         head = read_head(content)
     except ValueError as error:
-        raise NotTileable(f"damaged head ({error})") from error
+        raise NotTileable(f"damaged header ({error})") from error
     reason = why_irregular(head)
     if reason is not None:
         raise NotTileable(reason)
@@ -101,7 +101,7 @@ def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
     except ScanError as error:
         raise NotTileable(str(error)) from error
     except ValueError as error:
-        raise NotTileable(f"damaged head ({error})") from error
+        raise NotTileable(f"damaged header ({error})") from error
     _check_end(content, head.scan_start + stop)
     counts, tables = scan.coding["counts"], {}
     for index in np.flatnonzero(counts.any(axis=1)).tolist():
@@ -121,7 +121,7 @@ def _read_scan(content: bytes, head: JpegHead) -> Scan:
     table_ids = [content[header.start + 6 + 2 * i] for i in range(num_components)]
     dc_ids, ac_ids = [ids >> 4 for ids in table_ids], [ids & 15 for ids in table_ids]
     if max(*dc_ids, *ac_ids) > MAX_TABLE_ID:
-        raise NotTileable(f"damaged head (the scan names a Huffman table above {MAX_TABLE_ID})")
+        raise NotTileable(f"damaged header (the scan names a Huffman table above {MAX_TABLE_ID})")
     used = {*dc_ids, *(FIRST_AC_TABLE + table_id for table_id in ac_ids)}
     if not used <= tables.keys():
         raise NotTileable("a missing Huffman table")
