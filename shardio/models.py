@@ -33,8 +33,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
 
     A pretrained model keeps its head if the head has ``num_classes`` outputs, and gets a new one
     otherwise. Models of timm and torchvision that need a fixed image size are made for
-    ``image_size``. With pretrained weights, those of torchvision accept only the size that they
-    were trained on.
+    ``image_size``. With pretrained weights, torchvision's fixed-size models accept only the
+    size that they were trained on.
 
     Your own function is called with those of the keyword arguments ``num_classes``, ``image_size``
     and ``pretrained`` that it has parameters for. With ``**kwargs``, it also gets
@@ -160,7 +160,7 @@ def _make_own(name: str, num_classes: int, image_size: int, pretrained: bool) ->
     try:
         function = load_function(name)
     except ValueError as error:
-        raise ValueError(f"there is no model {name!r} ({error}): a model is {KINDS}") from error
+        raise ValueError(f"there is no model {name!r} ({error}): pass {KINDS}") from error
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if pretrained and "pretrained" not in parameters:

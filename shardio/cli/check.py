@@ -33,9 +33,9 @@ def check(
     remainder: Annotated[
         Remainder,
         typer.Option(
-            help="What to do with the last samples, if they do not fill a batch on every rank: pad repeats other "
-            "samples, mask also marks the repeats, keep gives some ranks one more sample, drop leaves them out "
-            "(datasets only; a script's shardio loader sets its own policy)."
+            help="What to do with the last samples, if they do not fill a batch on every rank: pad repeats some "
+            "samples, mask also marks the repeats, keep gives some ranks one more sample, and drop leaves the last "
+            "samples out (datasets only; a script's shardio loader sets its own policy)."
         ),
     ] = "pad",
     shuffle: Annotated[bool, typer.Option(help="Shuffle the order (datasets only).")] = True,

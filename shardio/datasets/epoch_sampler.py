@@ -34,8 +34,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
     :class:`shardio.DataLoader`.
 
     Args:
-        dataset: A map-style dataset. If it has shards, the order follows them. Otherwise it has one lane and one
-            window by default.
+        dataset: A map-style dataset. If it has shards, the order follows them. Otherwise, the order has one lane and
+            one window by default.
         batch_size: The batch size of torch's DataLoader. ``drop`` requires it, and an unshuffled order needs it to
             make the same batches as shardio.DataLoader, which uses its own batch size.
         shuffle: Whether to shuffle, differently in each epoch.
@@ -114,7 +114,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         Raises:
             TypeError: If ``epoch`` is not an integer.
             ValueError: If it is negative, or not below 2**62.
-            RuntimeError: If a caller splits the samples over ranks again.
+            RuntimeError: If a framework splits the samples over ranks a second time.
         """
         self.check_split_once()
         self.counter.set_epoch(epoch)
@@ -140,7 +140,7 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
 
         Raises:
             ValueError: If ``remainder`` is ``mask``.
-            RuntimeError: If a caller splits the samples over ranks again.
+            RuntimeError: If a framework splits the samples over ranks a second time.
         """
         if self.remainder == "mask":
             raise ValueError("remainder='mask' requires shardio.DataLoader, which adds the field 'valid' to batches")

@@ -26,9 +26,9 @@ class ImageFolder(MapDataset):
     Args:
         root: The directory.
         transform: A callable applied to each image.
-        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform; ``pil`` passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The largest number of pixels of an image; a larger image is an error, because a small file can
+        max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
             hold a huge image.
         classes: Class names in the order of their labels, or another dataset that has them; by default, the sorted
             names of the class folders. Classes without a folder are allowed.

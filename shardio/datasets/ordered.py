@@ -115,7 +115,7 @@ class Ordered:
         """Return this rank's share of an epoch, from ``cursor`` to the end.
 
         Raises:
-            RuntimeError: If a caller splits the samples over ranks again.
+            RuntimeError: If a framework splits the samples over ranks a second time.
         """
         world = self.check_split_once()
         return Split(

@@ -58,9 +58,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             epoch.
         seed: The seed of the order and of the transforms.
         transform: A callable applied to each image.
-        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform; ``pil`` passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The largest number of pixels of an image; a larger image is an error, because a small file can
+        max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
             hold a huge image.
         remainder: What happens to the last samples if they do not fill a batch on every rank. ``pad`` repeats some
             samples so that all ranks have the same number. ``mask`` does the same, and adds a last value ``valid``,
@@ -158,12 +158,12 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         """Set the epoch of the next iteration, also in running workers.
 
         Call this before ``iter(loader)``: an iteration that has begun keeps its epoch in all workers. If another
-        dataset iterates over this one in torch's workers, each worker reads the epoch when it begins.
+        dataset iterates over this one in torch's workers, each worker reads the epoch when it begins to iterate.
 
         Raises:
             TypeError: If ``epoch`` is not an integer.
             ValueError: If it is negative, or not below 2**62.
-            RuntimeError: If a caller splits the samples over ranks again.
+            RuntimeError: If a framework splits the samples over ranks a second time.
         """
         self.check_split_once()
         self._cell.set(Cursor(epoch=check_epoch(epoch)))
@@ -189,7 +189,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         """Iterate over this worker's samples in this rank's share of the epoch.
 
         Raises:
-            RuntimeError: If a caller splits the samples over ranks again.
+            RuntimeError: If a framework splits the samples over ranks a second time.
         """
         cursor = self._cell.start(self)  # Now, not when the first sample is requested.
         if self._keeps_broken:

@@ -26,9 +26,9 @@ class ShardMapDataset(MapDataset):
             patterns.
         fields: The fields of a sample: a tuple of names, or one name for bare values.
         transform: A callable applied to each image.
-        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform; ``pil`` passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
-        max_pixels: The largest number of pixels of an image.
+        max_pixels: The maximum number of pixels in an image.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         verify: When to compare samples with the index: ``first`` or ``off``.

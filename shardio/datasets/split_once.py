@@ -42,9 +42,9 @@ def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
         kind = f"{type(caller).__module__}.{type(caller).__name__}"
         if has_loader and type(caller).__name__ in _SKIPPERS:
             raise RuntimeError(
-                f"{kind} reads the {name} through its own loader, which does not know the epoch and the batches of the "
-                "shardio.DataLoader that it was created from: to resume, call load_state_dict() of the "
-                "shardio.DataLoader instead of skip_first_batches(). See docs/frameworks.md"
+                f"{kind} reads the {name} through its own loader, which does not know the epoch or the batches of the "
+                "shardio.DataLoader that it was created from: to resume, call load_state_dict() on the "
+                "shardio.DataLoader instead of using skip_first_batches(). See docs/frameworks.md"
             )
         if world.world_size == 1 or caller is order:
             continue

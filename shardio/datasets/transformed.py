@@ -78,7 +78,7 @@ class Transformed:
 
     @property
     def max_pixels(self) -> int:
-        """The largest number of pixels of an image; a larger image is an error."""
+        """The maximum number of pixels in an image; a larger image is an error."""
         return self.decoder.max_pixels
 
     @property

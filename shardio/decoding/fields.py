@@ -36,9 +36,9 @@ class FieldDecoder:
         fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
             sample's image in any format, ``label`` its class, ``key`` its key.
         transform: Applied to the image, or None.
-        decode: ``array`` passes the transform uint8 [height, width, 3] arrays, ``pil`` Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform; ``pil`` passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
-        max_pixels: The largest number of pixels of an image; a larger image is an error.
+        max_pixels: The maximum number of pixels in an image; a larger image is an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
     """
@@ -131,7 +131,9 @@ class FieldDecoder:
         except DecodeError as error:
             raise undecodable(samples, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
-            raise RuntimeError(f"the transform {self.transform!r} raised StopIteration: raise another error") from error
+            raise RuntimeError(
+                f"the transform {self.transform!r} raised StopIteration: raise a different exception"
+            ) from error
         return PlannedImages(samples=samples, images=images, plan=plan)
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:

@@ -48,8 +48,8 @@ class DevicePrefetcher:
             Other values are passed on unchanged.
         device: The device; by default, CUDA if available, else MPS, else the CPU.
         depth: The number of batches in flight on CUDA.
-        normalize: (mean, std) of each channel, for pixels scaled to [0, 1]. Images become (x / 255 - mean)
-            / std.
+        normalize: (mean, std) for pixels scaled to [0, 1], each with one value per channel or a single
+            value. Images become (x / 255 - mean) / std.
         dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without.
             Without ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.

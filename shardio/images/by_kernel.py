@@ -56,7 +56,7 @@ def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels |
     Args:
         pictures: n pictures.
         plan: Their crop plan.
-        rows: The destination: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3].
+        rows: The destination: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays.
 
     Returns:
         bool [n], whether each picture was rendered.

@@ -57,7 +57,7 @@ def render_chunk(
     Args:
         pictures: n pictures.
         plan: Their crop plan.
-        rows: The destination: uint8 [n, height, width, 3], or n arrays uint8 [height, width, 3] of the plan's output
+        rows: The destination: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays of the plan's output
             sizes. By default, new arrays.
 
     Returns:

@@ -162,7 +162,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             ordered.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
 
     def watch_memory(self, callback: MemoryCallback) -> None:
-        """Register a callback that is called once with each memory block, uint8 [n]. It must not keep the array."""
+        """Register a callback that is called once with each block of memory that holds batches, an array uint8 [n].
+
+        The callback must not keep the array.
+        """
         if callback not in self._memory_callbacks:
             self._memory_callbacks.append(callback)
 

@@ -68,6 +68,6 @@ def _write_label(path: str, label: int) -> bytes:
         return b"%d" % operator.index(label)
     except TypeError:  # b"%d" alone would truncate floats.
         raise TypeError(
-            f"ImageFolder labels must be integers, got {label!r} for {path}: put integers in samples, and override "
-            "__getitem__ to return other targets"
+            f"ImageFolder labels must be integers, got {label!r} for {path}: put integers in samples. To return other "
+            "targets, override __getitem__"
         ) from None

@@ -55,8 +55,8 @@ class TrainConfig:
             else the CPU).
         directory: The directory for checkpoints, log and report. Without it, nothing is written.
         resume: Resume the run in the directory. If false, replace it.
-        data: Other settings that must not change when the run resumes: numbers and strings, by
-            names that differ from those above.
+        data: Other settings that must not change when the run resumes: a mapping of names to
+            numbers or strings. The names must differ from those above.
     """
 
     epochs: int = 10

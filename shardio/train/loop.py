@@ -63,7 +63,7 @@ def train(
             last checkpoint, or another tool's log.
         FormatError: If the checkpoint cannot be read.
         OSError: If a checkpoint cannot be written. The previous one is kept.
-        BusyError: If another run writes to the directory.
+        BusyError: If another run is writing to the directory.
     """
     if val_loader is not None:
         warn_of_other_classes(loader, val_loader)

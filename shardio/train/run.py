@@ -219,7 +219,7 @@ class TrainRun:
         norms = torch.stack(torch._foreach_norm([weight.detach() for weight in self.step.parameters]))
         if not norms.isfinite().all():
             raise NonFiniteLossError(
-                f"weights are NaN or infinite after step {self.step.num_steps}, because a gradient was. "
+                f"weights are NaN or infinite after step {self.step.num_steps}, because a gradient was not finite. "
                 f"{self._remedy()}",
                 step=self.step.num_steps,
             )

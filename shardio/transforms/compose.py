@@ -56,7 +56,10 @@ class Compose:
 
 
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether only shardio's code runs: for None, a type in BUILTINS (not a subclass), or a Compose of these."""
+    """Return whether a transform runs only shardio's code.
+
+    This holds for None, for instances of the types in BUILTINS (not of their subclasses), and for a Compose of these.
+    """
     if type(transform) is Compose:
         return all(map(is_builtin, transform.transforms))
     return transform is None or type(transform) in BUILTINS
@@ -74,7 +77,7 @@ def plan_transform(
 
     Args:
         transform: One of shardio's transforms, any other callable, or None.
-        images: Pictures, arrays uint8 [height, width, 3], or any objects that other callables accept.
+        images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
         rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys from them.
 
     Returns:

@@ -119,8 +119,8 @@ class CenterCrop(Geometry):
     """Crop the image's centre.
 
     Args:
-        size: The result's size in pixels: one number for a square, or (height, width). An image that is
-            smaller in a dimension is padded with black on both sides of it.
+        size: The result's size in pixels: one number for a square, or (height, width). In a dimension
+            in which the image is smaller, it is padded with black on both sides.
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:

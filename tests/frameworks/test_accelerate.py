@@ -60,7 +60,10 @@ def test_two_ranks(packed: Path, tmp_path: Path, keys: list[str]) -> None:
             assert "Pass a shardio.DataLoader to the framework" in rank["errors"][name]
         for name, skipper in SKIPPERS.items():
             assert skipper in rank["errors"][name]
-            assert "load_state_dict() of the shardio.DataLoader instead of skip_first_batches()" in rank["errors"][name]
+            assert (
+                "load_state_dict() on the shardio.DataLoader instead of using skip_first_batches()"
+                in rank["errors"][name]
+            )
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 21, 24])

@@ -34,4 +34,4 @@ def test_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
         check_epochs(tmp_path / "1" / name / "training", numbers, world_size=1)
     # Skipping batches without the loader's state is an error.
     for rank in (*returned(tmp_path, 1), *returned(tmp_path, 2)):
-        assert "instead of skip_first_batches()" in rank["skipped"]
+        assert "instead of using skip_first_batches()" in rank["skipped"]

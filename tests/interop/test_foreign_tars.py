@@ -157,7 +157,7 @@ def test_a_sparse_member_is_refused(tmp_path: Path, options: list[str]) -> None:
 @pytest.mark.parametrize("second", ["a.jpg", "a.JPG", "a.Jpg"])
 def test_a_sample_with_a_duplicate_field_is_refused(tmp_path: Path, second: str) -> None:
     write_tar(tmp_path / "x.tar", [("a.jpg", b"1"), (second, b"2")])
-    with pytest.raises(FormatError, match=r"x\.tar holds field 'jpg' of sample a twice, again at byte 1536"):
+    with pytest.raises(FormatError, match=r"x\.tar holds field 'jpg' of sample a twice, the second time at byte 1536"):
         open_table(tmp_path / "x.tar")
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
 

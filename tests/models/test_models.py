@@ -163,8 +163,8 @@ def test_models_that_timm_lacks_are_refused(name: str, pretrained: bool, message
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet18", "a model is small, torchvision:NAME"),
-        ("torchvsion:resnet18", "no module 'torchvsion'.*a model is small, torchvision:NAME"),
+        ("resnet18", "pass small, torchvision:NAME"),
+        ("torchvsion:resnet18", "no module 'torchvsion'.*pass small, torchvision:NAME"),
         ("a.b/c:make", "does not name a function"),
         ("small:resnet18", "only one small model"),
         ("nowhere.py:make", "the script nowhere.py does not exist"),

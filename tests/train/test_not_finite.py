@@ -72,7 +72,7 @@ class _BadGradient(Callback):
 def test_nan_weights_are_never_saved(packed: Path, tmp_path: Path, step: int) -> None:
     """Neither after step 4, where the last checkpoint is of step 2, nor at the end of an epoch."""
     config = make_config(tmp_path, checkpoint_every=2, log_every=1)
-    message = f"weights are NaN or infinite after step {step + 1}, because a gradient was. Start a new run"
+    message = f"weights are NaN or infinite after step {step + 1}, because a gradient was not finite. Start a new run"
     with pytest.raises(NonFiniteLossError, match=message):
         train(make_model(), make_loader(packed), config, callbacks=[_BadGradient(step)])
     for name in ("last.pt", "best.pt"):
