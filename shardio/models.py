@@ -52,8 +52,8 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
         [N, ``num_classes``].
 
     Raises:
-        ValueError: If the model does not exist, its library is not installed, or it has no
-            pretrained weights.
+        ValueError: If the model does not exist, its library is not installed, or ``pretrained`` is
+            set and it has no pretrained weights.
         TypeError: If your function does not return a model.
         OSError: If pretrained weights cannot be downloaded.
     """

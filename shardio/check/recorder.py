@@ -42,7 +42,7 @@ class CoverageRecorder:
 
     Raises:
         FormatError: If the file to resume is missing, ends before the checkpoint, or was recorded
-            with another number of ranks.
+            with a different number of ranks.
     """
 
     def __init__(

@@ -54,7 +54,13 @@ def pack(
     images: Annotated[
         Path, typer.Argument(metavar="IMAGES", help="Class folders with images, or a flat directory of images.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to write the shards: an empty or new directory.")],
+    out: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT",
+            help="Where to write the shards: a new or empty directory, or that of an interrupted pack to resume.",
+        ),
+    ],
     max_shard_size: Annotated[
         int,
         typer.Option(
@@ -122,7 +128,10 @@ def pack(
     ] = None,
     on_changed: Annotated[
         OnChanged,
-        typer.Option(help="What to do with a sample whose files change during the pack: raise an error or skip it."),
+        typer.Option(
+            help="What to do with a sample whose files change or become unreadable during the pack: raise an error or "
+            "skip it."
+        ),
     ] = "raise",
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,

@@ -29,7 +29,7 @@ def tile(files: Files, out: Out = None) -> None:
 
 
 def untile(files: Files, out: Out = None) -> None:
-    """Show how removing restart intervals and tile tables would change JPEG files; pass --out to write the results."""
+    """Show how removing restart markers and tile tables would change JPEG files; pass --out to write the results."""
     _rewrite_all(files, out, load_tiling().untile_jpeg)
 
 

@@ -77,13 +77,18 @@ def train(
         str,
         typer.Option(
             help="small (a residual network), torchvision:NAME or timm:NAME (if installed), or your own "
-            "module:function or file.py:function, which is called with num_classes.",
+            "module:function or file.py:function, which is called with those of num_classes, image_size and pretrained "
+            "that it has parameters for.",
             rich_help_panel=MODEL,
         ),
     ] = "small",
     pretrained: Annotated[
         bool,
-        typer.Option("--pretrained", help="Start from pretrained weights (torchvision, timm).", rich_help_panel=MODEL),
+        typer.Option(
+            "--pretrained",
+            help="Start from pretrained weights (torchvision, timm, or your own function).",
+            rich_help_panel=MODEL,
+        ),
     ] = False,
     compile_model: Annotated[
         bool, typer.Option("--compile", help="Compile the model with torch.compile.", rich_help_panel=MODEL)

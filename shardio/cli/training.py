@@ -74,7 +74,8 @@ def open_data(
     num_val = round(len(training) * val_share)
     if not 0 < num_val < len(training):
         raise FormatError(
-            f"{source} has {len(training)} samples, too few to set aside a share of {val_share:g}: change --val-share"
+            f"{source} has {len(training)} samples, too few to set aside a share of {val_share:g} for validation: pass "
+            "another --val-share, --val DATA, or --val-share 0 to train without validation"
         )
     chosen = permute(np.arange(len(training)), np.array([len(training)]), make_rng_key(seed, "split")).tolist()
     return TrainData(

@@ -51,16 +51,17 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     like torch's and has no state. This also applies to subclasses of EpochSampler that override ``__iter__`` or
     ``__len__``: call ``set_epoch`` before each epoch, as with torch's samplers.
 
-    Images of shardio's datasets are delivered as uint8 tensors [N, 3, H, W] in channels_last memory.
+    Images that shardio's datasets and transforms produce are delivered as uint8 tensors [N, 3, H, W] in the
+    channels_last memory format.
 
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
     On Linux, shardio's worker processes, with ``num_workers`` threads in total, decode shardio's datasets (not their
-    subclasses) and torch's Subsets of the map-style ones, if all transforms are shardio's and ``decode="pil"``,
-    ``trusted=True``, ``batch_size=None``, ``collate_fn``, ``worker_init_fn`` and ``multiprocessing_context`` are not
-    used. They write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. torch's
-    workers make all other batches.
+    subclasses) and torch's Subsets of the map-style ones, if all transforms are shardio's and none of these is used:
+    ``decode="pil"``, ``trusted=True``, ``batch_size=None``, ``collate_fn``, ``worker_init_fn``,
+    ``multiprocessing_context``. They write to memory that is reused when a batch is freed, so its tensors cannot be
+    enlarged in place. torch's workers make all other batches.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 
@@ -162,9 +163,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             ordered.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
 
     def watch_memory(self, callback: MemoryCallback) -> None:
-        """Register a callback that is called once with each block of memory that holds batches, an array uint8 [n].
+        """Register a callback that is called once for each block of memory that holds batches.
 
-        The callback must not keep the array.
+        Its argument is the block, an array uint8 [n], which it must not keep.
         """
         if callback not in self._memory_callbacks:
             self._memory_callbacks.append(callback)
@@ -185,8 +186,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch makes the batches, because the dataset or a transform is not shardio's, or an argument
-                such as ``collate_fn`` is set: torch does not time the stages.
+            TypeError: If torch makes the batches, because torch does not time the stages. It makes them on macOS, if
+                the dataset or a transform is not shardio's, and if an argument such as ``collate_fn`` is set.
         """
         if (stats := self._find_executor().stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))

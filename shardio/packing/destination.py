@@ -112,7 +112,9 @@ def finish(dst: Path, manifest: Manifest) -> None:
         PackError: If the destination was removed during the pack, so that shards are lost.
     """
     if not (dst / UNFINISHED_NAME).exists():
-        raise PackError(f"{dst} was removed during the pack: delete what is left and pack again")
+        raise PackError(
+            f"{dst} was removed during the pack: delete the directory of that name, if there is one, and pack again"
+        )
     write_manifest(parse_location(dst / MANIFEST_NAME), manifest)
     for shard in manifest.shards:
         record_path(dst / shard.name).unlink(missing_ok=True)

@@ -77,7 +77,7 @@ def pack(
 
     Args:
         src: The directory: class folders with images, or a flat directory of images.
-        dst: An empty directory, or one that does not exist yet.
+        dst: A new or empty directory, or that of an interrupted pack to resume.
         max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. If
             JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard.
@@ -106,7 +106,8 @@ def pack(
         The manifest of the packed dataset.
 
     Raises:
-        PackError: If the source cannot be packed or changes during the pack, or the destination is not empty.
+        PackError: If the source cannot be packed or changes during the pack, or the destination
+            holds anything but an interrupted run of this pack.
         TypeError: If ``classes`` is not a list of names and has no class names, or a number is not an integer.
         ValueError: If a setting is out of range.
     """

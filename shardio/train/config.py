@@ -50,7 +50,8 @@ class TrainConfig:
         log_every: Steps between lines of the log. Losses are read from the device and checked this
             often.
         seed: The seed of torch's, numpy's and Python's random numbers.
-        deterministic: Use only deterministic algorithms, so that results are bitwise reproducible.
+        deterministic: Use only deterministic algorithms. On a CPU, results are then bitwise reproducible,
+            even if a run is interrupted and resumed.
         device: The device to train on, such as cuda or cpu (default: CUDA if available, else MPS,
             else the CPU).
         directory: The directory for checkpoints, log and report. Without it, nothing is written.

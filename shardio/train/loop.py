@@ -42,7 +42,7 @@ def train(
     the data. With a ``directory``, the same call resumes an interrupted run, on any number of
     ranks. On the same number of ranks, the resumed run equals an uninterrupted one, with two
     exceptions: your own transforms draw different numbers if they use the generators of torch,
-    numpy or Python, and results are bitwise equal only on a CPU with ``deterministic``. On another
+    numpy or Python, and results are bitwise equal only on a CPU with ``deterministic``. On a different
     number of ranks, each sample is still used once per epoch.
 
     Args:

@@ -84,8 +84,8 @@ class HtmlReport(Callback):
 class RatePlot(Callback):
     """A callback that plots planned and actual learning rates when training ends, on rank 0.
 
-    Each line of the log gives an actual rate (``log_every``), including lines from before the run
-    was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16
+    One actual rate is plotted for each line of the log, every ``log_every`` steps, including lines
+    from before the run was resumed. ``plateau`` has no plan. Actual rates lag behind the plan by the steps that fp16
     skipped. They also differ from the plan if the number of ranks changed, because that changes
     the steps per epoch.
 

@@ -143,7 +143,7 @@ def test_a_destination_that_is_removed_during_the_pack_does_not_become_a_dataset
             shutil.rmtree(tmp_path / "out")
 
     monkeypatch.setattr("shardio.packing.shard_writer.record_finished", record_and_remove)
-    with pytest.raises(PackError, match=r"out was removed during the pack: delete what is left"):
+    with pytest.raises(PackError, match=r"out was removed during the pack: delete the directory of that name"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1, num_workers=1)
     assert len(finished) == 4
     assert not (tmp_path / "out" / "shardio.json").exists()
