@@ -217,7 +217,7 @@ def _losses(report: CoverageReport) -> list[str]:
     if num_runs and len(missing) >= 2 * num_runs:
         runs = "one contiguous run" if num_runs == 1 else f"{num_runs} contiguous runs"
         return [
-            f"the {num_missing:,} missing samples form {runs}, more than drop_last leaves out: perhaps a loop "
+            f"the {num_missing:,} missing samples are more than drop_last leaves out, and form {runs}: perhaps a loop "
             "or a Subset ends early, or whole shards are missing because their number is not a multiple of the number "
             "of workers or ranks"
         ]

@@ -94,7 +94,8 @@ class CoverageReport:
         unexpected: The first unexpected samples, with all their deliveries.
         missing: The first missing samples.
         missing_indices: The indices of the missing samples in ``expected.ids``, int64 [n].
-        totals: The totals of each (rank, worker).
+        totals: What each (rank, worker) delivered: the number of samples, a signature of them, and the sizes of
+            batches.
         problems: Problems of the epoch as a whole, as text.
         causes: The likely causes, as text. Only :func:`shardio.check.judge` finds them.
     """

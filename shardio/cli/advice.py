@@ -40,13 +40,13 @@ def stage_seconds(stats: LoaderStats) -> dict[str, float]:
     return {**times, "idle": stats.idle_s} if stats.num_workers else times
 
 
-def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int, *, is_first: bool) -> str:
+def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is_first: bool) -> str:
     """Return a sentence that names the bottleneck of an epoch and suggests remedies.
 
     Args:
         stats: The statistics of the epoch.
         stored: What was loaded.
-        num_cores: The number of cores.
+        num_processors: The number of processors that this process may use.
         is_first: Whether workers started in this epoch.
     """
     times = stage_seconds(stats)
@@ -60,7 +60,9 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int, *, is_firs
             "start. They start only once: see the second epoch (--epochs 2)"
         )
     longest = max(times, key=lambda stage: times[stage])
-    more_workers = f"more workers (up to {num_cores}, the number of cores)" if stats.num_workers < num_cores else ""
+    more_workers = (
+        f"more workers (up to {num_processors}, the number of processors)" if stats.num_workers < num_processors else ""
+    )
     match longest:
         case "read":
             bottleneck = "storage is the bottleneck"
@@ -75,9 +77,9 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_cores: int, *, is_firs
             bottleneck = "handing batches to the training process is the bottleneck"
             remedies = ["a larger --batch-size"]
     suggestion = ", or ".join(filter(None, remedies))
-    remedy = f"try {suggestion}" if suggestion else "there are already at least as many workers as cores"
+    remedy = f"try {suggestion}" if suggestion else "there are already at least as many workers as processors"
     workers = count(stats.num_workers, "worker") if stats.num_workers else "no workers"
-    return f"{workers} on {count(num_cores, 'core')}: {bottleneck}; {remedy}"
+    return f"{workers} on {count(num_processors, 'processor')}: {bottleneck}; {remedy}"
 
 
 def _faster_storage(stored: DatasetFormat) -> str:

@@ -30,7 +30,7 @@ def info(
 
     The decoders are estimated from the headers of up to 1,000 evenly spaced images.
     libjpeg-turbo decodes every JPEG crop that is resized to half its size or less, or antialiased.
-    A loader's stats() counts the decoders that were actually used.
+    A loader's stats() counts the images that each decoder actually decoded.
     """
     from shardio.shards import open_table
 

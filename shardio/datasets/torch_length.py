@@ -32,8 +32,8 @@ def warn_of_other_length(dataset: Any, split: Split) -> None:
     if num_made != num_said:
         lost = f", and leaves out {num_samples - num_made * size} of {num_samples} samples" if loader.drop_last else ""
         warnings.warn(
-            f"{type(loader).__name__} makes {num_made} batches{lost}, but its length is {num_said}: at least "
-            f"two of {num_workers} workers end with an incomplete batch. Use {type(dataset).__name__}"
+            f"{type(loader).__name__} makes {num_made} batches{lost}, but its length is {num_said}: several of "
+            f"its {num_workers} workers end with an incomplete batch. Use {type(dataset).__name__}"
             f"(batch_size={size}), which gives the workers whole batches, or shardio.DataLoader",
             RuntimeWarning,
             stacklevel=4,

@@ -29,18 +29,18 @@ _NO_STATE = (
 
 
 class DevicePrefetcher:
-    """A wrapper around a loader that delivers its batches on a device, normalised.
+    """A wrapper that delivers a loader's batches on a device and, with ``normalize``, normalises images.
 
     On CUDA, up to ``depth`` batches are copied ahead, from pinned memory and on a separate stream.
-    Images are copied as uint8, then cast and normalised on the device. Other devices get the same
-    results without streams.
+    Images are copied as uint8; they are cast and normalised on the device. Other devices get the
+    same results without streams.
 
     >>> normalize = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
-    Iterate over it once per epoch. If you leave an iteration early, its batches are released with
-    its iterator or at the end of a ``with`` block. The state of the prefetcher, and of a shardio
-    loader inside it, reflects the last batch that you received.
+    Iterate over it once per epoch. If you leave an iteration early, its batches are released when
+    its iterator is freed or, in a ``with DevicePrefetcher(...)`` block, at its end. The state of
+    the prefetcher, and of a shardio loader inside it, reflects the last batch that you received.
 
     Args:
         loader: Any iterable of batches. A batch may nest tensors, numpy arrays and objects with a

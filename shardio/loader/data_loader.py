@@ -165,7 +165,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     def watch_memory(self, callback: MemoryCallback) -> None:
         """Register a callback that is called once for each block of memory that holds batches.
 
-        Its argument is the block, an array uint8 [n], which it must not keep.
+        The callback receives the block as a uint8 [n] array, and must not keep a reference to it.
         """
         if callback not in self._memory_callbacks:
             self._memory_callbacks.append(callback)
@@ -186,8 +186,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch makes the batches, because torch does not time the stages. It makes them on macOS, if
-                the dataset or a transform is not shardio's, and if an argument such as ``collate_fn`` is set.
+            TypeError: If torch makes the batches, because torch does not time the stages. It makes them in any
+                of these cases: on macOS; if the dataset or a transform is not shardio's; if an argument such as
+                ``collate_fn`` is set.
         """
         if (stats := self._find_executor().stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))

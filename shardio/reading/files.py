@@ -68,6 +68,6 @@ def _write_label(path: str, label: int) -> bytes:
         return b"%d" % operator.index(label)
     except TypeError:  # b"%d" alone would truncate floats.
         raise TypeError(
-            f"ImageFolder labels must be integers, got {label!r} for {path}: put integers in samples. To return other "
-            "targets, override __getitem__"
+            f"the labels in ImageFolder.samples must be integers, got {label!r} for {path}: set integer labels there. "
+            "To return other targets, override __getitem__"
         ) from None

@@ -89,7 +89,7 @@ def test_shards_that_do_not_divide_by_the_workers(batch_size: int, first: int) -
     """Two of ten shards are never read, wherever they are in the dataset's order."""
     order = [*range(first, 100), *range(first)]
     message = fault(DataLoader(ShardsOfTen(), batch_size=batch_size, num_workers=4), order)
-    assert "the 20 missing samples form one contiguous run, more than drop_last leaves out: perhaps" in message
+    assert "the 20 missing samples are more than drop_last leaves out, and form one contiguous run: perhaps" in message
 
 
 def test_drop_last_in_each_worker() -> None:

@@ -161,7 +161,7 @@ def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("times", "stored", "cores", "words"),
+    ("times", "stored", "processors", "words"),
     [
         (
             {"decode_s": 20.0},
@@ -171,8 +171,8 @@ def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.
         ),
         ({"decode_s": 20.0}, {"jpeg": "tile"}, 2, "try smaller images (pack with --jpeg reencode --max-side 400)"),
         ({"decode_s": 20.0}, {"jpeg": "reencode"}, 2, "try smaller images (pack with a smaller --max-side)"),
-        ({"decode_s": 20.0}, {"has_images": False}, 2, "there are already at least as many workers as cores"),
-        ({"decode_s": 20.0}, {"has_images": False}, 8, "try more workers (up to 8, the number of cores)"),
+        ({"decode_s": 20.0}, {"has_images": False}, 2, "there are already at least as many workers as processors"),
+        ({"decode_s": 20.0}, {"has_images": False}, 8, "try more workers (up to 8, the number of processors)"),
         ({"read_s": 20.0}, {}, 2, "try more workers (more reads at a time), or a local disk, or larger shards"),
         ({"read_s": 20.0}, {"in_shards": False}, 2, "a local disk, or shards (shardio pack)"),
         (
@@ -180,16 +180,16 @@ def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.
             {},
             2,
             "per-image overhead is the bottleneck because the images are small; "
-            "there are already at least as many workers as cores",
+            "there are already at least as many workers as processors",
         ),
         ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
     ],
 )
 def test_advice_follows_from_the_statistics(
-    times: dict[str, float], stored: dict[str, Any], cores: int, words: str
+    times: dict[str, float], stored: dict[str, Any], processors: int, words: str
 ) -> None:
-    advice = advise(stats(times), replace(SHARDS, **stored), cores, is_first=True)
-    assert advice.startswith(f"2 workers on {cores} cores: ")
+    advice = advise(stats(times), replace(SHARDS, **stored), processors, is_first=True)
+    assert advice.startswith(f"2 workers on {processors} processors: ")
     assert advice.endswith(words)
     assert ("more workers (up to" in advice) == ("up to" in words)
 
@@ -200,7 +200,7 @@ def test_an_epoch_that_is_mostly_start_up_is_not_judged() -> None:
     assert advice.startswith("this epoch is too short to judge: workers took about 0.18 s of 0.18 s to start")
     assert advise(short, SHARDS, 2, is_first=False).endswith("too short to judge: use a dataset with more samples")
     alone = advise(stats({"read_s": 0.003}, num_workers=0, elapsed_s=0.18), SHARDS, 1, is_first=True)
-    assert alone.startswith("no workers on 1 core: storage is the bottleneck")
+    assert alone.startswith("no workers on 1 processor: storage is the bottleneck")
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

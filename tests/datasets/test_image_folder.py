@@ -120,10 +120,12 @@ def test_labels_that_are_set_are_integers(images: Path) -> None:
     loaders = [DataLoader(folder, batch_size=4, **options) for options in ({}, TORCHS)]
     for label in (0.5, 1.0, "1", None, [0, 1]):
         folder.samples = [(path, label) for path, _ in found]
-        with pytest.raises(TypeError, match=r"ImageFolder labels must be integers, got .* for /.*name-000\.jpg"):
+        with pytest.raises(
+            TypeError, match=r"the labels in ImageFolder.samples must be integers, got .* for /.*name-000\.jpg"
+        ):
             folder[0]
         for loader in loaders:
-            with pytest.raises(TypeError, match="ImageFolder labels must be integers"):
+            with pytest.raises(TypeError, match=r"ImageFolder\.samples must be integers"):
                 next(iter(loader))
 
 

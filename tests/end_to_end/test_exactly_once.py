@@ -16,6 +16,15 @@ from shardio.check import Coverage, ExpectedSamples, make_report, record
 from tests.processes import forkserver_context, run_ranks
 from tests.sources import write_images
 
+LOADERS: list[tuple[str, Any, dict[str, Any]]] = [
+    ("ours", DataLoader, {"num_workers": 2}),
+    ("ours, forked", DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    ("ours, by a server", DataLoader, {"num_workers": 2, "multiprocessing_context": "forkserver"}),
+    ("torchs, forked", TorchLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    ("torchs, by a server", TorchLoader, {"num_workers": 2, "multiprocessing_context": "forkserver"}),
+    ("torchs, spawned", TorchLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),  # It imports torch.
+]
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -62,31 +71,25 @@ def _valid(batch: Any) -> list[str]:
     return [key for key, is_valid in zip(*batch, strict=True) if is_valid]
 
 
-def run_rank(rank: int, world_size: int, packed: str, rendezvous: str, context: str, queue: Any) -> None:
-    """Create the dataset before the process group, then load an epoch."""
+def run_rank(rank: int, world_size: int, packed: str, rendezvous: str, queue: Any) -> None:
+    """Create the dataset before the process group, then load an epoch with workers of each kind."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    if context == "forkserver":
-        forkserver_context()  # Its server has imported torch.
-    # Spawned workers start slowly, since each imports torch: torch's loader starts one, and ours none.
-    options: dict[str, Any] = {"batch_size": 4, "multiprocessing_context": context}
-    torchs = TorchLoader(dataset, num_workers=1 if context == "spawn" else 2, **options)
-    ours = DataLoader(dataset, num_workers=2, **options) if context != "spawn" else DataLoader(dataset, batch_size=4)
-    for name, loader in (("ours", ours), ("torchs", torchs)):
-        queue.put((name, rank, [list(batch) for batch in loader]))
+    forkserver_context()  # Its server has imported torch.
+    for name, loader_class, options in LOADERS:
+        queue.put((name, rank, [list(batch) for batch in loader_class(dataset, batch_size=4, **options)]))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_gloo_ranks_share_the_epoch(context: str, packed: Path, tmp_path: Path) -> None:
+def test_gloo_ranks_share_the_epoch(packed: Path, tmp_path: Path) -> None:
     manager = forkserver_context().Manager()
     queue = manager.Queue()
-    run_ranks(run_rank, 2, str(packed), str(tmp_path / "rendezvous"), context, queue, num_ranks=2)
-    delivered: dict[str, list[str]] = {"ours": [], "torchs": []}
-    for _ in range(4):
+    run_ranks(run_rank, 2, str(packed), str(tmp_path / "rendezvous"), queue, num_ranks=2)
+    delivered: dict[str, list[str]] = {name: [] for name, *_ in LOADERS}
+    for _ in range(2 * len(delivered)):
         name, _rank, batches = queue.get()
         delivered[name] += [key for batch in batches for key in batch]
     expected = sorted(ShardDataset(packed, fields="key"))
-    assert {name: sorted(keys) for name, keys in delivered.items()} == {"ours": expected, "torchs": expected}
+    assert {name: sorted(keys) for name, keys in delivered.items()} == dict.fromkeys(delivered, expected)
     manager.shutdown()

@@ -48,8 +48,8 @@ def test_without_the_fast_path_there_are_no_statistics_and_the_error_names_the_r
     single = DataLoader(ShardDataset(packed), batch_size=None)
     started = DataLoader(ShardDataset(packed), batch_size=4, num_workers=1, worker_init_fn=identity)
     for loader, why in (
-        (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, and neither"),
-        (DataLoader(range(5), collate_fn=identity), "the dataset is a range, and neither"),
+        (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, but shardio's own"),
+        (DataLoader(range(5), collate_fn=identity), "the dataset is a range, but shardio's own"),
         (users, "the transform .* is not one of shardio's"),
         (DataLoader(ShardDataset(packed, decode="pil"), batch_size=None), "decode='pil' is set"),
         (collated, "collate_fn is <function identity"),

@@ -211,12 +211,12 @@ def test_the_reason_says_what_the_subset_is_of(packed: Path) -> None:
     streamed = Subset(ShardDataset(packed), [1, 2])
     with pytest.raises(
         TypeError,
-        match="torch makes these batches: the dataset is a Subset of a Subset of a TensorDataset, and neither",
+        match="torch makes these batches: the dataset is a Subset of a Subset of a TensorDataset, but shardio's own",
     ):
         DataLoader(tensors).stats()
-    with pytest.raises(TypeError, match="the dataset is a Subset of a Doubled, and neither"):
+    with pytest.raises(TypeError, match="the dataset is a Subset of a Doubled, but shardio's own"):
         DataLoader(doubled).stats()
-    with pytest.raises(TypeError, match="the dataset is a Subset of a ShardDataset, and neither"):
+    with pytest.raises(TypeError, match="the dataset is a Subset of a ShardDataset, but shardio's own"):
         DataLoader(streamed).stats()
     ((names,),) = DataLoader(doubled, batch_size=2, sampler=EpochSampler(doubled, shuffle=False))
     assert list(names) == [make_map(packed)[number][2] * 2 for number in (1, 2)]

@@ -118,8 +118,8 @@ def _why_not_dataset(dataset: Any) -> str | None:
     names = [type(each).__name__ for each in (*unwrapped.subsets, inner)]
     if type(inner) not in (ShardMapDataset, ImageFolder) and type(dataset) is not ShardDataset:
         return (
-            f"the dataset is a {' of a '.join(names)}, and neither exactly a ShardDataset, ShardMapDataset or "
-            "ImageFolder (not a subclass) nor torch's Subset of one of the last two"
+            f"the dataset is a {' of a '.join(names)}, but shardio's own code reads only ShardDataset, ShardMapDataset "
+            "and ImageFolder (no subclasses), and torch's Subset of the last two"
         )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, which needs Linux with glibc 2.27 or newer"
