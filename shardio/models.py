@@ -201,7 +201,7 @@ def _errors_name_the_model(name: str, image_size: int, pretrained: bool) -> Iter
             ) from error
         raise OSError(
             f"could not download pretrained weights for {name} ({error}): check the connection, put the file into the "
-            "library's cache ($TORCH_HOME, for timm $HF_HOME), or train from scratch"
+            "library's cache ($TORCH_HOME, or $HF_HOME for timm), or train from scratch"
         ) from error
     except (ValueError, RuntimeError, AssertionError) as error:
         raise ValueError(f"{name} cannot be made with {image_size=} and {pretrained=}: {error}") from error

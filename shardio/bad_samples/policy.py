@@ -117,6 +117,6 @@ def all_skipped(keys: Sequence[str]) -> SampleError:
     """Return the error for a batch whose samples were all skipped, from their keys."""
     named = ", ".join(keys[:MAX_NAMED]) + (f" and {len(keys) - MAX_NAMED} more" if len(keys) > MAX_NAMED else "")
     return SampleError(
-        f"all samples of a batch were skipped, so the batch is empty: {named}. "
-        "Repair or remove them, or use on_error='replace'"
+        f"all samples of a batch were skipped ({named}), so the batch is empty: repair or remove these samples, or use "
+        "on_error='replace'"
     )

@@ -53,7 +53,7 @@ class ExpectedSamples:
     def allow(self, allowance: Allowance | None) -> ExpectedSamples:
         """Return a copy that allows for a remainder policy's repeats and omissions.
 
-        If the number of samples is unknown, the copy takes the policy's.
+        If the number of samples is unknown, the copy takes the number that the loader's order has.
         """
         if allowance is None:
             return self

@@ -30,8 +30,8 @@ def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> No
         if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:
             key, where = samples.describe(row, (field,))
             message = (
-                f"field {field!r} of sample {key} in {where} holds the integer {wide}, which does not fit in a signed "
-                "64-bit integer, and so not in a tensor: store it as a string, or pass a collate_fn that does not "
+                f"field {field!r} of sample {key} in {where} holds the integer {wide}, which does not fit in 64 bits "
+                "(signed), so a tensor cannot hold it: store it as a string, or pass a collate_fn that does not "
                 "convert it"
             )
             raise SampleError(message, row=row, key=key, where=where)

@@ -101,7 +101,7 @@ def _check(status: os.stat_result, path: Path) -> None:
     raise UntrustedError(
         f"the {what} {path} belongs to {_name_user(status.st_uid)} and has mode {stat.S_IMODE(status.st_mode):04o}: "
         f"compiled code is loaded only if its file and folder belong to this user "
-        f"({_name_user(os.geteuid())}) or root and no other user may write to them"
+        f"({_name_user(os.geteuid())}) or root, and no other user can write to them"
     )
 
 

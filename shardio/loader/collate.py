@@ -102,8 +102,7 @@ def _collate_default(values: Sequence[Any]) -> Any:
         for row, value in enumerate(values):
             if (wide := find_wide(value)) is not None:
                 raise ValueError(
-                    f"sample {row} of a batch holds the integer {wide}, which does not fit in a signed 64-bit "
-                    "integer, and so not in a tensor: store it as a string, or pass a collate_fn that does not convert "
-                    "it"
+                    f"sample {row} of a batch holds the integer {wide}, which does not fit in 64 bits (signed), "
+                    "so a tensor cannot hold it: store it as a string, or pass a collate_fn that does not convert it"
                 ) from error
         raise

@@ -188,8 +188,8 @@ def pack_directory(
             raise explain_changes(change, files, dst) from change
         if not finished:
             raise PackError(
-                f"all samples of {src} changed during the pack: delete {dst}, and pack again when nothing writes to "
-                "the source"
+                f"all samples of {src} changed during the pack: delete {dst}, and pack again when nothing is "
+                "writing to the source"
             )
         jpegs = sum_tallies([shard.jpegs for shard in finished])
         manifest = _make_manifest(finished, scan, settings, jpegs)

@@ -78,9 +78,9 @@ def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: P
                 "files of the source changed or became unreadable during the pack:",
                 *lines[:SHOWN],
                 *more,
-                "Rerun the same command when nothing writes to the source. If the command then reports an unfinished "
-                f"pack, delete {dst} and run it again. To leave out the samples of such files, pass --on-changed skip "
-                "(on_changed='skip')",
+                "Rerun the same command when nothing is writing to the source. If the command then reports an "
+                f"unfinished pack, delete {dst} and run it again. To leave out the samples of such files, pass "
+                "--on-changed skip (on_changed='skip')",
             ]
         )
     )

@@ -52,7 +52,7 @@ def find_or_make_index(tar: Location) -> FoundIndex:
         members = _Members(scan)
         samples = list(_group(tar, members))
         if tar.stat().version != file.version:
-            raise FormatError(f"{tar} changed while it was indexed: open it again when nothing writes to it")
+            raise FormatError(f"{tar} changed while it was being indexed: open it again when nothing is writing to it")
         with _explaining_failures(tar):
             write_index(index, file, samples, scan.digest, file.version)
     return FoundIndex(location=index, num_skipped=members.num_skipped)

@@ -30,8 +30,8 @@ class TrainConfig:
         optimizer: The optimiser, from torch.optim.
         weight_decay: Weight decay of the optimiser.
         momentum: Momentum of sgd and rmsprop.
-        schedule: How the learning rate changes: onecycle, cosine after a linear warm-up, cyclic
-            (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
+        schedule: How the learning rate changes: onecycle, cosine (after a linear warm-up),
+            cyclic (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
             period without improvement), or constant.
         warmup: The share of all steps in which onecycle and cosine raise the learning rate.
         period: A number of epochs: the length of a cycle (cyclic), the interval between cuts (step), or

@@ -143,7 +143,7 @@ def test_the_error_of_an_empty_batch_names_its_samples(damaged: Path, tmp_path: 
         list(loader)
     (line,) = (tmp_path / "quarantine").read_text().splitlines()[:1]
     key = json.loads(line)["key"]
-    assert f"all samples of a batch were skipped, so the batch is empty: {key}." in str(error_info.value)
+    assert f"all samples of a batch were skipped ({key}), so the batch is empty" in str(error_info.value)
 
 
 def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) -> None:

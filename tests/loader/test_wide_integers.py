@@ -26,9 +26,7 @@ def write(folder: Path, numbers: list[int]) -> Path:
 def test_the_error_names_the_sample(tmp_path: Path, field: str, number: int) -> None:
     loader = DataLoader(ShardDataset(write(tmp_path, [0, 2**63 - 1, number]), fields=field), batch_size=3)
     named = "json" if field == "json" else "cls"
-    with pytest.raises(
-        SampleError, match=rf"field '{named}' of sample 2 in .*a\.tar.* signed 64-bit integer"
-    ) as raised:
+    with pytest.raises(SampleError, match=rf"field '{named}' of sample 2 in .*a\.tar.*(64 bits|64-bit)") as raised:
         next(iter(loader))
     assert str(number)[:40] in str(raised.value)
     assert raised.value.key == "2"
@@ -47,6 +45,6 @@ def test_a_collate_fn_without_tensors_receives_wide_integers(tmp_path: Path) -> 
     dataset = ShardDataset(tmp_path / "a.tar", fields="json")
     assert list(DataLoader(dataset, collate_fn=list)) == [[{"hash": 2**64 - 1}]]
     with pytest.raises(
-        ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which does not fit in a"
+        ValueError, match=rf"sample 0 of a batch holds the integer {2**64 - 1}, which does not fit in 64 bits"
     ):
         list(DataLoader(dataset, worker_init_fn=print))

@@ -77,7 +77,10 @@ def why_no_kernel() -> str | None:
     log = kernel_path().with_suffix(".log")
     if log.exists() and log.stat().st_size:
         return f"the last attempt to compile it failed: see {log}"
-    return "it is not compiled yet: start an epoch, or run python -m shardio.images.kernel"
+    return (
+        "it is not compiled yet: run python -m shardio.images.kernel, or iterate over a shardio.DataLoader that does "
+        "not use torch's workers, which compiles it in the background"
+    )
 
 
 def prepare_kernel() -> None:
