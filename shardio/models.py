@@ -66,12 +66,12 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
 def small_resnet(num_classes: int, image_size: int, width: int = 32) -> nn.Sequential:
     """Return a small residual network (He et al., "Deep residual learning for image recognition", 2016).
 
-    It has a stem and one to five blocks.
+    It has a stem and, depending on ``image_size``, one to five blocks.
 
     Args:
         num_classes: The number of outputs.
         image_size: The side of the square images, in pixels. The stem and each block halve the
-            images: sizes of 16 to 512 end at 4 to 8 pixels.
+            side: sides of 16 to 512 pixels end at 4 to 8 pixels.
         width: The number of channels after the stem. Each block doubles it, up to 8 times
             ``width``.
     """

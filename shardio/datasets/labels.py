@@ -22,7 +22,7 @@ def follow_classes(
 
     Raises:
         TypeError: If ``classes`` is neither a list of names nor a dataset that has them.
-        ValueError: If the dataset has no class names, or one that is not in ``classes``.
+        ValueError: If the dataset has no class names, or has a class that is not in ``classes``.
     """
     if classes is None:
         return tuple(packed), decoder

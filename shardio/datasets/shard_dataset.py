@@ -80,8 +80,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If an argument is out of range, no sample has a requested field, or ``classes`` is given and the
-            dataset has no classes, or one that is not in ``classes``.
+        ValueError: If an argument is out of range, no sample has a requested field, or if ``classes`` is given, and
+            the dataset has no classes or has a class that is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 

@@ -108,7 +108,8 @@ def pack(
     Raises:
         PackError: If the source cannot be packed or changes during the pack, or the destination
             holds anything but an interrupted run of this pack.
-        TypeError: If ``classes`` is not a list of names and has no class names, or a number is not an integer.
+        TypeError: If ``classes`` is neither a list of names nor something that has class names, or if an argument that
+            must be an integer is not one.
         ValueError: If a setting is out of range.
     """
     check_choice("layout", layout, Layout)

@@ -77,8 +77,8 @@ def _find_tars(folder: Location) -> list[Location]:
     """Return the tars in a folder without a manifest, if they can be read as a dataset."""
     if (folder / UNFINISHED_NAME).exists():
         raise FormatError(
-            f"{folder} holds an unfinished pack: wait until it finishes or, if it was interrupted, rerun the command "
-            "that packed it"
+            f"{folder} holds an unfinished pack: wait until it finishes or, if it was interrupted, rerun the same "
+            "pack command to resume it"
         )
     tars = find_tars(folder)
     _refuse_unfinished(folder, tars)

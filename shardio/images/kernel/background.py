@@ -16,8 +16,8 @@ from shardio.images.kernel.loading import kernel_path, read_kernel, why_untruste
 from shardio.images.trust import UntrustedError, make_folder
 
 _NOT_WRITABLE = (
-    "shardio uses libjpeg-turbo, which is slower, because it cannot compile its JPEG kernel: {}. Free some disk space, "
-    "or set XDG_CACHE_HOME to a writable folder"
+    "shardio cannot compile its JPEG kernel, and uses libjpeg-turbo instead, which is slower: {}. Free some disk "
+    "space, or set XDG_CACHE_HOME to a writable folder"
 )
 
 _log = logging.getLogger("shardio")
@@ -54,7 +54,7 @@ class BackgroundBuild:
         self._process = None
         if code:
             _log.warning(
-                "shardio uses libjpeg-turbo, which is slower, because it could not compile its JPEG kernel: the "
+                "shardio could not compile its JPEG kernel, and uses libjpeg-turbo instead, which is slower: the "
                 "background process ended with exit status %d%s; its output is in %s",
                 code,
                 _last_line(self._log),
@@ -76,7 +76,7 @@ def build_in_background() -> BackgroundBuild | None:
         lock = _take(path.with_suffix(".lock"))
     except UntrustedError as error:
         _log.warning(
-            "shardio uses libjpeg-turbo, which is slower, because it has no JPEG kernel: %s. Set XDG_CACHE_HOME to a "
+            "shardio has no JPEG kernel, and uses libjpeg-turbo instead, which is slower: %s. Set XDG_CACHE_HOME to a "
             "folder of your own, change the owner or the mode (chmod go-w), or compile a kernel for all users as root: "
             "python -m shardio.images.kernel --system",
             untrusted or error,

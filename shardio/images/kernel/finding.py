@@ -78,8 +78,8 @@ def why_no_kernel() -> str | None:
     if log.exists() and log.stat().st_size:
         return f"the last attempt to compile it failed: see {log}"
     return (
-        "it is not compiled yet: run python -m shardio.images.kernel, or iterate over a shardio.DataLoader that does "
-        "not use torch's workers, which compiles it in the background"
+        "it is not compiled yet: run python -m shardio.images.kernel, or iterate over a shardio.DataLoader, which "
+        "compiles it in the background if it does not use torch's workers"
     )
 
 
