@@ -26,7 +26,7 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
     ======================================  ======================================================================
     ``small``                               :func:`small_resnet`
     ``torchvision:resnet18``                a torchvision classifier
-    ``timm:resnet18``                       a timm model, also ``timm:resnet18.a1_in1k`` and ``timm:hf-hub:…``
+    ``timm:resnet18``                       a timm model; ``timm:resnet18.a1_in1k`` and ``timm:hf-hub:…`` work, too
     ``package.module:function``,            the return value of that function or class
     ``path/to/file.py:function``
     ======================================  ======================================================================

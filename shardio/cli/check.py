@@ -61,7 +61,8 @@ def check(
 
     if key is not None and (merge or ".py:" not in sources[0]):
         raise typer.BadParameter(
-            "only a script's batches need it: datasets have keys, and recordings are made with CoverageRecorder(key=)",
+            "only a script's batches need it: omit it (a dataset has keys; a recording's keys are set by "
+            "CoverageRecorder(key=))",
             param_hint="--key",
         )
     if merge:

@@ -36,8 +36,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
     Args:
         dataset: A map-style dataset. If it has shards, the order follows them. Otherwise, the order has one lane and
             one window by default.
-        batch_size: The batch size of torch's DataLoader. ``drop`` requires it, and an unshuffled order needs it to
-            make the same batches as shardio.DataLoader, which uses its own batch size.
+        batch_size: The batch size of torch's DataLoader; leave it unset with shardio.DataLoader, which uses its own.
+            With torch's DataLoader, ``drop`` requires it, and an unshuffled order needs it to make the same batches
+            as shardio.DataLoader.
         shuffle: Whether to shuffle, differently in each epoch.
         seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
         remainder: What happens to the last samples if they do not fill a batch on every rank: see

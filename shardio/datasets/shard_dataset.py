@@ -80,8 +80,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If an argument is out of range, no sample has a requested field, or if ``classes`` is given, and
-            the dataset has no classes or has a class that is not in ``classes``.
+        ValueError: If an argument is out of range, if no sample has a requested field, or if ``classes`` is given
+            and the dataset has no classes or has a class that is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 
@@ -155,7 +155,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         return type(self).__iter__ is not ShardDataset.__iter__
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, also in running workers.
+        """Set the epoch of the next iteration, in this process and in running workers.
 
         Call this before ``iter(loader)``: an iteration that has begun keeps its epoch in all workers. If another
         dataset iterates over this one in torch's workers, each worker reads the epoch when it begins to iterate.

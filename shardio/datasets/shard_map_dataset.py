@@ -36,8 +36,8 @@ class ShardMapDataset(MapDataset):
     Raises:
         FileNotFoundError: If ``source`` does not exist.
         FormatError: If ``source`` is not a dataset.
-        ValueError: If no sample has a requested field, or ``classes`` is given and the dataset has no classes or one
-            that is not in ``classes``.
+        ValueError: If no sample has a requested field, or if ``classes`` is given and the dataset has no classes or has
+            a class that is not in ``classes``.
         TypeError: If the transform is not callable, or takes arrays but ``decode`` is ``pil``.
     """
 

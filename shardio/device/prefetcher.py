@@ -39,7 +39,7 @@ class DevicePrefetcher:
     >>> for images, labels in DevicePrefetcher(loader, "cuda", normalize=normalize): ...  # doctest: +SKIP
 
     Iterate over it once per epoch. If you leave an iteration early, its batches are released when
-    its iterator is freed or, in a ``with DevicePrefetcher(...)`` block, at its end. The state of
+    its iterator is freed, or at the end of a ``with DevicePrefetcher(...)`` block. The state of
     the prefetcher, and of a shardio loader inside it, reflects the last batch that you received.
 
     Args:

@@ -115,7 +115,7 @@ def test_in_a_folder_that_is_not_writable_no_build_starts_and_one_warning_says_s
     assert background.build_in_background() is None
     (message,) = caplog.messages
     assert f"'{tmp_path / 'file' / 'kernels'}'" in message
-    assert "uses libjpeg-turbo, which is slower" in message
+    assert "uses libjpeg-turbo instead, which is slower" in message
     assert "set XDG_CACHE_HOME to a writable folder" in message
 
 
