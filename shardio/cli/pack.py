@@ -114,8 +114,9 @@ def pack(
     layout: Annotated[
         Layout,
         typer.Option(
-            help="Layout of the files. auto recognises class folders and flat directories; pairs makes one sample of "
-            "images/a.jpg and masks/a.png, or of a.jpg and a.mask.png."
+            help="Layout of the files. auto recognises class folders and flat directories; classes makes each folder "
+            "a class; flat makes no classes; pairs makes one sample of images/a.jpg and masks/a.png, or of a.jpg and "
+            "a.mask.png."
         ),
     ] = "auto",
     classes: Annotated[

@@ -51,8 +51,8 @@ def refuse_second_split(order: Any, world: World, *, has_loader: bool) -> None:
         if (num_parts := _num_parts(caller)) > 1:
             raise RuntimeError(
                 f"{kind} splits the samples over {num_parts} processes, but the {name} has already split them (this is "
-                f"rank {world.rank} of {world.world_size}), so samples would be lost. Pass a shardio.DataLoader to the "
-                "framework, which does not split it again. Or let only the framework split: create "
+                f"rank {world.rank} of {world.world_size}), so samples would be lost. Pass the framework a "
+                "shardio.DataLoader, which it does not split again. Or let only the framework split: create "
                 f"{name}(..., rank=0, world_size=1). See docs/frameworks.md"
             )
 

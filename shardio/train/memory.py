@@ -41,7 +41,9 @@ def measure_memory(device: torch.device) -> MemoryUse | None:
 def memory_difference(
     name: str, device: torch.device | str = "cpu", say: Callable[[str], object] = print
 ) -> Iterator[None]:
-    """Print the change in memory use within a block, as :class:`MemoryUse` defines it.
+    """Print the change in memory use within a block.
+
+    :class:`shardio.train.memory.MemoryUse` defines what is allocated and what is reserved.
 
     >>> with memory_difference("a large tensor"):  # doctest: +SKIP
     ...     tensor = torch.ones(2**24)

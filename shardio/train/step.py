@@ -50,9 +50,9 @@ class TrainStep:
         optimizer: The optimiser of the model's parameters.
         schedule: The learning rate schedule, stepped after each step that is not skipped.
         precision: ``bf16`` and ``fp16`` compute under autocast. ``fp16`` also uses a GradScaler.
-        accumulate: Microbatches per full step. ``ends_step`` decides where a step ends. This
-            number only keeps the gradients of an incomplete group in fp16's range, and does not
-            change the result.
+        accumulate: Microbatches per full step. It does not decide where a step ends
+            (``ends_step`` does) and does not change the result: it only keeps gradients in fp16's
+            range while they accumulate.
         loss_fn: A function that maps outputs and labels to the mean loss of the samples.
         clip_norm: The total norm that the gradients are clipped to, or None.
         clip_value: The magnitude that each gradient element is clipped to, or None.
