@@ -32,8 +32,8 @@ class CoverageRecorder:
 
     Args:
         directory: The directory for each rank's file, such as ``rank-00000.cov``. The directory is
-            created if it is missing. The file of an earlier run is renamed, as to
-            ``rank-00000.cov.old``.
+            created if it is missing. The file of an earlier run is renamed, for
+            example to ``rank-00000.cov.old``.
         key: How to find a batch's keys, as in :func:`shardio.check.assert_exactly_once`.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun, or

@@ -53,8 +53,8 @@ def record(
         coverage: The coverage to add to.
         rank: The rank of the loader.
         key: How to find a batch's keys; see :func:`shardio.check.assert_exactly_once`. Repeats
-            that ``remainder="mask"`` marks are left out; if ``key`` is a function, it may do so
-            itself.
+            that ``remainder="mask"`` marks are left out, whether or not a function given as
+            ``key`` has already left them out.
         world_size: The number of ranks; by default, ``rank + 1``.
 
     Returns:

@@ -37,8 +37,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         dataset: A map-style dataset. If it has shards, the order follows them. Otherwise, the order has one lane and
             one window by default.
         batch_size: The batch size of torch's DataLoader; leave it unset with shardio.DataLoader, which uses its own.
-            With torch's DataLoader, ``drop`` requires it, and an unshuffled order needs it to make the same batches
-            as shardio.DataLoader.
+            With torch's DataLoader, ``remainder="drop"`` requires it, and an unshuffled order needs it to make the
+            same batches as shardio.DataLoader.
         shuffle: Whether to shuffle, differently in each epoch.
         seed: The seed of the order and, in shardio.DataLoader, of shardio's transforms.
         remainder: What happens to the last samples if they do not fill a batch on every rank: see
@@ -50,7 +50,8 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
 
     Raises:
-        ValueError: If an argument is out of range, the dataset is empty, or its length differs from that of its shards.
+        ValueError: If an argument is out of range, the dataset is empty, or its length differs from the number of
+            samples in its shards.
     """
 
     def __init__(

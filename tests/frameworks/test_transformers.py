@@ -28,7 +28,7 @@ def test_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
     for rank in returned(tmp_path, 2):
         for name, splitter in SPLITTERS.items():
             assert f"{splitter} splits the samples over 2 processes" in rank[name]
-            assert "Pass a shardio.DataLoader" in rank[name]
+            assert "Pass the framework a shardio.DataLoader" in rank[name]
     # On one rank, its own loader is correct.
     for name in ("dispatched", "shared", "map-style", "not-split"):
         check_epochs(tmp_path / "1" / name / "training", numbers, world_size=1)
