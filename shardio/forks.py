@@ -93,6 +93,6 @@ def _call_each(watches: Iterator[_Watch], moment: str) -> None:
             owner, function = watch.owner(), getattr(watch, moment)
             if owner is not None and function is not None:
                 function(owner)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too: what the other watches hold must be released in any case.
         _call_each(watches, moment)
         raise

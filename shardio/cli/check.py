@@ -59,7 +59,8 @@ def check(
     from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks
 
-    if key is not None and (merge or ".py:" not in sources[0]):
+    is_script = not merge and len(sources) == 1 and ".py:" in sources[0]
+    if key is not None and not is_script:
         raise typer.BadParameter(
             "only a script's batches need it: omit it (a dataset has keys; a recording's keys are set by "
             "CoverageRecorder(key=))",
@@ -69,7 +70,7 @@ def check(
         found, wanted = merge_recordings(map(Path, sources)), _expect(expected)
     elif len(sources) != 1:
         raise typer.BadParameter(f"expected one SOURCE, got {len(sources)} (only --merge accepts several)")
-    elif ".py:" in sources[0]:
+    elif is_script:
         if not (script := Path(sources[0].rpartition(":")[0])).is_file():
             raise typer.BadParameter(f"the script {script} does not exist")
         found = record_ranks(sources[0], world_size=world_size, epochs=epochs, key=key)

@@ -26,7 +26,7 @@ if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: write(os.getpid(), sys.argv[1] + "-told"))
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 write(child.pid, sys.argv[1])
-time.sleep(600)
+time.sleep(600)  # Longer than any test: only a signal ends it.
 """
 
 
@@ -69,7 +69,7 @@ def test_the_rank_that_failed_first_is_named_and_not_the_one_that_ended_first(tm
     cause = """
 import sys, time
 open(sys.argv[1], "w").write(str(time.time_ns()))
-time.sleep(600)
+time.sleep(600)  # It failed, but has not ended when the other rank does.
 """
     effect = "import sys, os, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit('peer is gone')"
     failed = tmp_path / "0.failed"

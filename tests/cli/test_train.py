@@ -224,7 +224,7 @@ def test_class_folders_can_be_trained_on_and_shards_validated_on(images: Path, p
     assert figures["val_loss"] is not None
     write_images(tmp_path / "other", classes=4)
     done = _train(images, "--epochs", "1", "--val", str(tmp_path / "other"), "--num-workers", "0")
-    _assert_fails(done, FormatError, "has classes that are not among the given ones")
+    _assert_fails(done, FormatError, "are not among the given ones (class-0, class-1, class-2): class-3")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # It is still supported.

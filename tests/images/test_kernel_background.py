@@ -71,7 +71,7 @@ def test_its_failure_is_logged_once_and_its_output_is_kept(tmp_path: Path) -> No
     (log,) = tmp_path.glob("shardio/kernels/*.log")
     assert "ZeroDivisionError" in log.read_text()
     _, warning = done.stderr.splitlines()
-    assert "shardio could not compile its JPEG kernel" in warning
+    assert "could not compile its JPEG kernel, and uses libjpeg-turbo instead" in warning
     assert "the background process ended with exit status 1" in warning
     assert f"its output is in {log}" in warning
     assert f"the last attempt to compile it failed: see {log}" in done.stdout

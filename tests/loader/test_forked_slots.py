@@ -178,7 +178,7 @@ def answer(batches: Any, may_look: Any, digests: Any) -> None:
     digests.put(digest(held))
 
 
-def pass_by_queue(packed: str, method: str) -> None:
+def assert_received_batches_stay(packed: str, method: str) -> None:
     context: Any = multiprocessing.get_context("fork") if method == "fork" else forkserver_context()
     loader, oracle = make_loader(Path(packed), persistent_workers=True), make_oracle(Path(packed))
     slots_of(loader)
@@ -209,9 +209,9 @@ def pass_by_queue(packed: str, method: str) -> None:
 
 
 def test_batches_that_a_forked_process_received_do_not_change(pictures: Path) -> None:
-    assert_passes_in_fresh_process(pass_by_queue, pictures, "fork")
+    assert_passes_in_fresh_process(assert_received_batches_stay, pictures, "fork")
 
 
 def test_batches_that_a_process_of_a_fork_server_received_do_not_change(pictures: Path) -> None:
     """As by one that ``spawn`` starts: it inherits no memory of this process."""
-    pass_by_queue(str(pictures), "forkserver")
+    assert_received_batches_stay(str(pictures), "forkserver")

@@ -103,5 +103,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_store_is_a_dict(backend: str) -> None:
+    """The rules and the invariant of the machine assert it; the first one that fails is raised here."""
     machine = type("Machine", (StoreMachine,), {"backend": backend})
     run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
