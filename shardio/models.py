@@ -55,7 +55,7 @@ def make_model(name: str, *, num_classes: int, image_size: int, pretrained: bool
         ValueError: If the model does not exist, its library is not installed, or ``pretrained`` is
             set and it has no pretrained weights.
         TypeError: If your function does not return a model.
-        OSError: If pretrained weights cannot be downloaded.
+        OSError: If pretrained weights cannot be downloaded, or the files of a model cannot be read.
     """
     prefix, _, rest = name.partition(":")
     if make := _FACTORIES.get(prefix):
@@ -217,7 +217,7 @@ def import_library(name: str) -> Any:
         _import_torchvision()  # timm imports it as well.
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        missing = error.name or name
+        missing = (error.name or name).partition(".")[0]  # What can be installed, not its submodule.
         raise ValueError(f"{name}:… needs {missing}, which is not installed: pip install {missing}") from error
     except (ImportError, RuntimeError) as error:
         raise ValueError(
