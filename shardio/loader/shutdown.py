@@ -19,13 +19,14 @@ PATIENCE_S = 5.0
 
 
 class _Gate:
-    """A gate that counts the threads inside it, and admits no more once it is closed."""
+    """A gate that remembers the threads inside it, and admits no more once it is closed."""
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        self._condition, self._num_inside, self._is_closed = threading.Condition(), 0, False
+        self._condition, self._is_closed = threading.Condition(), False
+        self._inside: list[int] = []  # A thread is inside as often as it has entered.
 
     def enter(self) -> None:
         with self._condition:
@@ -33,17 +34,18 @@ class _Gate:
                 raise RuntimeError(
                     "Python is shutting down, so no batch can be made: read all batches before the program ends"
                 )
-            self._num_inside += 1
+            self._inside.append(threading.get_ident())
 
     def leave(self) -> None:
         with self._condition:
-            self._num_inside -= 1
+            self._inside.remove(threading.get_ident())
             self._condition.notify_all()
 
     def close(self) -> None:
         with self._condition:
             self._is_closed = True
-            self._condition.wait_for(lambda: not self._num_inside, PATIENCE_S)
+            here = threading.get_ident()  # If Ctrl-C interrupted leave(), this thread still counts as inside.
+            self._condition.wait_for(lambda: all(thread == here for thread in self._inside), PATIENCE_S)
 
 
 _gate = _Gate()

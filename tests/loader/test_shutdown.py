@@ -1,0 +1,45 @@
+"""Python's shutdown waits for the batches of other threads, and for nothing else."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from shardio.loader import shutdown
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> shutdown._Gate:
+    """A gate that waits for an hour."""
+    monkeypatch.setattr(shutdown, "PATIENCE_S", 3600.0)
+    return shutdown._Gate()
+
+
+def test_it_waits_until_other_threads_are_outside(gate: shutdown._Gate) -> None:
+    events, is_inside = list[str](), threading.Event()
+
+    def make() -> None:
+        gate.enter()
+        gate.enter()  # A batch that is made of another loader's batches.
+        gate.leave()
+        is_inside.set()
+        while not gate._is_closed:
+            pass
+        events.append("left")
+        gate.leave()
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    is_inside.wait()
+    gate.close()
+    events.append("closed")
+    thread.join()
+    assert events == ["left", "closed"]
+
+
+def test_it_does_not_wait_for_its_own_thread(gate: shutdown._Gate) -> None:
+    gate.enter()  # Ctrl-C came before leave().
+    gate.close()
+    with pytest.raises(RuntimeError, match="Python is shutting down"):
+        gate.enter()
