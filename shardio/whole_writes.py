@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +30,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
     Raises:
         OSError: If the file cannot be written, for example because the disk is full. The error names ``path``.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{PARTIAL_SUFFIX}")
     try:
         with naming(path):
             with os.fdopen(_create(temporary, mode), "wb") as file:
