@@ -8,7 +8,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing import forkserver, get_context, set_start_method
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -33,11 +33,14 @@ IMPORTED = [
 ]
 """What the processes have imported when they begin."""
 
+IMPORTED_BY_WORKERS = ["torch.utils.data", "shardio.loader.data_loader"]
+"""The same for the workers of a fresh process, which needs a server of its own."""
 
-def forkserver_context() -> ForkServerContext:
+
+def forkserver_context(imported: Sequence[str] = IMPORTED) -> ForkServerContext:
     """Return the context whose processes have imported torch and shardio, and have run nothing else."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
+    context.set_forkserver_preload(list(imported))
     forkserver.ensure_running()
     return context
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchLoader
 import shardio
 from shardio import DataLoader, ShardDataset
 from shardio.check import Coverage, ExpectedSamples, make_report, record
-from tests.processes import forkserver_context, run_ranks
+from tests.processes import IMPORTED_BY_WORKERS, forkserver_context, run_ranks
 from tests.sources import write_images
 
 LOADERS: list[tuple[str, Any, dict[str, Any]]] = [
@@ -75,7 +75,7 @@ def run_rank(rank: int, world_size: int, packed: str, rendezvous: str, queue: An
     """Create the dataset before the process group, then load an epoch with workers of each kind."""
     dataset = ShardDataset(packed, fields="key", shuffle=True, remainder="keep")
     torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
-    forkserver_context()  # Its server has imported torch.
+    forkserver_context(IMPORTED_BY_WORKERS)
     for name, loader_class, options in LOADERS:
         queue.put((name, rank, [list(batch) for batch in loader_class(dataset, batch_size=4, **options)]))
     torch.distributed.barrier()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
-from tests.processes import forkserver_context, run_ranks
+from tests.processes import IMPORTED_BY_WORKERS, forkserver_context, run_ranks
 from tests.sources import write_images
 
 SEED = 5
@@ -96,7 +96,7 @@ def run_rank(rank: int, task: Task) -> None:
     assert "WORLD_SIZE" not in os.environ
     group = task.group
     if group.context == "forkserver":
-        forkserver_context()  # Its server has imported torch.
+        forkserver_context(IMPORTED_BY_WORKERS)
     loaders = {kind: KINDS[kind][0](task.packed, KINDS[kind][1], group) for kind in task.kinds}
     for_torch = ShardDataset(
         task.packed, fields="key", shuffle=True, seed=SEED, remainder="keep", batch_size=group.batch_size

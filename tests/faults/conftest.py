@@ -46,11 +46,9 @@ def expected(data: Data) -> Expected:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _loaders_of_other_tests_are_gone() -> Iterator[None]:
+def _loaders_of_other_tests_are_gone() -> None:
     gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their worker processes.
     gc.freeze()  # Each test collects again: it need not visit what was there before.
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

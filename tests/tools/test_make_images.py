@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,6 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
-
-from tests.processes import run_python
 
 # Not an import statement: tools/ is not a package, and mypy knows its files by other names.
 make_images = import_module("tools.make_images")
@@ -26,33 +25,29 @@ def _write(folder: Path, **options: Any) -> list[bytes]:
     return contents
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return the images that the command creates, and its output."""
-    out = tmp_path_factory.mktemp("made") / "images"
-    options = ["--classes", "2", "--per-class", "2", "--width", "96", "--height", "64"]
-    done = run_python("-m", "tools.make_images", out, *options, cwd=Path(__file__).parents[2])
-    return out, done.stdout
+@pytest.fixture
+def _small_textures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut images from smaller noise: the usual takes each process 2 s."""
+    monkeypatch.setattr(make_images, "TEXTURE_SIZE", 128)
+    monkeypatch.setattr(make_images, "make_textures", cache(make_images.make_textures.__wrapped__))
 
 
-def test_there_is_a_folder_for_each_class(made: tuple[Path, str]) -> None:
-    out, output = made
+@pytest.mark.usefixtures("_small_textures")
+def test_the_command_gives_each_class_a_folder_and_the_same_files_as_another_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "images"
+    make_images.main(out, classes=2, per_class=2, width=96, height=64, quality=95, seed=0)
+    assert capsys.readouterr().out.startswith("created 4 images of 2 classes in ")
     names = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     assert names == ["class-00/0000.jpg", "class-00/0001.jpg", "class-01/0000.jpg", "class-01/0001.jpg"]
-    assert output.startswith("created 4 images of 2 classes in ")
-
-
-def test_the_same_seed_gives_the_same_files_in_another_process(made: tuple[Path, str], tmp_path: Path) -> None:
-    out, _ = made
     for class_id in range(2):
         expected = [path.read_bytes() for path in sorted((out / f"class-{class_id:02d}").iterdir())]
         assert _write(tmp_path / str(class_id), class_id=class_id) == expected
 
 
-def test_another_seed_gives_different_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here with smaller textures, which take less time."""
-    monkeypatch.setattr(make_images, "TEXTURE_SIZE", 128)
-    monkeypatch.setattr(make_images, "make_textures", make_images.make_textures.__wrapped__)
+@pytest.mark.usefixtures("_small_textures")
+def test_another_seed_gives_different_files(tmp_path: Path) -> None:
     assert not set(_write(tmp_path / "a", seed=0)) & set(_write(tmp_path / "b", seed=1))
 
 

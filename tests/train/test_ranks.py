@@ -10,8 +10,6 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from shardio import ShardMapDataset
 from shardio.train import TrainConfig, evaluate, load_checkpoint
 from shardio.train.directory import LOCK, claimed
 from shardio.transforms import CenterCrop
-from tests.processes import run_launched_ranks
+from tests.processes import run_launched_ranks, run_python
 from tests.train.rank_script import Settings, make_model, train_as, train_as_rank
 from tests.train.runs import read_figures
 
@@ -57,14 +55,10 @@ def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Laun
 
 
 def _launch_by_torchrun(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    done = subprocess.run(
-        [*command, str(SCRIPT), json.dumps(runs)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    options = ["--standalone", "--nproc-per-node", str(num_ranks)]
+    done = run_python(
+        *("-m", "torch.distributed.run", *options, SCRIPT, json.dumps(runs)),
+        environment={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
     return Launch(directory=directory, failure=done.stderr if done.returncode else "")
 
