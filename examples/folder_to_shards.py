@@ -11,7 +11,6 @@ each shard is a random subset of the images. OUT/run contains checkpoints, a log
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -38,12 +37,9 @@ def render_images(folder: Path) -> None:
 
 def pack(images: Path, packed: Path) -> None:
     """Pack class folders into about ten shards, or more if these would exceed 256 MiB."""
-    # Tiled JPEGs have the same pixels, but crops decode faster. Tiling needs numba.
-    has_numba = importlib.util.find_spec("numba") is not None
     num_images = len(shardio.ImageFolder(images))
-    manifest = shardio.pack(
-        images, packed, jpeg="tile" if has_numba else "copy", max_shard_samples=-(-num_images // 10)
-    )
+    # Tiled JPEGs have the same pixels, but crops decode faster.
+    manifest = shardio.pack(images, packed, jpeg="tile", max_shard_samples=-(-num_images // 10))
     print(f"packed {manifest.num_samples} images into {len(manifest.shards)} shards")
 
 

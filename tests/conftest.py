@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch.utils.data
+from filelock import FileLock
 
 import shardio
 from shardio.images.kernel.building import build
+from shardio.images.kernel.source import BUILT_FOLDER, built_path
+from shardio.images.kernel.targets import find_targets
 from tests.sources import write_images
 
 
@@ -42,7 +47,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel() -> None:
-    """Compile the JPEG kernel before anything is decoded: half a minute where it is not yet."""
+    """Compile the kernel if its source has changed, which takes half a minute, and check it, before any test."""
+    if find_targets() and not built_path(find_targets()[0]).exists():
+        with FileLock(BUILT_FOLDER.with_suffix(".lock")):
+            subprocess.run([sys.executable, "tools/build_kernel.py"], cwd=Path(__file__).parents[1], check=True)
     build()
 
 

@@ -84,15 +84,7 @@ def run(job: Job) -> None:
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     originals = write_originals()
-    if job.guard:
-        from shardio.images.kernel.building import build
-        from shardio.images.kernel.loading import unpack_kernel
-
-        kernel = unpack_kernel(build().read_bytes())
-        assert kernel is not None, "it has just been compiled"
-        render = load_guarded(*kernel)
-    else:
-        render = compile_checked(job.tight)
+    render = load_guarded() if job.guard else compile_checked(job.tight)
     render(Chunk([], [], (1, 1), at_end=True))  # Compile everything before the clock starts.
     for files in job.calls():
         job.begun.value = files.start

@@ -29,7 +29,7 @@ if not torch.cuda.is_available():
         f"torch {torch.__version__}, for CUDA {torch.version.cuda}, finds no GPU: check that nvidia-smi shows one, that "
         "its driver supports that CUDA version, and that CUDA_VISIBLE_DEVICES does not hide it"
     )
-needed = "braceexpand cv2 filelock hypothesis matplotlib numba PIL platformdirs pydantic pytest simplejpeg typer webdataset xxhash"
+needed = "braceexpand cv2 filelock hypothesis matplotlib PIL platformdirs pydantic pytest simplejpeg typer webdataset xxhash"
 if missing := [module for module in needed.split() if importlib.util.find_spec(module) is None]:
     sys.exit(
         f"not installed: {', '.join(missing)}: install them with pip install -c constraints.txt -e '.[dev]', which keeps "

@@ -14,6 +14,8 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "setting up .venv (only once; torch is a large download)"
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
-  "${install[@]}" --editable '.[dev]'
+  # What a build needs, in this environment, because pip would build in another one with other versions.
+  "${install[@]}" editables hatchling numba xxhash
+  "${install[@]}" --no-build-isolation --editable '.[dev]'
   echo "$wanted" >"$installed"
 fi

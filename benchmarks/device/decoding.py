@@ -37,14 +37,12 @@ def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
     import shardio
 
     copy_images(images, work, num_samples)
-    has_numba = importlib.util.find_spec("numba") is not None
-    if has_numba:
-        # Otherwise it would be compiled in the background, on a core that the loader uses.
-        importlib.import_module("shardio.images.kernel.building").build()
+    # Otherwise the kernel would be checked in the background, on a core that the loader uses.
+    importlib.import_module("shardio.images.kernel.building").build()
     # Enough shards for the threads that pack.
     max_samples = max(1, num_samples // 32)
-    shardio.pack(work / "folder", work / "packed", jpeg="tile" if has_numba else "copy", max_shard_samples=max_samples)
-    return "tiled JPEGs" if has_numba else "unchanged JPEGs, without the kernel (numba is not installed)"
+    shardio.pack(work / "folder", work / "packed", jpeg="tile", max_shard_samples=max_samples)
+    return "tiled JPEGs"
 
 
 def open_photographs(work: Path, batch_size: int, num_workers: int, device: torch.device) -> Source:

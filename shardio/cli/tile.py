@@ -10,7 +10,8 @@ import typer
 
 from shardio.cli.console import count, format_bytes
 from shardio.cli.terminal import echo, printable
-from shardio.packing.jpegs import load_tiling
+from shardio.images.tiling import tile_jpeg, untile_jpeg
+from shardio.packing.jpegs import require_compiled_functions
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILES", help="JPEG files.", exists=True, dir_okay=False)]
 Out = Annotated[
@@ -25,15 +26,16 @@ Out = Annotated[
 
 def tile(files: Files, out: Out = None) -> None:
     """Show how lossless tiling would change JPEG files; pass --out to write the results."""
-    _rewrite_all(files, out, load_tiling().tile_jpeg)
+    _rewrite_all(files, out, tile_jpeg)
 
 
 def untile(files: Files, out: Out = None) -> None:
     """Show how removing restart markers and tile tables would change JPEG files; pass --out to write the results."""
-    _rewrite_all(files, out, load_tiling().untile_jpeg)
+    _rewrite_all(files, out, untile_jpeg)
 
 
 def _rewrite_all(files: list[Path], out: Path | None, rewrite: Callable[[bytes], bytes]) -> None:
+    require_compiled_functions()
     names = [file.name for file in files]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if out is not None and duplicate is not None:

@@ -6,13 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from shardio.errors import FormatError, PackError
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, TooManyPixels
 from shardio.images.jpeg import has_tiles
+from shardio.images.kernel import compiled_functions
+from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
 from shardio.json_text import parse_json
 from shardio.packing.plan import PackSettings
 from shardio.packing.scan import SourceSample
@@ -99,17 +99,18 @@ def describe_jpegs(settings: PackSettings, tally: JpegTally) -> dict[str, str | 
     return {"jpeg": settings.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
 
 
-def load_tiling() -> ModuleType:
-    """Return the module that rewrites JPEGs.
+def require_compiled_functions() -> None:
+    """Load the compiled functions that rewriting JPEGs needs.
 
     Raises:
-        PackError: If numba is not installed.
+        PackError: If shardio was built without them for this processor, and numba is not installed.
     """
     try:
-        return import_module("shardio.images.tiling")
+        compiled_functions()
     except ImportError as error:
         raise PackError(
-            f"rewriting JPEGs needs numba, which could not be imported ({error}): pip install numba"
+            "rewriting JPEGs needs compiled functions. shardio was built without them for this processor, and numba, "
+            f"which could compile them, could not be imported ({error}): pip install numba"
         ) from error
 
 
@@ -121,16 +122,15 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
     """
     if settings.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
-    tiling = load_tiling()
+    require_compiled_functions()
     quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
 
     def rewrite(content: bytes) -> tuple[bytes, str]:
         try:
             if settings.jpeg == "tile":
-                return tiling.tile_jpeg(content), TILED
-            options = {"max_side": settings.max_side, "quality": quality, "max_pixels": max_pixels}
-            return tiling.reencode_jpeg(content, **options), TILED
-        except tiling.NotTileable as error:
+                return tile_jpeg(content), TILED
+            return reencode_jpeg(content, max_side=settings.max_side, quality=quality, max_pixels=max_pixels), TILED
+        except NotTileable as error:
             return content, str(error)
         except TooManyPixels:
             return content, "more than max_pixels"

@@ -87,7 +87,7 @@ def pack(
             that ``jpeg`` says to rewrite.
         jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
-            with ``max_side``, smaller. ``tile`` and ``reencode`` need numba: ``pip install numba``.
+            with ``max_side``, smaller.
         max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
         quality: With ``reencode``, the JPEG quality, 1 to 100; by default, 90.
         max_pixels: With ``reencode``, images with more pixels are stored unchanged; by default, Pillow's limit.

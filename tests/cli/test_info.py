@@ -111,12 +111,13 @@ def test_the_forecast_equals_what_the_loader_counts(mixed: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "why"), [("numba", "numba is not installed (pip install numba)"), (None, "it is n")]
+    ("missing", "why"),
+    [("numba", "shardio was built without it for this processor"), (None, "it is n")],
 )
 def test_without_a_kernel_libjpeg_decodes_its_images(
     mixed: Path, missing: str | None, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finding, "_load", lambda: None)
+    monkeypatch.setattr(finding, "load_functions", lambda: None)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
     if missing:
         monkeypatch.setitem(sys.modules, missing, None)

@@ -13,8 +13,11 @@ from shardio.cli.main import app
 from shardio.errors import PackError
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import tile_jpeg, untile_jpeg
+from tests.images.kernel_machines import _not_built, folder
 from tests.images.pictures import make_picture, read_by_pillow, save
 from tests.tars import read_members
+
+__all__ = ["_not_built", "folder"]
 
 PLAIN = save(make_picture(70, 130), "JPEG")
 
@@ -91,9 +94,11 @@ def test_an_original_is_never_overwritten(photo: Path, tmp_path: Path, command: 
     assert photo.read_bytes() == PLAIN
 
 
-def test_without_numba_the_error_says_what_to_install(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "shardio.images.tiling", None)
-    monkeypatch.delattr("shardio.images.tiling", raising=False)
+@pytest.mark.usefixtures("folder", "_not_built")
+def test_without_compiled_functions_and_numba_the_error_says_what_to_install(
+    photo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
     done = run("tile", photo)
     assert isinstance(done.exception, PackError)
     assert "pip install numba" in str(done.exception)

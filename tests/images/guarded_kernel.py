@@ -53,17 +53,11 @@ Render = Callable[[Chunk], NDArray[np.uint8]]
 """Renders a chunk; returns whether each file was rendered, uint8 [n]."""
 
 
-def load_guarded(name: str, code: bytes) -> Render:
-    """Return the kernel as users run it; an access outside its memory ends the process.
+def load_guarded() -> Render:
+    """Return the kernel as users run it; an access outside its memory ends the process."""
+    from shardio.images.kernel import compiled_functions
 
-    Args:
-        name: The name of its function.
-        code: Its object file.
-    """
-    from shardio.images.kernel.loading import Kernel
-
-    kernel = Kernel(name, code)
-    return _between_guards(lambda address: kernel._function(address), _second_halves(WORKSPACE))
+    return _between_guards(compiled_functions().decode_chunk, _second_halves(WORKSPACE))
 
 
 def compile_checked(max_pixels: int | None = None) -> Render:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,82 +11,76 @@ import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
+from shardio.images.kernel import checking, compiled_functions
+from shardio.images.kernel.cache_files import check_name
 from shardio.images.kernel.checking import _PLANS, find_difference
-from shardio.images.kernel.loading import Kernel, kernel_name, kernel_path, read_kernel
-
-ROOT = Path(__file__).parents[2]
+from shardio.images.kernel.functions import Kernel
+from tests.images.kernel_machines import run
 
 NUM_FILES = 24
 """JPEGs that are rendered by each plan: six samplings, two qualities, untiled and tiled."""
 
 
 @pytest.fixture
-def ready() -> tuple[str, bytes]:
-    """The kernel that was compiled at the start of the tests."""
-    kernel = read_kernel()
-    assert kernel is not None
-    return kernel
+def different(monkeypatch: pytest.MonkeyPatch) -> type[Kernel]:
+    """A kernel that renders one image differently; it is checked in place of the usual one."""
+
+    class Different(Kernel):
+        image, value = 3, 1
+
+        def decode(self, contents: Any, plans: Any, order: Any, rows: Any) -> NDArray[np.bool_]:
+            is_drawn = super().decode(contents, plans, order, rows)
+            rows[self.image, 5, 7, 2] ^= self.value
+            is_drawn[self.image] &= self.value > 0
+            return is_drawn
+
+    monkeypatch.setattr(checking, "Kernel", Different)
+    return Different
 
 
-class DifferentKernel(Kernel):
-    """A kernel that renders one image differently."""
-
-    image, value = 3, 1
-
-    def decode(self, contents: Any, plans: Any, order: Any, rows: Any) -> NDArray[np.bool_]:
-        is_drawn = super().decode(contents, plans, order, rows)
-        rows[self.image, 5, 7, 2] ^= self.value
-        is_drawn[self.image] &= self.value > 0
-        return is_drawn
-
-
-def test_nothing_differs_on_this_machine(ready: tuple[str, bytes]) -> None:
-    assert find_difference(Kernel(*ready)) is None
+def test_nothing_differs_on_this_machine() -> None:
+    assert find_difference(compiled_functions()) is None
 
 
 @pytest.mark.parametrize("plan", range(len(_PLANS)))
-def test_every_plan_is_checked(ready: tuple[str, bytes], plan: int) -> None:
-    different = DifferentKernel(*ready)
+def test_every_plan_is_checked(different: Any, plan: int) -> None:
     different.image = NUM_FILES * plan + 3
     top, left, height, width, new_height, new_width = _PLANS[plan].tolist()[:6]
     message = f"444, quality 95, tiled, {[top, left, height, width]} to {[new_height, new_width]}: 1 of 29088 values"
-    assert find_difference(different) == f"{message} differ by up to 1"
+    assert find_difference(compiled_functions()) == f"{message} differ by up to 1"
 
 
-def test_an_image_that_is_not_rendered_is_a_difference(ready: tuple[str, bytes]) -> None:
-    different = DifferentKernel(*ready)
+def test_an_image_that_is_not_rendered_is_a_difference(different: Any) -> None:
     different.image, different.value = 0, 0
-    assert find_difference(different) == "444, quality 60, [20, 30, 96, 101] to [96, 101]: not rendered"
+    assert find_difference(compiled_functions()) == "444, quality 60, [20, 30, 96, 101] to [96, 101]: not rendered"
 
 
-def test_a_kernel_is_not_used_where_opencv_rounds_differently_and_its_file_says_so(tmp_path: Path) -> None:
-    code = f"""
+def test_a_kernel_is_not_used_where_opencv_rounds_differently_and_a_file_says_so(tmp_path: Path) -> None:
+    code = """
 import cv2
-from pathlib import Path
-from shardio.images.kernel import building, find_kernel, loading, prepare_kernel
-whole = loading.unpack_kernel(Path("{kernel_path()}").read_bytes())
-building._compile = lambda: print("compiled") or whole
-resize = cv2.resize
+from shardio.images.kernel import building, checking, find_kernel, prepare_kernel
+resize, check = cv2.resize, checking.find_difference
 cv2.resize = lambda image, *size, **options: resize(image, *size, **options) ^ 1
-path = building.build()
+checking.find_difference = lambda functions: print("checked") or check(functions)
+building.build()
 __import__("subprocess").Popen = None
 prepare_kernel()
-print(find_kernel(), len(path.read_bytes()) < 300)
+print(find_kernel())
 """
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    for output in ("compiled\nNone True\n", "None True\n"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment
-        )
-        assert done.stdout == output
-        (line,) = done.stderr.splitlines()
+    for expected in ("checked\nNone\n", "None\n"):
+        output, errors = run(code, tmp_path)
+        assert output == expected
+        (line,) = errors.splitlines()
         assert line.startswith("shardio does not use its JPEG kernel on this machine, because its pixels differ from")
         assert "444, quality 60, [0, 0, 150, 203] to [96, 101]: 29088 of 29088 values differ by up to 1" in line
 
 
-def test_another_version_of_a_library_needs_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = kernel_name()
+def test_another_processor_or_version_of_a_library_needs_another_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [check_name("it"), check_name("other")]
     monkeypatch.setattr(simplejpeg, "__version__", "1.2.3")
-    other = kernel_name.__wrapped__()
+    names.append(check_name.__wrapped__("it"))
     monkeypatch.setattr(cv2, "getBuildInformation", lambda: "Custom HAL: YES")
-    assert len({usual, other, kernel_name.__wrapped__()}) == 3
+    names.append(check_name.__wrapped__("it"))
+    monkeypatch.setattr("shardio.images.kernel.cache_files.describe_processor", lambda: "another one")
+    names.append(check_name.__wrapped__("it"))
+    assert len(set(names)) == len(names)

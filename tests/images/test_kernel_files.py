@@ -1,8 +1,7 @@
-"""The kernel's file is compiled once, by one process, and loaded only if it is intact and its pixels are right."""
+"""The kernel is compiled and checked once, by one process, and used only if files are intact and pixels right."""
 
 from __future__ import annotations
 
-import os
 import runpy
 import subprocess
 import sys
@@ -15,122 +14,172 @@ from filelock import FileLock
 from shardio import DataLoader, ShardDataset
 from shardio.decoding.fields import Fields
 from shardio.images.kernel import background, building, finding, loading
+from shardio.images.kernel.cache_files import (
+    check_name,
+    lock_path,
+    log_path,
+    object_name,
+    pack,
+    read_check,
+    read_object,
+    user_folder,
+)
 from shardio.images.kernel.finding import prepare_kernel
 from shardio.images.trust import make_folder
 from shardio.loader.processes import chunk_builder
 from shardio.processors import count_processors
 from shardio.transforms import CenterCrop
 from tests.files import files_of_at_most
+from tests.images.kernel_machines import WITHOUT_BUILT, _not_built, folder, object_path, run, start
 
-ROOT = Path(__file__).parents[2]
+__all__ = ["_not_built", "folder"]
+
+USE = """
+import sys
+from shardio.images.kernel import find_kernel
+print(find_kernel() is not None, {!r} in sys.modules)
+"""
 
 
-def run(code: str, cache: Path) -> subprocess.Popen[str]:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True, env=environment)
+def test_one_of_several_processes_checks_it_and_all_use_it(tmp_path: Path) -> None:
+    code = """
+import os, time
+from shardio.images.kernel import building, cache_files, checking
+
+def check(functions, find_difference=checking.find_difference):
+    print("checked")
+    time.sleep(0.5)
+    return find_difference(functions)
+
+checking.find_difference = check
+building.build()
+print(*sorted(os.path.splitext(name)[1] for name in os.listdir(cache_files.user_folder())))
+"""
+    outputs = [process.communicate(timeout=60)[0] for process in [start(code, tmp_path) for _ in range(2)]]
+    assert sorted(outputs) == [".check .lock\n", "checked\n.check .lock\n"]
+    assert run(USE.format("llvmlite"), tmp_path) == ("True False\n", "")
 
 
-def test_one_of_several_processes_compiles_it_and_all_load_it(tmp_path: Path) -> None:
-    """The compiler, which takes a minute, is replaced: it returns the kernel that the test session compiled."""
-    code = f"""
-import time
+def test_without_built_functions_one_of_several_processes_compiles_them_and_all_load_them(tmp_path: Path) -> None:
+    """The compiler, which takes half a minute, is replaced: it returns what a build has left."""
+    code = (
+        WITHOUT_BUILT
+        + f"""
+import os, time
 from pathlib import Path
-from shardio.images.kernel import building
-from shardio.images.kernel.loading import read_kernel
+from shardio.images.kernel import building, cache_files
 
 def compile():
     print("compiled")
     time.sleep(0.5)
-    return read_kernel(Path({str(loading.kernel_path())!r}))
+    return Path({str(object_path())!r}).read_bytes()
 
 building._compile = compile
-print(building.build())
+building.build()
+print(*sorted(os.path.splitext(name)[1] for name in os.listdir(cache_files.user_folder())))
 """
-    processes = [run(code, tmp_path) for _ in range(2)]
-    outputs = [process.communicate(timeout=300)[0].split() for process in processes]
-    (path,) = {output[-1] for output in outputs}
-    assert sorted(output[:-1] for output in outputs) == [[], ["compiled"]]
-    assert sorted(file.suffix for file in Path(path).parent.iterdir()) == [".kernel", ".lock"]
-    use_it = (
-        "import sys; from shardio.images.kernel import find_kernel as f; print(f() is not None, 'numba' in sys.modules)"
     )
-    assert run(use_it, tmp_path).communicate()[0] == "True False\n"
+    outputs = [process.communicate(timeout=60)[0] for process in [start(code, tmp_path) for _ in range(2)]]
+    assert sorted(outputs) == [".check .kernel .lock\n", "compiled\n.check .kernel .lock\n"]
+    assert run(WITHOUT_BUILT + USE.format("numba"), tmp_path) == ("True False\n", "")
 
 
-@pytest.fixture
-def content() -> bytes:
-    """The kernel's file that was compiled at the start of the tests."""
-    return loading.kernel_path().read_bytes()
-
-
-@pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The path of a kernel that does not exist, on a machine without a kernel for all users."""
-    path = tmp_path / "shardio" / "kernels" / "some.kernel"
-    for module in (loading, building, background):
-        monkeypatch.setattr(module, "kernel_path", lambda: path)
-    monkeypatch.setattr(loading, "system_kernel_path", lambda: tmp_path / "system" / "kernels" / "some.kernel")
-    monkeypatch.setattr(finding, "_finder", finding._Finder())
-    return path
-
-
-def test_a_damaged_kernel_is_not_loaded(content: bytes, path: Path) -> None:
-    make_folder(path.parent)
-    assert loading.load_kernel() is None
+@pytest.mark.usefixtures("_not_built")
+def test_damaged_files_are_not_used(folder: Path) -> None:
+    make_folder(folder)
+    code, content = object_path().read_bytes(), pack(object_path().read_bytes())
+    assert loading.load_functions() is None
     for damaged in (b"", content[:20], content[:-1], content[:1000] + b"x" + content[1001:], b"x" + content[1:]):
-        path.write_bytes(damaged)
-        assert loading.load_kernel() is None
-    path.write_bytes(content)
-    assert loading.load_kernel() is not None
+        (folder / object_name()).write_bytes(damaged)
+        assert loading.load_functions() is None
+    (folder / object_name()).write_bytes(content)
+    assert read_object() == code
+    assert loading.load_functions() is not None
+    for damaged in (b"", pack(b"")[:-1], b"x" + pack(b"all differ")[1:]):
+        (folder / check_name("it")).write_bytes(damaged)
+        assert read_check("it") is None
 
 
-def test_a_build_starts_unless_another_process_compiles_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_built", [True, False])
+def test_one_background_process_starts_unless_another_one_runs(
+    is_built: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if not is_built:
+        request.getfixturevalue("_not_built")
     started = list[object]()
     monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **_: started.append(arguments))
     assert finding.find_kernel() is None
     prepare_kernel()
     assert len(started) == 1
-    with FileLock(path.with_suffix(".lock")):  # Another process compiles it.
+    with FileLock(lock_path()):
         prepare_kernel()
     assert len(started) == 1
 
 
-def test_without_numba_there_is_no_kernel_and_no_build_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "_is_possible", lambda: False)
-    monkeypatch.setattr(finding, "_finder", finding._Finder())
-    monkeypatch.setattr(background, "build_in_background", lambda: pytest.fail("it cannot be compiled"))
+def test_numba_is_not_needed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    building.build()
+    assert finding.find_kernel() is not None
+    assert finding.why_no_kernel() is None
+
+
+@pytest.mark.usefixtures("folder", "_not_built")
+def test_without_built_functions_and_numba_there_is_no_kernel_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    monkeypatch.setattr(background, "build_in_background", lambda functions: pytest.fail("it cannot be compiled"))
     assert finding.find_kernel() is None
     prepare_kernel()
+    with pytest.raises(ImportError, match="numba is not installed"):
+        finding.compiled_functions()
 
 
-def test_in_a_folder_that_is_not_writable_no_build_starts_and_one_warning_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    for module in (loading, background):
-        monkeypatch.setattr(module, "kernel_path", lambda: tmp_path / "file" / "kernels" / "some.kernel")
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("it cannot be written"))
-    assert background.build_in_background() is None
-    assert background.build_in_background() is None
+@pytest.fixture
+def _no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's folder cannot be created, and no process may be started."""
+    folder.parents[1].touch()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("the outcome cannot be written"))
+
+
+@pytest.mark.usefixtures("_no_folder", "_not_built")
+def test_without_a_folder_nothing_is_compiled_and_one_warning_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    prepare_kernel()
+    prepare_kernel()
     (message,) = caplog.messages
-    assert f"'{tmp_path / 'file' / 'kernels'}'" in message
+    assert f"'{user_folder().parents[1]}" in message
     assert "uses libjpeg-turbo instead, which is slower" in message
     assert "set XDG_CACHE_HOME to a writable folder" in message
 
 
+@pytest.mark.usefixtures("_no_folder")
+def test_without_a_folder_each_process_checks_for_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepare_kernel()
+    assert finding.find_kernel() is not None
+    assert caplog.messages == []
+    monkeypatch.setattr(finding, "_finder", finding._Finder())
+    monkeypatch.setattr("shardio.images.kernel.checking.find_difference", lambda functions: "all differ")
+    prepare_kernel()
+    prepare_kernel()
+    assert finding.find_kernel() is None
+    (message,) = caplog.messages
+    assert "its pixels differ from those of libjpeg-turbo and OpenCV: all differ." in message
+
+
+@pytest.mark.usefixtures("_not_built")
 def test_a_build_that_cannot_write_its_file_fails_with_one_line(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The line names the file, nothing of the file remains, and the parent process logs the line."""
-    make_folder(path.parent)
-    monkeypatch.setattr(building, "_compile", lambda: ("name", bytes(5000)))
-    monkeypatch.setattr(building, "Kernel", lambda *_: None)
-    monkeypatch.setattr("shardio.images.kernel.checking.find_difference", lambda kernel: None)
+    make_folder(folder)
+    code = object_path().read_bytes()
+    monkeypatch.setattr(building, "_compile", lambda: code)
+    monkeypatch.setattr("shardio.images.kernel.checking.find_difference", lambda functions: None)
     with files_of_at_most(1000), pytest.raises(SystemExit) as end:
         background.build_and_remove_log()
-    assert str(end.value) == f"[Errno 27] File too large: '{path}'"
-    assert list(path.parent.iterdir()) == []
+    assert str(end.value) == f"[Errno 27] File too large: '{folder / object_name()}'"
+    assert list(folder.iterdir()) == []
 
     class Ended:
         def __init__(self, *_: object, stdout: BinaryIO, **__: object) -> None:
@@ -140,19 +189,18 @@ def test_a_build_that_cannot_write_its_file_fails_with_one_line(
             return 1
 
     monkeypatch.setattr(subprocess, "Popen", Ended)
-    build = background.build_in_background()
+    build = background.build_in_background(None)
     assert build is not None
     build.watch()
-    assert f"ended with exit status 1 ({end.value}); its output is in {path.with_suffix('.log')}" in caplog.text
+    assert f"ended with exit status 1 ({end.value}); its output is in {log_path()}" in caplog.text
 
 
-def test_compiling_in_advance_fails_with_one_line_in_a_folder_that_is_not_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("_no_folder")
+def test_preparing_it_in_advance_fails_with_one_line_in_a_folder_that_is_not_writable(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(sys, "argv", ["kernel"])
-    with pytest.raises(SystemExit, match=r"error: cannot write .*\.kernel: .*/file'"):
+    with pytest.raises(SystemExit, match=r"error: cannot write to .*/kernels: .*/user"):
         runpy.run_path(str(Path(building.__file__).with_name("__main__.py")), run_name="__main__")
 
 
@@ -160,30 +208,41 @@ BUILD_SLOWLY = """
 import shutil, sys, time
 sys.path[:] = eval(sys.argv.pop(1))
 from shardio.images.kernel import background, building
-building.build_locked = lambda path: time.sleep(0.7) or shutil.copy({whole!r}, path)
+building.build_locked = lambda folder: time.sleep(0.7) or shutil.copytree({ready!r}, folder, dirs_exist_ok=True)
 background.build_and_remove_log()
 """
 
 
-def test_one_of_several_processes_without_a_kernel_starts_to_compile_it_and_logs_that(tmp_path: Path) -> None:
-    code = f"""
+@pytest.mark.usefixtures("_not_built")
+def test_one_of_several_processes_without_a_kernel_starts_to_compile_it_and_logs_that(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = object_path().read_bytes()
+    monkeypatch.setattr(building, "_compile", lambda: code)
+    building.build()
+    script = (
+        WITHOUT_BUILT
+        + f"""
 import time
 import shardio.background
 from shardio.images.kernel import finding
 finding.LOOK_AGAIN_S = 0
-shardio.background._write_program = lambda function: {BUILD_SLOWLY.format(whole=str(loading.kernel_path()))!r}
+shardio.background._write_program = lambda function: {BUILD_SLOWLY.format(ready=str(folder))!r}
 finding.prepare_kernel()
 end = time.monotonic() + 30
 while finding.find_kernel() is None and time.monotonic() < end:
     time.sleep(0.05)
 print(finding.find_kernel() is not None)
 """
-    outputs = [process.communicate(timeout=60) for process in [run(code, tmp_path) for _ in range(3)]]
-    assert [output for output, _ in outputs] == ["True\n"] * 3
+    )
+    processes = [start(script, tmp_path / "other") for _ in range(3)]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [output for output, _ in outputs] == ["True\n"] * 3, outputs
     assert sorted(log.count("is compiling its JPEG kernel") for _, log in outputs) == [0, 0, 1]
 
 
-def test_a_process_that_is_forked_while_another_thread_loads_it_has_it(tmp_path: Path) -> None:
+def test_a_process_that_is_forked_while_another_thread_loads_it_has_it(folder: Path) -> None:
+    building.build()
     code = """
 import os, threading, time
 from shardio.images.kernel import finding
@@ -193,7 +252,7 @@ def load_slowly():
     time.sleep(0.5)
     return load()
 
-load, finding._load, is_loading = finding._load, load_slowly, threading.Event()
+load, finding.load_functions, is_loading = finding.load_functions, load_slowly, threading.Event()
 threading.Thread(target=finding.find_kernel).start()
 is_loading.wait()
 if child := os.fork():
@@ -201,7 +260,7 @@ if child := os.fork():
 else:
     os._exit(7 if finding.find_kernel() is not None else 1)
 """
-    assert run(code, loading.kernel_path().parents[2]).communicate(timeout=60)[0] == "7 True\n"
+    assert run(code, folder.parents[1])[0] == "7 True\n"
 
 
 @pytest.mark.parametrize(("fields", "is_prepared"), [(("image", "label"), True), ("key", False)])
@@ -216,8 +275,9 @@ def test_a_loader_that_decodes_images_prepares_it(
 
 
 def test_more_threads_than_processors_take_turns_and_a_fork_does_not_wait_for_its_parents_threads(
-    tmp_path: Path,
+    folder: Path,
 ) -> None:
+    building.build()
     code = f"""
 import os, threading
 import numpy as np
@@ -242,5 +302,4 @@ if child := os.fork():
 else:
     os._exit(7 if (render() == expected).all() else 1)
 """
-    process = run(code, loading.kernel_path().parents[2])
-    assert process.communicate(timeout=60)[0] == "True\nTrue\n7\n"
+    assert run(code, folder.parents[1])[0] == "True\nTrue\n7\n"

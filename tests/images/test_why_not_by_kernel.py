@@ -11,11 +11,15 @@ from shardio.images import CropPlan, open_image, why_no_kernel, why_not_by_kerne
 from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel, finding
+from shardio.images.kernel.building import build
 from shardio.images.kernel.records import MAX_SIDE, WORKSPACE
 from shardio.images.tiling import tile_jpeg
 from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
 from tests.images.jpeg_files import SAMPLINGS, JpegFile, by_pillow, make_jpeg, noise
+from tests.images.kernel_machines import _not_built, folder
 from tests.images.pictures import make_picture, save
+
+__all__ = ["_not_built", "folder"]
 
 ENOUGH = MAX_SIDE // 16
 """A crop with sides up to this length is never too large for the kernel."""
@@ -97,12 +101,19 @@ def test_the_kernel_leaves_files_that_exceed_its_memory_unless_they_are_tiled() 
     assert render_by_kernel([open_image(tiled)], plan, np.zeros((1, 200, 200, 3), np.uint8)).all()
 
 
-def test_why_no_kernel_names_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("folder")
+def test_why_no_kernel_says_that_it_was_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "it is not checked on this machine yet" in str(why_no_kernel())
+    build()
+    monkeypatch.setattr(finding, "_finder", finding._Finder())
     assert find_kernel() is not None
     assert why_no_kernel() is None
-    monkeypatch.setattr(finding, "_load", lambda: None)
-    monkeypatch.setattr(finding, "_finder", finding._Finder())
-    assert "it is not compiled yet" in str(why_no_kernel())
+
+
+@pytest.mark.usefixtures("folder", "_not_built")
+def test_why_no_kernel_says_that_it_was_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "it is not compiled on this machine yet" in str(why_no_kernel())
     monkeypatch.setitem(sys.modules, "numba", None)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
-    assert why_no_kernel() == "numba is not installed (pip install numba)"
+    expected = "shardio was built without it for this processor, and numba is not installed (pip install numba)"
+    assert why_no_kernel() == expected

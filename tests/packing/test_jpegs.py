@@ -21,8 +21,11 @@ from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
 from tests.files import read_files
+from tests.images.kernel_machines import _not_built, folder
 from tests.images.pictures import exif_of, make_picture, read_by_pillow, save
 from tests.tars import read_members
+
+__all__ = ["_not_built", "folder"]
 
 PLAIN = save(make_picture(70, 90), "JPEG")
 FILES = {
@@ -233,12 +236,13 @@ def test_a_warning_names_a_damaged_jpeg(source: Path, tmp_path: Path, caplog: py
     assert any("broken.jpg is damaged" in message for message in caplog.messages)
 
 
+@pytest.mark.usefixtures("folder", "_not_built")
 @pytest.mark.parametrize("jpeg", ["tile", "reencode"])
-def test_without_numba_the_error_says_what_to_install_and_nothing_is_written(
+def test_without_compiled_functions_and_numba_the_error_says_what_to_install_and_nothing_is_written(
     source: Path, tmp_path: Path, jpeg: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "shardio.images.tiling", None)
-    with pytest.raises(PackError, match=r"needs numba.*pip install numba"):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(PackError, match=r"built without them for this processor.*pip install numba"):
         pack_jpegs(source, tmp_path / "out", jpeg=jpeg)
     assert not (tmp_path / "out").exists()
 

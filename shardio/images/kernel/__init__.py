@@ -1,8 +1,8 @@
 """The kernel, shardio's own JPEG decoder. It decodes three streams at a time, and only what a crop needs.
 
-numba compiles it once for each machine (:mod:`building`, :mod:`background`). Then its pixels are checked
-(:mod:`checking`). Processes that decode load the machine code without numba (:mod:`loading`). An image goes through
-these steps:
+numba compiles it (:mod:`entry`, :mod:`compiling`) when shardio is built, for several processors (:mod:`targets`), or
+else on the user's machine. There its pixels are checked once (:mod:`checking`), in the background. Processes that
+decode load the machine code without numba (:mod:`loading`, :mod:`finding`). An image goes through these steps:
 
 ====================  =========================================================================================
 :mod:`heads`          read the head
@@ -21,6 +21,6 @@ libjpeg-turbo's default decoder and OpenCV's INTER_LINEAR, bit for bit. Damaged 
 libjpeg-turbo: the kernel never rejects an image.
 """
 
-from shardio.images.kernel.finding import find_kernel, prepare_kernel, why_no_kernel
+from shardio.images.kernel.finding import compiled_functions, find_kernel, prepare_kernel, why_no_kernel
 
-__all__ = ["find_kernel", "prepare_kernel", "why_no_kernel"]
+__all__ = ["compiled_functions", "find_kernel", "prepare_kernel", "why_no_kernel"]

@@ -1,24 +1,29 @@
-"""``python -m shardio.images.kernel``: compile the kernel now, for instance while building a container image.
+"""``python -m shardio.images.kernel``: prepare the kernel now, for instance while building a container image.
 
-By default, the kernel is compiled for this user. With ``--system``, it is compiled for all users of the machine or the
-image, into the cache folder that they share: ``/var/cache/shardio`` on Linux, which usually only root may write to.
+If shardio was built without a kernel for this processor, this compiles it. It also checks the kernel's pixels. By
+default, this is done for this user. With ``--system``, it is done for all users of the machine or the image, in the
+cache folder that they share: ``/var/cache/shardio`` on Linux, which usually only root may write to.
 """
 
 import argparse
 import sys
 
 from shardio.images.kernel.building import build
-from shardio.images.kernel.loading import kernel_path, system_kernel_path
+from shardio.images.kernel.cache_files import system_folder, user_folder
+from shardio.images.kernel.finding import compiled_functions
 from shardio.images.trust import UntrustedError
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m shardio.images.kernel", description="Compile the JPEG kernel.")
-    parser.add_argument(
-        "--system", action="store_true", help="compile it for all users of this machine or container image"
+    parser = argparse.ArgumentParser(
+        prog="python -m shardio.images.kernel",
+        description="Compile the JPEG kernel, if shardio was built without it, and check its pixels on this machine.",
     )
-    is_for_all = parser.parse_args().system
-    path = system_kernel_path() if is_for_all else kernel_path()
+    parser.add_argument("--system", action="store_true", help="do it for all users of this machine or container image")
+    folder = system_folder() if parser.parse_args().system else user_folder()
     try:
-        sys.stdout.write(f"{build(path)}\n")
+        build(folder)
+    except ImportError as error:
+        sys.exit(f"error: shardio was built without a kernel for this processor, and compiling it needs numba: {error}")
     except (OSError, UntrustedError) as error:
-        sys.exit(f"error: cannot write {path}: {error}")
+        sys.exit(f"error: cannot write to {folder}: {error}")
+    sys.stdout.write(f"the kernel is {compiled_functions().name}, and its check is in {folder}\n")

@@ -1,4 +1,4 @@
-"""Compile the kernel in a background process that outlives this one and keeps none of its files open."""
+"""Compile or check the functions in a background process that outlives this one and keeps none of its files open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from functools import cache
 from pathlib import Path
 
 from shardio.background import start_process
-from shardio.images.kernel.loading import kernel_path, read_kernel, why_untrusted_kernel
+from shardio.images.kernel.cache_files import (
+    lock_path,
+    log_path,
+    object_name,
+    read_check,
+    read_object,
+    user_folder,
+    why_untrusted_file,
+)
+from shardio.images.kernel.functions import Functions
+from shardio.images.kernel.loading import load_functions
 from shardio.images.trust import UntrustedError, make_folder
 
 _NOT_WRITABLE = (
@@ -24,10 +34,10 @@ _log = logging.getLogger("shardio")
 
 
 class BackgroundBuild:
-    """A background process that compiles the kernel.
+    """A background process that compiles the functions if necessary, and checks them.
 
-    Its output goes to a file: an inherited pipe would stay open, and keep its reader waiting, until the kernel is
-    compiled. The process inherits the lock and holds it until it ends, however it ends.
+    Its output goes to a file: an inherited pipe would stay open, and keep its reader waiting, until the process ends.
+    The process inherits the lock and holds it until it ends, however it ends.
 
     Args:
         lock: The descriptor that holds the lock. It is closed here.
@@ -54,26 +64,41 @@ class BackgroundBuild:
         self._process = None
         if code:
             _log.warning(
-                "shardio could not compile its JPEG kernel, and uses libjpeg-turbo instead, which is slower: the "
-                "background process ended with exit status %d%s; its output is in %s",
+                "shardio could not compile or check its JPEG kernel, and uses libjpeg-turbo instead, which is slower: "
+                "the background process ended with exit status %d%s; its output is in %s",
                 code,
                 _last_line(self._log),
                 self._log,
             )
-        elif (kernel := read_kernel()) is not None and not kernel[1]:
-            from shardio.images.kernel.building import describe_difference
+        elif (functions := load_functions()) is not None and (difference := read_check(functions.name)):
+            from shardio.images.kernel.building import warn_of_difference
 
-            _log.warning("%s", describe_difference(kernel[0]))
+            warn_of_difference(difference)
 
 
-def build_in_background() -> BackgroundBuild | None:
-    """Start a process that compiles the kernel. Return None if it exists, is being compiled or cannot be compiled."""
-    if read_kernel() is not None:  # It is compiled, but not used because its pixels differ.
-        return None
-    path, untrusted = kernel_path(), why_untrusted_kernel()
+def is_finished(functions: Functions | None) -> bool:
+    """Return whether the functions exist and were checked."""
+    return functions is not None and read_check(functions.name) is not None
+
+
+def can_keep_outcome() -> bool:
+    """Return whether this user has a cache folder that only they can write to. It is created if necessary."""
     try:
-        make_folder(path.parent)
-        lock = _take(path.with_suffix(".lock"))
+        make_folder(user_folder())
+    except (UntrustedError, OSError):
+        return False
+    return os.access(user_folder(), os.W_OK | os.X_OK)
+
+
+def build_in_background(functions: Functions | None) -> BackgroundBuild | None:
+    """Start a process that compiles the functions unless they are given, and checks them.
+
+    Return None if another process does it or has just done it, or if it cannot be done.
+    """
+    untrusted = why_untrusted_file(object_name()) if functions is None else None
+    try:
+        make_folder(user_folder())
+        lock = _take(lock_path())
     except UntrustedError as error:
         _log.warning(
             "shardio has no JPEG kernel, and uses libjpeg-turbo instead, which is slower: %s. Set XDG_CACHE_HOME to a "
@@ -87,36 +112,36 @@ def build_in_background() -> BackgroundBuild | None:
         return None
     if lock is None:
         return None
-    if read_kernel() is not None:  # Another process has just compiled it.
+    if is_finished(functions) or (functions is None and read_object() is not None):  # Another process has just done it.
         os.close(lock)
         return None
-    if untrusted is not None:
+    if functions is None:
+        if untrusted is not None:
+            _log.warning(
+                "shardio is compiling a new JPEG kernel, because it does not trust the existing one: %s", untrusted
+            )
         _log.warning(
-            "shardio is compiling a new JPEG kernel, because it does not trust the existing one: %s", untrusted
+            "shardio is compiling its JPEG kernel for this machine in the background. This happens once and takes "
+            "about half a minute on one core. Until then, shardio uses libjpeg-turbo. (To compile the kernel in "
+            "advance, run `python -m shardio.images.kernel`. Errors go to %s.)",
+            log_path(),
         )
-    log = path.with_suffix(".log")
-    _log.warning(
-        "shardio is compiling its JPEG kernel for this machine in the background. This happens once and takes about "
-        "half a minute on one core. Until then, shardio uses libjpeg-turbo. (To compile the kernel in advance, run "
-        "`python -m shardio.images.kernel`. Errors go to %s.)",
-        log,
-    )
     try:
-        return BackgroundBuild(lock, log)
+        return BackgroundBuild(lock, log_path())
     except OSError as error:
         _warn_once(_NOT_WRITABLE.format(error))
         return None
 
 
 def build_and_remove_log() -> None:
-    """Compile the kernel in a process that inherited the lock, and remove the log on success."""
+    """Compile and check the functions in a process that inherited the lock, and remove the log on success."""
     from shardio.images.kernel.building import build_locked
 
     try:
-        build_locked(kernel_path())
+        build_locked(user_folder())
     except OSError as error:
         sys.exit(f"{error}")
-    kernel_path().with_suffix(".log").unlink(missing_ok=True)
+    log_path().unlink(missing_ok=True)
 
 
 def _take(path: Path) -> int | None:

@@ -13,7 +13,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.kernel.loading import Kernel
+from shardio.images.kernel.functions import Functions, Kernel
 from shardio.images.kernel.records import PLAN
 from shardio.images.tiling import tile_jpeg
 
@@ -33,14 +33,14 @@ _PLANS = np.array(
 )
 
 
-def find_difference(kernel: Kernel) -> str | None:
+def find_difference(functions: Functions) -> str | None:
     """Render images with the kernel and with the libraries. Return the first difference, or None."""
     names, files = zip(*_make_files(), strict=True)
     # One call, in which adjacent images are different files.
     tasks = [(file, plan) for plan in range(len(_PLANS)) for file in range(len(files))]
     rows = np.zeros((len(tasks), _ROWS, _COLUMNS, 3), np.uint8)
     plans = _PLANS[[plan for _, plan in tasks]]
-    is_rendered = kernel.decode([files[file] for file, _ in tasks], plans, np.arange(len(tasks)), rows)
+    is_rendered = Kernel(functions).decode([files[file] for file, _ in tasks], plans, np.arange(len(tasks)), rows)
     for (file, _), plan, row, is_done in zip(tasks, plans, rows, is_rendered.tolist(), strict=True):
         top, left, height, width, new_height, new_width = plan.tolist()[:6]
         what = f"{names[file]}, {[top, left, height, width]} to {[new_height, new_width]}"

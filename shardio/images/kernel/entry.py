@@ -1,13 +1,15 @@
-"""The kernel as a C function that takes one address, for processes that do not load numba."""
+"""The compiled functions as C functions that take one address each, for processes that do not load numba."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import carray, cfunc, types  # type: ignore[attr-defined]  # It is not in __all__.
 
+from shardio.images.kernel.best_table import make_best_table
 from shardio.images.kernel.chunk import decode_chunk
 from shardio.images.kernel.memory import pointer
-from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
+from shardio.images.kernel.recoding import recode_scan
+from shardio.images.kernel.records import BEST_TABLE, CALL, PLAN, SCAN, WORKSPACE
 
 
 def _decode_chunk(address):
@@ -24,7 +26,24 @@ def _decode_chunk(address):
     )
 
 
-def compile_entry() -> tuple[str, str]:
-    """Compile the kernel. Return its LLVM code, and the name of the function that takes the address of a CALL."""
-    function = cfunc(types.void(types.int64), error_model="numpy")(_decode_chunk)
-    return function.inspect_llvm(), function.native_name
+def _recode_scan(address):
+    recode_scan(carray(pointer(address), 1, SCAN)[0])
+
+
+def _make_best_table(address):
+    make_best_table(carray(pointer(address), 1, BEST_TABLE)[0])
+
+
+ENTRIES = {
+    "shardio_decode_chunk": _decode_chunk,
+    "shardio_recode_scan": _recode_scan,
+    "shardio_make_best_table": _make_best_table,
+}
+"""The functions by the names that they have in compiled code. Each takes the address of its arguments."""
+
+
+def compile_entries() -> dict[str, tuple[str, str]]:
+    """Compile the functions. Return the LLVM code of each, and the name that it has there."""
+    compile_function = cfunc(types.void(types.int64), error_model="numpy")
+    compiled = {name: compile_function(function) for name, function in ENTRIES.items()}
+    return {name: (function.inspect_llvm(), function.native_name) for name, function in compiled.items()}

@@ -1,27 +1,32 @@
-"""Find the kernel, and start to compile it if it is missing. Without numba, there is no kernel and no error."""
+"""Find the compiled functions, and start to compile or check them in the background if that was not done yet.
+
+Without compiled functions and without numba, there is no kernel and no error.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from shardio.forks import hold_during_forks
+from shardio.images.kernel.loading import can_compile, load_functions
 
 if TYPE_CHECKING:
     from shardio.images.kernel.background import BackgroundBuild
-    from shardio.images.kernel.loading import Kernel
+    from shardio.images.kernel.functions import Functions, Kernel
 
-LOOK_AGAIN_S = 1.0
-"""The interval at which a decoding process checks whether the kernel has been compiled."""
+LOOK_AGAIN_S = 0.1
+"""The interval at which a decoding process looks whether the functions are compiled and checked by now."""
 
 
 class _Finder:
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._functions: Functions | None = None
         self._kernel: Kernel | None = None
         self._look_at = 0.0
+        self._difference: str | None = None  # Found in this process; usually a file says.
         self._is_registered = False
         self._build: BackgroundBuild | None = None
 
@@ -30,25 +35,71 @@ class _Finder:
             try:
                 self._hold_back_forks()
                 self._look_at = time.monotonic() + LOOK_AGAIN_S
-                self._kernel = _load()
+                self._kernel = self._load_kernel()
                 if self._build is not None:
                     self._build.watch()
-                if self._kernel is None and not _is_possible():
+                if self._kernel is None and self._functions is None and not can_compile():
                     self._look_at = float("inf")
             finally:
                 self._lock.release()
         return self._kernel
 
-    def prepare(self) -> None:
-        if self.find() is not None or not _is_possible():
-            return
-        from shardio.images.kernel.background import build_in_background
+    def functions(self) -> Functions | None:
+        with self._lock:
+            self._hold_back_forks()
+            if self._functions is None:
+                self._functions = load_functions()
+            return self._functions
 
-        if (started := build_in_background()) is not None:
+    def prepare(self) -> None:
+        functions = self.functions()
+        if self.find() is not None or self._difference or (functions is None and not can_compile()):
+            return
+        from shardio.images.kernel import background
+
+        if background.is_finished(functions):
+            return  # The functions are not used because their pixels differ.
+        if functions is not None and not background.can_keep_outcome():
+            self._check_here(functions)
+        elif (started := background.build_in_background(functions)) is not None:
             self._build = started
 
+    def adopt(self, functions: Functions) -> None:
+        with self._lock:
+            self._functions, self._look_at = functions, 0.0
+
+    def difference(self) -> str | None:
+        from shardio.images.kernel.cache_files import read_check
+
+        functions = self.functions()
+        return self._difference or (None if functions is None else read_check(functions.name))
+
+    def _check_here(self, functions: Functions) -> None:
+        """Check the functions' pixels in this process, because there is no place to keep the outcome."""
+        from shardio.images.kernel.building import warn_of_difference
+        from shardio.images.kernel.checking import find_difference
+        from shardio.images.kernel.functions import Kernel
+
+        with self._lock:
+            self._hold_back_forks()
+            self._look_at = float("inf")
+            self._difference = find_difference(functions)
+            if self._difference is None:
+                self._kernel = Kernel(functions)
+            else:
+                warn_of_difference(self._difference)
+
+    def _load_kernel(self) -> Kernel | None:
+        functions = self.functions()
+        if functions is None:
+            return None
+        from shardio.images.kernel.cache_files import read_check
+        from shardio.images.kernel.functions import Kernel
+
+        return Kernel(functions) if read_check(functions.name) == "" else None
+
     def _hold_back_forks(self) -> None:
-        """Make forks wait until no thread loads the kernel. In the child, a held lock would never be released."""
+        """Make forks wait until no thread loads the functions. In the child, a held lock would never be released."""
         if not self._is_registered:
             hold_during_forks(self._lock)
             self._is_registered = True
@@ -58,43 +109,54 @@ _finder = _Finder()
 
 
 def find_kernel() -> Kernel | None:
-    """Return the kernel, or None if it is not compiled yet or cannot be used."""
+    """Return the kernel, or None if it is not compiled or not checked yet, or cannot be used."""
     return _finder.find()
+
+
+def compiled_functions() -> Functions:
+    """Return the compiled functions. Compile them if that was not done yet, which takes half a minute.
+
+    Raises:
+        ImportError: If shardio was built without them for this processor, and numba is not installed.
+    """
+    if (functions := _finder.functions()) is not None:
+        return functions
+    from shardio.images.kernel.building import build  # It needs numba.
+
+    build()
+    functions = _finder.functions()
+    assert functions is not None, "build() has compiled them"
+    return functions
+
+
+def adopt(functions: Functions) -> None:
+    """Use functions that this process has just compiled."""
+    _finder.adopt(functions)
 
 
 def why_no_kernel() -> str | None:
     """Return why this process has no kernel, or None if it has one."""
     if find_kernel() is not None:
         return None
-    if not _is_possible():
-        return "numba is not installed (pip install numba)"
-    from shardio.images.kernel.loading import kernel_path, read_kernel, why_untrusted_kernel
+    functions = _finder.functions()
+    if functions is None and not can_compile():
+        return "shardio was built without it for this processor, and numba is not installed (pip install numba)"
+    from shardio.images.kernel.cache_files import check_name, log_path, object_name, why_untrusted_file
 
-    if (refused := read_kernel()) is not None and not refused[1]:
-        return f"its pixels differ from those of libjpeg-turbo and OpenCV on this machine: {refused[0]}"
-    if (untrusted := why_untrusted_kernel()) is not None:
+    if difference := _finder.difference():
+        return f"its pixels differ from those of libjpeg-turbo and OpenCV on this machine: {difference}"
+    untrusted = why_untrusted_file(object_name() if functions is None else check_name(functions.name))
+    if untrusted is not None:
         return untrusted
-    log = kernel_path().with_suffix(".log")
-    if log.exists() and log.stat().st_size:
-        return f"the last attempt to compile it failed: see {log}"
+    if log_path().exists() and log_path().stat().st_size:
+        return f"the last attempt to compile or check it failed: see {log_path()}"
+    what = "compiled" if functions is None else "checked"
     return (
-        "it is not compiled yet: run python -m shardio.images.kernel, or iterate over a shardio.DataLoader, which "
-        "compiles it in the background if it does not use torch's workers"
+        f"it is not {what} on this machine yet: run python -m shardio.images.kernel, or iterate over a "
+        "shardio.DataLoader, which does it in the background if it does not use torch's workers"
     )
 
 
 def prepare_kernel() -> None:
-    """Start to compile the kernel in the background if it is missing. One process does it, and its parent logs that."""
+    """Start to compile or check the kernel in the background if necessary. One process does it."""
     _finder.prepare()
-
-
-def _is_possible() -> bool:
-    return find_spec("numba") is not None and find_spec("llvmlite") is not None
-
-
-def _load() -> Kernel | None:
-    if not _is_possible():
-        return None
-    from shardio.images.kernel.loading import load_kernel
-
-    return load_kernel()

@@ -171,4 +171,58 @@ CALL = _record(
     is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each rendered image.
     workspace=np.int64,  # The address of a WORKSPACE that nothing else uses during the call.
 )
-"""The arguments of the kernel."""
+"""The arguments of :func:`shardio.images.kernel.chunk.decode_chunk`."""
+
+CODING = _record(
+    short=(np.uint16, 1 << LOOKUP_BITS),  # By the next 9 bits: a code's length << 8 | its symbol; 0 if it is longer.
+    limits=(np.int64, MAX_CODE_LENGTH + 1),  # By length: the smallest number that neither is nor begins a code.
+    offsets=(np.int64, MAX_CODE_LENGTH + 1),  # By length: what to add to a code for the index of its symbol.
+    symbols=(np.uint8, 256),
+    counts=(np.int64, 256),  # How many times each symbol will be written.
+    codes=(np.uint32, 256),  # How to write each symbol: its code's length << 16 | the code.
+)
+"""The tables for reading symbols, counting them, and writing them with another Huffman table."""
+
+COMPONENT = _record(
+    dc_table=np.int64,  # The index of its DC table.
+    ac_table=np.int64,
+    dc_read=np.int64,  # The last DC coefficient read, from which the next one is predicted.
+    dc_written=np.int64,  # The last DC coefficient written. Predictions restart at other MCUs.
+)
+"""A component of a scan to recode."""
+
+RECODED, DAMAGED, EXCESS_DATA, WRONG_MARKER, OUT_OF_RANGE = range(5)
+"""The outcomes of recoding a scan."""
+
+SCAN = _record(
+    data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's first byte on.
+    num_bytes=np.int64,
+    coding=np.int64,  # The address of CODING [8]: the scan's Huffman tables.
+    components=np.int64,  # The address of COMPONENT [num_components].
+    num_components=np.int64,
+    blocks=np.int64,  # The address of int64 [num_blocks]: the index of the component of each block of an MCU.
+    num_blocks=np.int64,
+    num_mcus=np.int64,
+    old_interval=np.int64,  # MCUs between restart markers in the data; 0 if there are none.
+    new_interval=np.int64,  # The same in the recoded data.
+    out=np.int64,  # The address of uint8 [out_size], for the recoded data. If it is empty, symbols are only counted.
+    out_size=np.int64,
+    lengths=np.int64,  # The address of int64 [num_lengths], for the bytes of each restart interval without its marker.
+    num_lengths=np.int64,
+    outcome=np.int64,  # RECODED or what is wrong; this and what follows is set by the call.
+    mcu=np.int64,  # The MCU that was reached.
+    size=np.int64,  # The number of bytes written.
+    stop=np.int64,  # The offset of the scan's end in the data.
+)
+"""The arguments of :func:`shardio.images.kernel.recoding.recode_scan`, and its results."""
+
+BEST_TABLE = _record(
+    counts=(np.int64, 256),  # How often each symbol occurs.
+    frequencies=(np.int64, 257),  # The last one is that of a symbol for the code of all ones.
+    code_sizes=(np.int64, 257),
+    others=(np.int64, 257),  # The next symbol in the same tree; -1 if there is none.
+    num_codes=(np.int64, 258),  # By length; the first 17 are results.
+    symbols=(np.int64, 256),  # Sorted by the lengths of their codes: a result.
+    num_symbols=np.int64,  # A result.
+)
+"""The memory of :func:`shardio.images.kernel.best_table.make_best_table`: arguments, intermediate values, results."""

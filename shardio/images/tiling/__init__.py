@@ -1,4 +1,4 @@
-"""Rewrite JPEGs so that parts of them can be decoded on their own. This needs numba: ``pip install numba``."""
+"""Rewrite JPEGs so that parts of them can be decoded on their own."""
 
 from shardio.images.tiling.reencode import reencode_jpeg
 from shardio.images.tiling.transcode import NotTileable, tile_jpeg, untile_jpeg

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.jit import cached_jit
 from shardio.images.jpeg.head import JpegHead
 from shardio.images.jpeg.standard import (
     DHT,
@@ -18,9 +17,8 @@ from shardio.images.jpeg.standard import (
     NUM_HUFFMAN_TABLES,
     marker_bytes,
 )
-
-LOOKUP_BITS = 9
-"""Codes of up to this many bits are decoded by one lookup."""
+from shardio.images.kernel import compiled_functions
+from shardio.images.kernel.records import CODING, LOOKUP_BITS
 
 Counts = NDArray[np.int64]
 """int64 [256]: how often each symbol occurs."""
@@ -72,20 +70,6 @@ def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
     return marker_bytes(DHT) + (2 + len(body)).to_bytes(2, "big") + body
 
 
-CODING = np.dtype(
-    [
-        ("short", np.uint16, 1 << LOOKUP_BITS),  # By the next 9 bits: a code's length << 8 | its symbol; 0 if longer.
-        ("limits", np.int64, MAX_CODE_LENGTH + 1),  # By length: the smallest number that neither is nor begins a code.
-        ("offsets", np.int64, MAX_CODE_LENGTH + 1),  # By length: what to add to a code for the index of its symbol.
-        ("symbols", np.uint8, 256),
-        ("counts", np.int64, 256),  # How many times each symbol will be written.
-        ("codes", np.uint32, 256),  # How to write each symbol: its code's length << 16 | the code.
-    ],
-    align=True,
-)
-"""The tables by which compiled code reads symbols, counts them, and writes them with another Huffman table."""
-
-
 def make_coding(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
     """Return decoding tables for Huffman tables given by index, CODING [8] (F.2.2.3, with a lookup for short codes).
 
@@ -129,65 +113,4 @@ def make_best_table(counts: Counts) -> HuffmanTable:
 
     It needs the fewest bits, except for the code that stays unused and the way codes above 16 bits are shortened.
     """
-    lengths, symbols = _make_best_table(counts)
-    return HuffmanTable(lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes())
-
-
-@cached_jit
-def _make_best_table(counts):  # type: ignore[no-untyped-def]  # numba infers the types
-    """Follow figures K.1 to K.4: find code sizes, count codes by size, limit them to 16 bits, sort symbols by size."""
-    frequency = np.zeros(257, np.int64)
-    frequency[:256] = counts
-    frequency[256] = 1  # Then no symbol gets the code of all ones.
-    code_size = np.zeros(257, np.int64)
-    others = np.full(257, -1, np.int64)
-    while True:
-        # Find the two least frequent trees. Of equal ones, take that of the last symbol.
-        first = second = -1
-        for i in range(257):
-            if frequency[i] > 0:
-                if first < 0 or frequency[i] <= frequency[first]:
-                    second = first
-                    first = i
-                elif second < 0 or frequency[i] <= frequency[second]:
-                    second = i
-        if second < 0:
-            break
-        frequency[first] += frequency[second]
-        frequency[second] = 0
-        code_size[first] += 1
-        while others[first] >= 0:
-            first = others[first]
-            code_size[first] += 1
-        others[first] = second
-        code_size[second] += 1
-        while others[second] >= 0:
-            second = others[second]
-            code_size[second] += 1
-
-    num_codes = np.zeros(258, np.int64)  # By length.
-    for i in range(257):
-        if code_size[i]:
-            num_codes[code_size[i]] += 1
-    for length in range(257, MAX_CODE_LENGTH, -1):
-        while num_codes[length] > 0:
-            shorter = length - 2
-            while num_codes[shorter] == 0:
-                shorter -= 1
-            num_codes[length] -= 2
-            num_codes[length - 1] += 1
-            num_codes[shorter + 1] += 2
-            num_codes[shorter] -= 1
-    longest = MAX_CODE_LENGTH
-    while num_codes[longest] == 0:
-        longest -= 1
-    num_codes[longest] -= 1  # The unused code.
-
-    symbols = np.zeros(256, np.int64)
-    num_symbols = 0
-    for length in range(1, 258):
-        for i in range(256):
-            if code_size[i] == length:
-                symbols[num_symbols] = i
-                num_symbols += 1
-    return num_codes[1 : MAX_CODE_LENGTH + 1], symbols[:num_symbols]
+    return HuffmanTable(*compiled_functions().make_best_table(counts))

@@ -22,8 +22,9 @@ from shardio.images.jpeg.standard import (
     marker_bytes,
 )
 from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
+from shardio.images.kernel.records import COMPONENT
 from shardio.images.tiling.huffman import dump_tables, make_best_table, make_codes, make_coding, read_tables
-from shardio.images.tiling.scan import COMPONENT, Scan, ScanError, count_symbols, write_scan
+from shardio.images.tiling.scan import Scan, ScanError, count_symbols, write_scan
 
 TILE_WIDTH = 64
 """The preferred width of a restart interval, in pixels."""

@@ -1,0 +1,102 @@
+"""The files in a cache folder of this machine: functions that were compiled here, and the outcome of the check."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import cv2
+import simplejpeg
+import xxhash
+from platformdirs import site_cache_path, user_cache_path
+
+from shardio.images.kernel.source import hash_source
+from shardio.images.kernel.targets import describe_processor
+from shardio.images.trust import UntrustedError, read_trusted, why_untrusted
+
+_HASH_SIZE = 8
+
+
+def user_folder() -> Path:
+    """Return the folder of this user, whether it exists or not."""
+    return user_cache_path("shardio") / "kernels"
+
+
+def system_folder() -> Path:
+    """Return the folder for all users of the machine or container image, whether it exists or not."""
+    return site_cache_path("shardio") / "kernels"
+
+
+def lock_path() -> Path:
+    """Return the path of the file that is locked while functions are compiled or checked for this user."""
+    return user_folder() / f"{hash_source()}.lock"
+
+
+def log_path() -> Path:
+    """Return the path of the output of the process that compiles or checks them in the background."""
+    return user_folder() / f"{hash_source()}.log"
+
+
+@cache
+def object_name() -> str:
+    """Return the name of the object file for this processor. This loads LLVM."""
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = (llvm.get_process_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    made_by = repr((hash_source(), machine, version("numba"), version("llvmlite")))
+    return f"{xxhash.xxh3_64_hexdigest(made_by.encode())}.kernel"
+
+
+def pack(content: bytes) -> bytes:
+    """Return the content of a cache file, which begins with a hash."""
+    return xxhash.xxh3_64_digest(content) + content
+
+
+def read_object(*folders: Path) -> bytes | None:
+    """Return the object file for this processor, or None if there is no intact, trusted one.
+
+    Args:
+        folders: Where to look; by default in the user's folder, and then in that for all users.
+    """
+    return _read(object_name(), folders)
+
+
+@cache
+def check_name(functions_name: str) -> str:
+    """Return the name of the file with the outcome of the check of functions with this name.
+
+    The name is a hash of all that the outcome depends on: the functions, the processor and the reference libraries.
+    """
+    # OpenCV's build information names the libraries that it was built from, which differ.
+    libraries = (simplejpeg.__version__, cv2.getBuildInformation())
+    checked = repr((functions_name, describe_processor(), libraries))
+    return f"{xxhash.xxh3_64_hexdigest(checked.encode())}.check"
+
+
+def read_check(functions_name: str, *folders: Path) -> str | None:
+    """Return how the functions' pixels differ on this machine; "" if they do not; None if that was not checked.
+
+    Args:
+        functions_name: The functions' name.
+        folders: Where to look, as for :func:`read_object`.
+    """
+    found = _read(check_name(functions_name), folders)
+    return None if found is None else found.decode()
+
+
+def why_untrusted_file(name: str) -> str | None:
+    """Return why an existing cache file is not trusted, or None if there is no such file."""
+    return why_untrusted(user_folder() / name) or why_untrusted(system_folder() / name)
+
+
+def _read(name: str, folders: tuple[Path, ...]) -> bytes | None:
+    for folder in folders or (user_folder(), system_folder()):
+        with suppress(OSError, UntrustedError):
+            content = read_trusted(folder / name)
+            if content[:_HASH_SIZE] == xxhash.xxh3_64_digest(content[_HASH_SIZE:]):
+                return content[_HASH_SIZE:]
+    return None

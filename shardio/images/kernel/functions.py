@@ -1,0 +1,120 @@
+"""The compiled functions as methods that take arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.forks import call_at_fork
+from shardio.images.jpeg.standard import MAX_CODE_LENGTH
+from shardio.images.kernel.records import BEST_TABLE, CALL, PLAN, WORKSPACE
+from shardio.processors import count_processors
+
+Function = Callable[[int], None]
+"""A compiled function. It takes the address of its arguments, and releases the GIL."""
+
+
+class Functions:
+    """The compiled functions in this process.
+
+    Args:
+        name: Identifies the machine code.
+        find: Returns the function of a name of :data:`shardio.images.kernel.entry.ENTRIES`.
+    """
+
+    def __init__(self, name: str, find: Callable[[str], Function]) -> None:
+        self.name = name
+        self.decode_chunk = find("shardio_decode_chunk")
+        self._recode_scan = find("shardio_recode_scan")
+        self._make_best_table = find("shardio_make_best_table")
+
+    def recode_scan(self, scan: NDArray[np.void]) -> None:
+        """Count a scan's symbols or recode it.
+
+        Args:
+            scan: SCAN [1]. Its results are set.
+        """
+        self._recode_scan(scan.ctypes.data)
+
+    def make_best_table(self, counts: NDArray[np.int64]) -> tuple[bytes, bytes]:
+        """Return the number of codes of each length from 1 to 16, and the symbols in the order of their codes.
+
+        Args:
+            counts: int64 [256], how often each symbol occurs.
+        """
+        work = np.empty(1, BEST_TABLE)
+        work["counts"] = counts
+        self._make_best_table(work.ctypes.data)
+        lengths = work["num_codes"][0, 1 : MAX_CODE_LENGTH + 1]
+        symbols = work["symbols"][0, : work["num_symbols"][0]]
+        return lengths.astype(np.uint8).tobytes(), symbols.astype(np.uint8).tobytes()
+
+
+class Kernel:
+    """The decoder.
+
+    Any number of threads may call it at the same time. It runs in only as many of them as there are processors. So
+    waiting threads take no memory, and running threads find theirs in the processor's caches.
+
+    Args:
+        functions: The compiled functions.
+    """
+
+    def __init__(self, functions: Functions) -> None:
+        self._function = functions.decode_chunk
+        self._free = deque[NDArray[np.void]]()  # Workspaces.
+        self._count_processors()
+        # In a forked child, the parent's threads would never release the semaphore.
+        call_at_fork(self, after_in_child=Kernel._count_processors)
+
+    def decode(
+        self, contents: Sequence[bytes], plans: NDArray[np.void], order: NDArray[np.int64], rows: NDArray[np.uint8]
+    ) -> NDArray[np.bool_]:
+        """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.chunk.decode_chunk`.
+
+        Args:
+            contents: The bytes of n files.
+            plans: PLAN [n].
+            order: int64 [n], the order in which to decode them.
+            rows: uint8 [n, height, width, 3], contiguous.
+
+        Returns:
+            bool [n], whether each was rendered. The others are left to libjpeg-turbo.
+        """
+        files = (ctypes.c_char_p * len(contents))(*contents)
+        lengths = np.array([len(content) for content in contents], np.int64)
+        is_done = np.empty(len(contents), np.bool_)
+        assert plans.dtype == PLAN, "the kernel reads plans as raw memory"
+        assert rows.flags.c_contiguous, "the kernel writes rows as raw memory"
+        call = np.zeros(1, CALL)
+        with self._processors:
+            try:
+                workspace = self._free.pop()  # The most recently used one.
+            except IndexError:
+                workspace = _make_workspace()
+            call[0] = (
+                *(len(contents), ctypes.addressof(files), lengths.ctypes.data, plans.ctypes.data, order.ctypes.data),
+                *(rows.ctypes.data, rows.shape[1], rows.shape[2], is_done.ctypes.data, workspace.ctypes.data),
+            )
+            self._function(call.ctypes.data)
+            self._free.append(workspace)
+        return is_done
+
+    def _count_processors(self) -> None:
+        self._processors = threading.Semaphore(count_processors())
+
+
+def _make_workspace() -> NDArray[np.void]:
+    """Return a workspace. Untouched pages take no memory. They are small, as only a little of each array is used."""
+    memory = mmap.mmap(-1, WORKSPACE.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # The operating system has no huge pages.
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, WORKSPACE)

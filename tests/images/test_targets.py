@@ -1,0 +1,88 @@
+"""A processor gets the fastest code that it runs, and the code for every processor gives the same pixels."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from shardio.images.kernel import loading, targets
+from shardio.images.kernel.checking import find_difference
+from shardio.images.kernel.source import built_path
+from shardio.images.kernel.targets import TARGETS, describe_processor, find_targets
+
+NEHALEM = "fpu sse sse2 ht pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
+HASWELL = f"{NEHALEM} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"
+SKYLAKE = f"{HASWELL} avx512f avx512dq avx512cd avx512bw avx512vl"
+
+
+def cpuinfo(*processors: dict[str, str]) -> str:
+    return "\n\n".join("\n".join(f"{name}\t: {value}" for name, value in one.items()) for one in processors) + "\n\n"
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An x86-64 machine; the file describes its processors."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(targets, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(targets, "_read_cpuinfo", targets._read_cpuinfo.__wrapped__)
+    return tmp_path / "cpuinfo"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("fpu sse sse2", []),
+        (NEHALEM, ["x86-64-v2"]),
+        (HASWELL, ["x86-64-v3", "x86-64-v2"]),
+        (HASWELL.replace("fma ", ""), ["x86-64-v2"]),
+        (SKYLAKE, ["x86-64-v4", "x86-64-v3", "x86-64-v2"]),
+        (SKYLAKE.replace(" avx512vl", ""), ["x86-64-v3", "x86-64-v2"]),
+    ],
+)
+def test_a_processor_runs_the_code_whose_instructions_it_has(machine: Path, flags: str, expected: list[str]) -> None:
+    machine.write_text(cpuinfo({"processor": "0", "flags": flags}))
+    assert find_targets() == expected
+
+
+def test_arm_processors_have_one_target(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    machine.write_text(cpuinfo({"processor": "0", "Features": "fp asimd evtstrm aes"}))
+    assert find_targets() == ["aarch64"]
+
+
+def test_where_nothing_describes_the_processor_it_runs_no_built_code(machine: Path) -> None:
+    assert find_targets() == []
+    assert loading.load_built() is None
+
+
+def test_processors_of_a_machine_are_described_alike_and_other_ones_are_not(machine: Path) -> None:
+    one = {"processor": "0", "model name": "Fast", "cpu MHz": "2200", "apicid": "0", "flags": HASWELL}
+    texts = []
+    for processor in (one, {**one, "processor": "3", "cpu MHz": "800", "apicid": "6"}, {**one, "model name": "New"}):
+        machine.write_text(cpuinfo(processor, one))
+        texts.append(describe_processor())
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("target", [target for names in TARGETS.values() for target in names])
+def test_no_pixel_differs_on_any_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if target not in find_targets():
+        pytest.skip("this processor does not run it")
+    monkeypatch.setattr(loading, "find_targets", lambda: [target])
+    functions = loading.load_built()
+    assert functions is not None
+    assert functions.name == built_path(target).name
+    assert find_difference(functions) is None
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm, of GNU binutils, lists the symbols")
+def test_built_code_needs_no_python_and_only_an_old_c_library() -> None:
+    for target in find_targets():
+        listed = subprocess.run(["nm", "-D", built_path(target)], capture_output=True, text=True, check=True).stdout
+        needed = {line.split()[-1].partition("@") for line in listed.splitlines() if " U " in line}
+        assert {name for name, _, _ in needed} <= {"log10", "memcpy", "memset"}
+        versions = [tuple(map(int, version.removeprefix("GLIBC_").split("."))) for _, _, version in needed]
+        assert max(versions) <= (2, 17)
