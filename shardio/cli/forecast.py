@@ -78,12 +78,13 @@ def forecast_decoders(table: ShardTable) -> DecoderForecast:
         ShardioError: If a sample cannot be read.
         OSError: If a file is missing or unreadable.
     """
-    from shardio.images import IMAGE_FIELDS, why_no_kernel
+    from shardio.images import IMAGE_FIELDS, check_kernel, why_no_kernel
     from shardio.reading import SampleReader
 
     total = table.manifest.num_samples
     num_samples = min(total, MAX_SAMPLES)
     indices = np.arange(num_samples) * total // num_samples
+    check_kernel()
     forecast = DecoderForecast(num_samples=num_samples, is_partial=num_samples < total, no_kernel=why_no_kernel())
     fields = [name for name in IMAGE_FIELDS if name in table.manifest.fields]
     reader = SampleReader(table)

@@ -6,7 +6,7 @@ from shardio.images.chunk import DecodeError, RenderedImages, render_chunk
 from shardio.images.crop_plan import Boxes, CropPlan, Sizes
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import IMAGE_FIELDS, IMAGE_FORMATS, describe_other_images, find_format, read_format
-from shardio.images.kernel import prepare_kernel, why_no_kernel
+from shardio.images.kernel import check_kernel, prepare_kernel, why_no_kernel
 from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
@@ -37,6 +37,7 @@ __all__ = [
     "RenderedImages",
     "Sizes",
     "TooManyPixels",
+    "check_kernel",
     "decode_image",
     "decode_pil",
     "describe_other_images",

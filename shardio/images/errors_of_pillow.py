@@ -6,43 +6,49 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import PIL.Image
+from functools import cache
 
 from shardio.interruptions import let_through
 
-PILLOW_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    Warning,  # The user may turn warnings into errors.
-    struct.error,
-    zlib.error,
-    PIL.Image.DecompressionBombError,
-)
-"""The errors that Pillow raises for damaged files.
 
-MemoryError is not one of them, because it says nothing about the file. Neither are users' own classes, which a signal
-handler may raise.
-"""
+@cache
+def pillow_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that Pillow raises for damaged files.
+
+    MemoryError is not one of them, because it says nothing about the file. Neither are users' own classes, which a
+    signal handler may raise.
+    """
+    import PIL.Image  # Not before an image needs it: see resizing.py.
+
+    return (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        OSError,
+        RuntimeError,
+        SyntaxError,
+        TypeError,
+        ValueError,
+        Warning,  # The user may turn warnings into errors.
+        struct.error,
+        zlib.error,
+        PIL.Image.DecompressionBombError,
+    )
 
 
 @contextmanager
 def errors_of_pillow() -> Iterator[None]:
     """Convert any error that Pillow raises for a damaged file to ValueError."""
+    from PIL import UnidentifiedImageError
+
     try:
         yield
-    except PILLOW_ERRORS as error:
+    except pillow_errors() as error:
         let_through(error)
         if isinstance(error, ValueError):
             raise
-        if isinstance(error, PIL.UnidentifiedImageError):  # Pillow's message names a memory address.
+        if isinstance(error, UnidentifiedImageError):  # Pillow's message names a memory address.
             raise ValueError("it is not an image in a known format") from error
         raise ValueError(str(error) or repr(error)) from error

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import PIL.Image
-
-from shardio.images.errors_of_pillow import PILLOW_ERRORS
+from shardio.images.errors_of_pillow import pillow_errors
 from shardio.images.jpeg.standard import JPEG_START
 from shardio.interruptions import let_through
 
@@ -85,11 +83,13 @@ def _find_format(file: BinaryIO) -> str | None:
     for image_format in _FORMATS:
         if image_format.signature is not None and image_format.signature.match(start):
             return image_format.name
+    import PIL.Image  # Not before an image needs it: see resizing.py.
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Decoding gives the same warnings again.
             with PIL.Image.open(file) as image:
                 return image.format
-    except PILLOW_ERRORS as error:  # Pillow's readers raise all of these for bytes that are not an image.
+    except pillow_errors() as error:  # Pillow's readers raise all of these for bytes that are not an image.
         let_through(error)
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardio.images.by_libjpeg import open_by_libjpeg
-from shardio.images.by_pillow import open_by_pillow
 from shardio.images.orientation import Orientation
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture
 
@@ -33,4 +32,6 @@ def open_image(content: bytes, *, orientation: Orientation = "ignore", max_pixel
     for open_picture in _OPENERS:
         if (picture := open_picture(content, orientation, max_pixels)) is not None:
             return picture
+    from shardio.images.by_pillow import open_by_pillow  # Not before an image needs Pillow: see resizing.py.
+
     return open_by_pillow(content, orientation, max_pixels)

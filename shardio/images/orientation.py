@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import PIL.Image
 
 from shardio.images.jpeg.regions import Box
 from shardio.images.pixels import Pixels
+
+if TYPE_CHECKING:
+    import PIL.Image
 
 Orientation = Literal["ignore", "apply"]
 """Whether to apply the EXIF orientation. torchvision and Pillow ignore it by default."""
@@ -75,5 +77,7 @@ def read_turn(image: PIL.Image.Image) -> Turn:
 
 def read_jpeg_turn(content: bytes) -> Turn:
     """Return how to turn the image in a JPEG."""
+    import PIL.Image  # Not before an image needs it: see resizing.py.
+
     with PIL.Image.open(io.BytesIO(content)) as image:
         return read_turn(image)

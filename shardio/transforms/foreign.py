@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
-from PIL import Image
 
 Family = Literal["v2", "v1", "albumentations", "module", "other"]
 
@@ -64,9 +63,15 @@ def call(transform: Callable[..., Any], image: Any) -> Any:
         return transform(form)
 
 
+def is_pillow_image(image: Any) -> bool:
+    """Return whether an image is one of Pillow's. There are none before Pillow is imported."""
+    pillow = sys.modules.get("PIL.Image")
+    return pillow is not None and isinstance(image, pillow.Image)
+
+
 def as_array(image: Any) -> Any:
     """Return a tensor [C, H, W] or a Pillow image as an array [H, W, C], and anything else unchanged."""
-    if isinstance(image, Image.Image):
+    if is_pillow_image(image):
         return np.array(image)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(image, torch.Tensor) and image.ndim == 3:
@@ -102,6 +107,8 @@ def _forms(image: Any) -> Iterator[Any]:
     yield tensor
     yield array
     if array.dtype == np.uint8:
+        from PIL import Image
+
         yield Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
     if (tv_tensors := sys.modules.get("torchvision.tv_tensors")) is not None:
         yield tv_tensors.Image(tensor)
@@ -153,9 +160,9 @@ def _acts_on(transform: Any, image: Any) -> bool:
             )
         case "v1":
             if "PILToTensor" in names:
-                return isinstance(image, Image.Image)
+                return is_pillow_image(image)
             if "ToTensor" in names:
-                return isinstance(image, np.ndarray | Image.Image)
+                return isinstance(image, np.ndarray) or is_pillow_image(image)
             return not isinstance(image, np.ndarray)
         case "albumentations":
             return False  # They accept the image only as a keyword argument.

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from shardio.images import CropPlan, DecodedPicture, Picture, Pixels, Sizes, render_chunk
 from shardio.order import Words
@@ -95,7 +94,7 @@ def as_pixels(transform: Transform, image: Any) -> Pixels:
     Raises:
         TypeError: If it is neither such an array nor a tensor uint8 [3, height, width].
     """
-    if not isinstance(image, Image.Image):
+    if not foreign.is_pillow_image(image):
         image = foreign.as_array(image)  # torchvision's transforms return tensors.
     if isinstance(image, np.ndarray) and image.size and image.dtype == np.uint8 and image.shape[2:] == (3,):
         return image

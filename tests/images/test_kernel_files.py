@@ -303,3 +303,20 @@ else:
     os._exit(7 if (render() == expected).all() else 1)
 """
     assert run(code, folder.parents[1])[0] == "True\nTrue\n7\n"
+
+
+@pytest.mark.parametrize("can_write", [True, False])
+def test_a_check_at_once_lets_the_kernel_be_used(can_write: bool, request: pytest.FixtureRequest, folder: Path) -> None:
+    if not can_write:
+        request.getfixturevalue("_no_folder")
+    assert finding.find_kernel() is None
+    finding.check_kernel()
+    assert finding.find_kernel() is not None
+    assert folder.exists() == can_write
+
+
+@pytest.mark.usefixtures("folder", "_not_built")
+def test_a_check_at_once_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_compile", lambda: pytest.fail("it takes half a minute"))
+    finding.check_kernel()
+    assert finding.find_kernel() is None

@@ -21,6 +21,12 @@ libjpeg-turbo's default decoder and OpenCV's INTER_LINEAR, bit for bit. Damaged 
 libjpeg-turbo: the kernel never rejects an image.
 """
 
-from shardio.images.kernel.finding import compiled_functions, find_kernel, prepare_kernel, why_no_kernel
+from shardio.images.kernel.finding import (
+    check_kernel,
+    compiled_functions,
+    find_kernel,
+    prepare_kernel,
+    why_no_kernel,
+)
 
-__all__ = ["compiled_functions", "find_kernel", "prepare_kernel", "why_no_kernel"]
+__all__ = ["check_kernel", "compiled_functions", "find_kernel", "prepare_kernel", "why_no_kernel"]

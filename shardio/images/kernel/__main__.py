@@ -26,4 +26,4 @@ if __name__ == "__main__":
         sys.exit(f"error: shardio was built without a kernel for this processor, and compiling it needs numba: {error}")
     except (OSError, UntrustedError) as error:
         sys.exit(f"error: cannot write to {folder}: {error}")
-    sys.stdout.write(f"the kernel is {compiled_functions().name}, and its check is in {folder}\n")
+    sys.stdout.write(f"the kernel is {compiled_functions().name}; the outcome of its check is in {folder}\n")

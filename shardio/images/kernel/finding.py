@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardio.forks import hold_during_forks
 from shardio.images.kernel.loading import can_compile, load_functions
+from shardio.images.trust import UntrustedError
 
 if TYPE_CHECKING:
     from shardio.images.kernel.background import BackgroundBuild
@@ -63,6 +64,17 @@ class _Finder:
             self._check_here(functions)
         elif (started := background.build_in_background(functions)) is not None:
             self._build = started
+
+    def check(self) -> None:
+        functions = self.functions()
+        if self.find() is not None or self._difference or functions is None:
+            return
+        from shardio.images.kernel.building import build
+
+        try:
+            build()
+        except (UntrustedError, OSError):  # The outcome cannot be kept.
+            self._check_here(functions)
 
     def adopt(self, functions: Functions) -> None:
         with self._lock:
@@ -155,6 +167,11 @@ def why_no_kernel() -> str | None:
         f"it is not {what} on this machine yet: run python -m shardio.images.kernel, or iterate over a "
         "shardio.DataLoader, which does it in the background if it does not use torch's workers"
     )
+
+
+def check_kernel() -> None:
+    """Check the kernel that shardio was built with, unless that was done; it takes 0.1 s. Compile nothing."""
+    _finder.check()
 
 
 def prepare_kernel() -> None:

@@ -266,7 +266,8 @@ def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
     return start_process(
         "shardio.loader.processes.worker_process:main",
         [descriptor, os.getpid()],
-        environment={"OPENBLAS_NUM_THREADS": "1"},  # numpy would start an unused thread for each core.
+        # numpy and OpenCV would start a thread for each core, but decode threads already keep all cores busy.
+        environment={"OPENBLAS_NUM_THREADS": "1", "OPENCV_FOR_THREADS_NUM": "1"},
         descriptors=[descriptor],
         cwd="/",  # Readers hold absolute paths, and this process's directory may be gone.
     )

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import use_one_thread
 from shardio.loader.failures import describe_failure
 from shardio.loader.processes.chunk_builder import ChunkBuilder
 from shardio.loader.processes.messages import (
@@ -136,7 +135,6 @@ def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s:
 
 def main() -> None:
     """Run a worker process. The command line names the descriptor of its socket and the parent process."""
-    use_one_thread()
     with suppress(ConnectionError):  # The other end was closed during a message.
         descriptor, parent_id = map(int, sys.argv[1:])
         WorkerProcess(socket.socket(fileno=descriptor)).run(parent_id)
