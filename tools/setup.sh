@@ -15,7 +15,10 @@ if [[ "$(cat "$installed" 2>/dev/null)" != "$wanted" ]]; then
   install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt)
   "${install[@]}" torch
   # What a build needs, in this environment, because pip would build in another one with other versions.
-  "${install[@]}" editables hatchling numba xxhash
+  needed=(editables hatchling numba xxhash)
+  # Where there is no C compiler, ziglang links the kernel.
+  [[ -n $(type -P cc gcc clang || true) ]] || needed+=(ziglang)
+  "${install[@]}" "${needed[@]}"
   "${install[@]}" --no-build-isolation --editable '.[dev]'
   echo "$wanted" >"$installed"
 fi
