@@ -211,7 +211,7 @@ def test_it_runs_on_a_cpu_and_keeps_all_figures(images: Path, tmp_path: Path) ->
             assert all(speed > 0 for speed in figures["images_per_s"])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so the check would run the benchmark")
 def test_the_check_says_what_is_missing_where_there_is_no_gpu() -> None:
     done = subprocess.run(
         ["bash", "tools/gpu_check.sh"],

@@ -24,10 +24,18 @@ def write(number, name):
     os.rename(name + ".tmp", name)
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, lambda *_: write(os.getpid(), sys.argv[1] + "-told"))
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])  # Until it is ended.
 write(child.pid, sys.argv[1])
 time.sleep(600)  # Longer than any test: only a signal ends it.
 """
+
+
+POLLS = """
+import sys, os, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)  # Another rank writes the file.
+"""
+"""The beginning of the code of a rank that waits for a file."""
 
 
 def rank(directory: Path, number: int, code: str, *arguments: object) -> RankCommand:
@@ -57,7 +65,7 @@ def await_file(path: Path) -> int:
 
 def test_the_first_failure_ends_the_others_and_their_children(tmp_path: Path) -> None:
     """The second rank fails when the first one has a child."""
-    fails = "import sys, os, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit('no data today')"
+    fails = POLLS + "sys.exit('no data today')"
     marker = tmp_path / "child"
     with pytest.raises(ShardioError) as caught:
         run_ranks([rank(tmp_path, 0, WAITS, marker), rank(tmp_path, 1, fails, marker)], "script.py:make")
@@ -71,7 +79,7 @@ import sys, time
 open(sys.argv[1], "w").write(str(time.time_ns()))
 time.sleep(600)  # It failed, but has not ended when the other rank does.
 """
-    effect = "import sys, os, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\nsys.exit('peer is gone')"
+    effect = POLLS + "sys.exit('peer is gone')"
     failed = tmp_path / "0.failed"
     with pytest.raises(ShardioError, match="rank 0 of it failed:\nit wrote nothing"):
         run_ranks([rank(tmp_path, 0, cause, failed), rank(tmp_path, 1, effect, failed)], "it")

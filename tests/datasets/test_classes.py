@@ -151,7 +151,7 @@ class Unnamed(Dataset[int]):
 
     @property
     def classes(self) -> list[str]:
-        raise NotImplementedError("no names here")
+        raise NotImplementedError("no names here")  # As a user's property may: the test shows that it means nothing.
 
     def decoder(self, index: int) -> int:
         return index

@@ -13,7 +13,7 @@ import pytest
 from shardio.images.kernel.source import hash_source
 from tests.images.kernel_machines import ROOT, WITHOUT_BUILT
 
-pytest.importorskip("numba")
+pytest.importorskip("numba")  # Without it, nothing is compiled in the background.
 
 WAIT = """
 import os

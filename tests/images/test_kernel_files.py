@@ -25,12 +25,14 @@ from shardio.images.kernel.cache_files import (
     user_folder,
 )
 from shardio.images.kernel.finding import prepare_kernel
+from shardio.images.tiling import tile_jpeg
 from shardio.images.trust import make_folder
 from shardio.loader.processes import chunk_builder
 from shardio.processors import count_processors
 from shardio.transforms import CenterCrop
 from tests.files import files_of_at_most
 from tests.images.kernel_machines import WITHOUT_BUILT, _not_built, folder, object_path, run, start
+from tests.sources import encode
 
 __all__ = ["_not_built", "folder"]
 
@@ -48,7 +50,7 @@ from shardio.images.kernel import building, cache_files, checking
 
 def check(functions, find_difference=checking.find_difference):
     print("checked")
-    time.sleep(0.5)
+    time.sleep(0.5)  # The other process comes to the lock meanwhile.
     return find_difference(functions)
 
 checking.find_difference = check
@@ -71,7 +73,7 @@ from shardio.images.kernel import building, cache_files
 
 def compile():
     print("compiled")
-    time.sleep(0.5)
+    time.sleep(0.5)  # The other process comes to the lock meanwhile.
     return Path({str(object_path())!r}).read_bytes()
 
 building._compile = compile
@@ -149,6 +151,18 @@ def test_without_a_folder_nothing_is_compiled_and_one_warning_says_so(caplog: py
     assert f"'{user_folder().parents[1]}" in message
     assert "uses libjpeg-turbo instead, which is slower" in message
     assert "set XDG_CACHE_HOME to a writable folder" in message
+
+
+@pytest.mark.usefixtures("_no_folder")
+def test_without_a_folder_a_process_that_tiles_compiles_for_itself(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    original = encode(0, width=96, height=64)
+    tiled = tile_jpeg(original)
+    request.getfixturevalue("_not_built")
+    outputs = [object_path().read_bytes()]
+    monkeypatch.setattr(building, "_compile", outputs.pop)  # A second call would fail.
+    assert tile_jpeg(original) == tile_jpeg(original) == tiled
 
 
 @pytest.mark.usefixtures("_no_folder")
@@ -249,7 +263,7 @@ from shardio.images.kernel import finding
 
 def load_slowly():
     is_loading.set()
-    time.sleep(0.5)
+    time.sleep(0.5)  # The main thread forks meanwhile.
     return load()
 
 load, finding.load_functions, is_loading = finding.load_functions, load_slowly, threading.Event()

@@ -76,11 +76,6 @@ class BackgroundBuild:
             warn_of_difference(difference)
 
 
-def is_finished(functions: Functions | None) -> bool:
-    """Return whether the functions exist and were checked."""
-    return functions is not None and read_check(functions.name) is not None
-
-
 def can_keep_outcome() -> bool:
     """Return whether this user has a cache folder that only they can write to. It is created if necessary."""
     try:
@@ -112,7 +107,8 @@ def build_in_background(functions: Functions | None) -> BackgroundBuild | None:
         return None
     if lock is None:
         return None
-    if is_finished(functions) or (functions is None and read_object() is not None):  # Another process has just done it.
+    done = read_object() if functions is None else read_check(functions.name)
+    if done is not None:  # By another process, just now.
         os.close(lock)
         return None
     if functions is None:

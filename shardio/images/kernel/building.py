@@ -9,6 +9,7 @@ from filelock import FileLock
 
 from shardio.images.kernel.cache_files import check_name, object_name, pack, read_check, read_object, user_folder
 from shardio.images.kernel.finding import adopt
+from shardio.images.kernel.functions import Functions
 from shardio.images.kernel.loading import can_compile, load_built, load_object
 from shardio.images.kernel.source import hash_source
 from shardio.images.trust import FILE_MODE, make_folder
@@ -58,6 +59,15 @@ def build_locked(folder: Path) -> None:
         _write(folder / check_name(functions.name), difference.encode())
     if difference:
         warn_of_difference(difference)
+
+
+def compile_here() -> Functions:
+    """Compile the functions for this process alone.
+
+    Raises:
+        ImportError: If numba is not installed.
+    """
+    return load_object(object_name(), _compile())
 
 
 def warn_of_difference(difference: str) -> None:

@@ -54,12 +54,12 @@ class _Finder:
 
     def prepare(self) -> None:
         functions = self.functions()
-        if self.find() is not None or self._difference or (functions is None and not can_compile()):
+        if self.find() is not None or (functions is None and not can_compile()):
+            return
+        if self.difference() is not None:  # Another process has just checked them, or their pixels differ.
             return
         from shardio.images.kernel import background
 
-        if background.is_finished(functions):
-            return  # The functions are not used because their pixels differ.
         if functions is not None and not background.can_keep_outcome():
             self._check_here(functions)
         elif (started := background.build_in_background(functions)) is not None:
@@ -67,7 +67,7 @@ class _Finder:
 
     def check(self) -> None:
         functions = self.functions()
-        if self.find() is not None or self._difference or functions is None:
+        if functions is None or self.find() is not None or self.difference() is not None:
             return
         from shardio.images.kernel.building import build
 
@@ -81,6 +81,7 @@ class _Finder:
             self._functions, self._look_at = functions, 0.0
 
     def difference(self) -> str | None:
+        """Return the outcome of the check: how pixels differ, "" if they do not, None if it was not made."""
         from shardio.images.kernel.cache_files import read_check
 
         functions = self.functions()
@@ -133,11 +134,14 @@ def compiled_functions() -> Functions:
     """
     if (functions := _finder.functions()) is not None:
         return functions
-    from shardio.images.kernel.building import build  # It needs numba.
+    from shardio.images.kernel.building import build, compile_here
 
-    build()
+    try:
+        build()
+    except (UntrustedError, OSError):  # They cannot be kept, so each process compiles them for itself.
+        adopt(compile_here())
     functions = _finder.functions()
-    assert functions is not None, "build() has compiled them"
+    assert functions is not None, "they have just been compiled"
     return functions
 
 

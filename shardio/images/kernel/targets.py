@@ -31,7 +31,7 @@ def find_targets() -> list[str]:
 
 def describe_processor() -> str:
     """Return a text that is the same on machines with equal processors."""
-    return repr((platform.machine(), platform.processor(), sorted(_read_cpuinfo().items())))
+    return repr((platform.machine(), sorted(_read_cpuinfo().items())))
 
 
 @cache
