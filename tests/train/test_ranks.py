@@ -10,12 +10,14 @@ import json
 import os
 import shutil
 import socket
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
@@ -23,6 +25,7 @@ import shardio
 from shardio import ShardMapDataset
 from shardio.train import TrainConfig, evaluate, load_checkpoint
 from shardio.train.directory import LOCK, claimed
+from shardio.train.ranks import reported_failures
 from shardio.transforms import CenterCrop
 from tests.processes import run_launched_ranks, run_python
 from tests.train.rank_script import Settings, make_model, train_as, train_as_rank
@@ -231,6 +234,31 @@ def test_a_rank_that_fails_ends_the_job_with_its_own_error(by_torchrun: Launch) 
     cause = by_torchrun.failure[by_torchrun.failure.index("Root Cause") :]
     assert "ArithmeticError: rank 1 fails on purpose" in cause
     assert "rank      : 1" in cause
+
+
+@pytest.mark.parametrize(
+    ("error", "waits"),
+    [
+        (RuntimeError("[gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:13733."), True),
+        (dist.DistBackendError("NCCL error: remote process exited or there was a network error"), True),
+        (RuntimeError("CUDA out of memory"), False),
+    ],
+    ids=["gloo", "nccl", "its own"],
+)
+def test_a_rank_that_lost_another_one_reports_that_in_a_later_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, *, waits: bool
+) -> None:
+    """torchrun names the first failure by whole seconds. Of equal ones, it takes the lowest rank's."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "TORCHELASTIC_ERROR_FILE": str(tmp_path / "error")}.items():
+        monkeypatch.setenv(name, value)
+    clock = [100.9]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    with pytest.raises(RuntimeError), reported_failures():
+        raise error
+    written = json.loads((tmp_path / "error").read_text())["message"]
+    assert str(error) in written["message"]
+    assert int(written["extraInfo"]["timestamp"]) == (101 if waits else 100)
 
 
 def test_ranks_with_unequal_numbers_of_batches_are_refused_before_they_wait_for_each_other(two_ranks: Launch) -> None:
