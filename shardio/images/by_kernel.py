@@ -14,7 +14,7 @@ from shardio.images.jpeg.head import read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.jpeg.standard import EOI, JPEG_START, marker_bytes
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.records import LUMA_FACTORS, MAX_BYTES, PLAN
+from shardio.images.kernel.compiled.records import LUMA_FACTORS, MAX_BYTES, PLAN
 from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
 from shardio.images.rendering import MAX_RESIZED_PIXELS, SCALES

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.records import PLAN
+from shardio.images.kernel.compiled.records import PLAN
 from tests.images.pictures import Array
 
 

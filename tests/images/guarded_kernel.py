@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images.kernel import records
-from shardio.images.kernel.records import CALL, PLAN, WORKSPACE
+from shardio.images.kernel.compiled import records
+from shardio.images.kernel.compiled.records import CALL, PLAN, WORKSPACE
 from tests.images.guard_pages import GuardedMemory
 
 MAX_FILES = 16
@@ -67,7 +67,7 @@ def compile_checked(max_pixels: int | None = None) -> Render:
         max_pixels: The capacity of its arrays, so that small images can fill them.
     """
     os.environ["NUMBA_BOUNDSCHECK"] = "1"
-    from shardio.images.kernel import memory
+    from shardio.images.kernel.compiled import memory
 
     for name, function in _checked_memory().items():
         setattr(memory, name, function)
@@ -77,7 +77,7 @@ def compile_checked(max_pixels: int | None = None) -> Render:
         )
     if max_pixels is not None:
         _make_small(max_pixels)
-    from shardio.images.kernel.entry import _decode_chunk
+    from shardio.images.kernel.compiled.entry import _decode_chunk
 
     return _between_guards(memory.kernel_function(_decode_chunk), ())
 
@@ -151,7 +151,7 @@ def _checked_memory() -> dict[str, Callable[..., Any]]:
     """Return checked versions of the functions of the kernel's memory.py that numba does not check."""
     from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
-    from shardio.images.kernel import memory
+    from shardio.images.kernel.compiled import memory
 
     kernel_function: Any = memory.kernel_function
     pointer: Any = memory.pointer  # numba's intrinsics are called with other arguments than they are defined with.

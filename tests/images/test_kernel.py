@@ -19,7 +19,7 @@ from shardio.images import CropPlan, chunk, open_image, render_chunk
 from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.records import PLAN
+from shardio.images.kernel.compiled.records import PLAN
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
 from tests.images.by_kernel import render_parts
@@ -223,7 +223,7 @@ def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None
 
 def test_colours_are_libjpegs() -> None:
     """Check all combinations of samples: jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert."""
-    convert_ycc = pytest.importorskip("shardio.images.kernel.colour", exc_type=ImportError).convert_ycc
+    convert_ycc = pytest.importorskip("shardio.images.kernel.compiled.colour", exc_type=ImportError).convert_ycc
     luma, cr = np.repeat(np.arange(256, dtype=np.uint8), 256), np.tile(np.arange(256, dtype=np.uint8), 256)
     pixels = np.zeros(1 << 16, np.uint32)
     y, red = luma.astype(np.int64), cr.astype(np.int64) - 128

@@ -12,7 +12,7 @@ from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel, finding
 from shardio.images.kernel.building import build
-from shardio.images.kernel.records import MAX_SIDE, WORKSPACE
+from shardio.images.kernel.compiled.records import MAX_SIDE, WORKSPACE
 from shardio.images.tiling import tile_jpeg
 from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
 from tests.images.jpeg_files import SAMPLINGS, JpegFile, by_pillow, make_jpeg, noise

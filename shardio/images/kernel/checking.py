@@ -13,8 +13,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from shardio.images.kernel.compiled.records import PLAN
 from shardio.images.kernel.functions import Functions, Kernel
-from shardio.images.kernel.records import PLAN
 from shardio.images.tiling import tile_jpeg
 
 _SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")

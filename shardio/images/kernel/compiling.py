@@ -6,7 +6,7 @@ import re
 
 import llvmlite.binding as llvm
 
-from shardio.images.kernel.entry import compile_entries
+from shardio.images.kernel.compiled.entry import compile_entries
 
 
 def compile_functions() -> str:

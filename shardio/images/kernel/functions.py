@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.forks import call_at_fork
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
-from shardio.images.kernel.records import BEST_TABLE, CALL, PLAN, WORKSPACE
+from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, PLAN, WORKSPACE
 from shardio.processors import count_processors
 
 Function = Callable[[int], None]
@@ -26,7 +26,7 @@ class Functions:
 
     Args:
         name: Identifies the machine code.
-        find: Returns the function of a name of :data:`shardio.images.kernel.entry.ENTRIES`.
+        find: Returns the function of a name of :data:`shardio.images.kernel.compiled.entry.ENTRIES`.
     """
 
     def __init__(self, name: str, find: Callable[[str], Function]) -> None:
@@ -77,7 +77,7 @@ class Kernel:
     def decode(
         self, contents: Sequence[bytes], plans: NDArray[np.void], order: NDArray[np.int64], rows: NDArray[np.uint8]
     ) -> NDArray[np.bool_]:
-        """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.chunk.decode_chunk`.
+        """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.compiled.chunk.decode_chunk`.
 
         Args:
             contents: The bytes of n files.

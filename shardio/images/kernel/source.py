@@ -10,23 +10,16 @@ import xxhash
 BUILT_FOLDER = Path(__file__).parent / "built"
 """Holds the shared objects that shardio was built with."""
 
-_COMPILED = (
-    *("best_table", "chunk", "codes", "colour", "compiling", "entropy", "entry", "heads", "idct", "memory"),
-    *("recoding", "records", "regions", "resizing", "streams", "upsampling", "vectors"),
-)
-_COMPILED_IN_JPEG = ("standard", "tile_table")
-"""The files outside this folder whose names are compiled in as constants."""
+_COMPILED_IN = ("jpeg/standard.py", "jpeg/tile_table.py", "kernel/compiling.py")
+"""The files outside ``compiled/`` that determine the machine code: constants, and how LLVM is called."""
 
 
 @cache
 def hash_source() -> str:
     """Return a hash of all that determines what the functions do, in hexadecimal."""
-    here = Path(__file__).parent
+    images = Path(__file__).parents[1]
     hasher = xxhash.xxh3_64()
-    for path in (
-        *(here / f"{name}.py" for name in _COMPILED),
-        *(here.parent / "jpeg" / f"{name}.py" for name in _COMPILED_IN_JPEG),
-    ):
+    for path in (*sorted(images.glob("kernel/compiled/*.py")), *(images / name for name in _COMPILED_IN)):
         hasher.update(path.read_bytes())
     return hasher.hexdigest()
 

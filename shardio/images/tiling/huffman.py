@@ -18,7 +18,7 @@ from shardio.images.jpeg.standard import (
     marker_bytes,
 )
 from shardio.images.kernel import compiled_functions
-from shardio.images.kernel.records import CODING, LOOKUP_BITS
+from shardio.images.kernel.compiled.records import CODING, LOOKUP_BITS
 
 Counts = NDArray[np.int64]
 """int64 [256]: how often each symbol occurs."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.kernel import compiled_functions
-from shardio.images.kernel.records import DAMAGED, EXCESS_DATA, OUT_OF_RANGE, RECODED, SCAN, WRONG_MARKER
+from shardio.images.kernel.compiled.records import DAMAGED, EXCESS_DATA, OUT_OF_RANGE, RECODED, SCAN, WRONG_MARKER
 
 _MESSAGES = {
     DAMAGED: "damaged: the data ends early or contains an unknown code",

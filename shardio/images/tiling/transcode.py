@@ -22,7 +22,7 @@ from shardio.images.jpeg.standard import (
     marker_bytes,
 )
 from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
-from shardio.images.kernel.records import COMPONENT
+from shardio.images.kernel.compiled.records import COMPONENT
 from shardio.images.tiling.huffman import dump_tables, make_best_table, make_codes, make_coding, read_tables
 from shardio.images.tiling.scan import Scan, ScanError, count_symbols, write_scan
 

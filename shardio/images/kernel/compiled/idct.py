@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.jpeg.standard import MAX_AC_SIZE, MAX_DC
-from shardio.images.kernel.memory import kernel_function, shaped
-from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once
+from shardio.images.kernel.compiled.memory import kernel_function, shaped
+from shardio.images.kernel.compiled.vectors import LENGTH, Vector, sixteen_at_once
 
 _S = np.int16
 

@@ -171,7 +171,7 @@ CALL = _record(
     is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each rendered image.
     workspace=np.int64,  # The address of a WORKSPACE that nothing else uses during the call.
 )
-"""The arguments of :func:`shardio.images.kernel.chunk.decode_chunk`."""
+"""The arguments of :func:`shardio.images.kernel.compiled.chunk.decode_chunk`."""
 
 CODING = _record(
     short=(np.uint16, 1 << LOOKUP_BITS),  # By the next 9 bits: a code's length << 8 | its symbol; 0 if it is longer.
@@ -214,7 +214,7 @@ SCAN = _record(
     size=np.int64,  # The number of bytes written.
     stop=np.int64,  # The offset of the scan's end in the data.
 )
-"""The arguments of :func:`shardio.images.kernel.recoding.recode_scan`, and its results."""
+"""The arguments of :func:`shardio.images.kernel.compiled.recoding.recode_scan`, and its results."""
 
 BEST_TABLE = _record(
     counts=(np.int64, 256),  # How often each symbol occurs.
@@ -225,4 +225,4 @@ BEST_TABLE = _record(
     symbols=(np.int64, 256),  # Sorted by the lengths of their codes: a result.
     num_symbols=np.int64,  # A result.
 )
-"""The memory of :func:`shardio.images.kernel.best_table.make_best_table`: arguments, intermediate values, results."""
+"""The memory of :func:`shardio.images.kernel.compiled.best_table.make_best_table`: arguments, results, and between."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.jpeg.standard import EOI, RST0
-from shardio.images.kernel.memory import kernel_function, load_word
-from shardio.images.kernel.records import PADDING
+from shardio.images.kernel.compiled.memory import kernel_function, load_word
+from shardio.images.kernel.compiled.records import PADDING
 
 _LOW, _HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
 _EIGHT = np.uint64(8)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, cfunc, types  # type: ignore[attr-defined]  # It is not in __all__.
 
-from shardio.images.kernel.best_table import make_best_table
-from shardio.images.kernel.chunk import decode_chunk
-from shardio.images.kernel.memory import pointer
-from shardio.images.kernel.recoding import recode_scan
-from shardio.images.kernel.records import BEST_TABLE, CALL, PLAN, SCAN, WORKSPACE
+from shardio.images.kernel.compiled.best_table import make_best_table
+from shardio.images.kernel.compiled.chunk import decode_chunk
+from shardio.images.kernel.compiled.memory import pointer
+from shardio.images.kernel.compiled.recoding import recode_scan
+from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, PLAN, SCAN, WORKSPACE
 
 
 def _decode_chunk(address):

@@ -30,8 +30,8 @@ from shardio.images.jpeg.standard import (
     NUM_HUFFMAN_TABLES,
     ZRL,
 )
-from shardio.images.kernel.memory import kernel_function
-from shardio.images.kernel.records import AREA, LOOKUP_BITS
+from shardio.images.kernel.compiled.memory import kernel_function
+from shardio.images.kernel.compiled.records import AREA, LOOKUP_BITS
 
 # The fields of an entry: the bits of the code and the value after it (bits 0 to 5), the shift for the value (8 to 13),
 # the value's mask (16 to 31), what to set in the state (40 to 47), and what to add to it (48 to 63).

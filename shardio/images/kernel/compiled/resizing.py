@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.memory import kernel_function, mix_pixels
-from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
+from shardio.images.kernel.compiled.memory import kernel_function, mix_pixels
+from shardio.images.kernel.compiled.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
 
 WEIGHT_BITS = 11
 """resize.cpp, INTER_RESIZE_COEF_BITS."""

@@ -7,8 +7,8 @@ the samples beyond the image's border.
 
 from __future__ import annotations
 
-from shardio.images.kernel.memory import kernel_function
-from shardio.images.kernel.vectors import LENGTH
+from shardio.images.kernel.compiled.memory import kernel_function
+from shardio.images.kernel.compiled.vectors import LENGTH
 
 
 @kernel_function

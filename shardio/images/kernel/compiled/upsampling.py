@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.memory import kernel_function
+from shardio.images.kernel.compiled.memory import kernel_function
 
 _I = np.int16  # numba widens results to int64 unless each one is cast.
 

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from shardio.images.kernel.memory import elements
+from shardio.images.kernel.compiled.memory import elements
 
 LENGTH = 16
 

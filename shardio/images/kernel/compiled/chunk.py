@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
-from shardio.images.kernel.codes import lay_out_states, prepare_tables, read_huffman_tables
-from shardio.images.kernel.colour import convert_ycc, join_colours
-from shardio.images.kernel.entropy import decode_streams
-from shardio.images.kernel.heads import GRAY, RGB, read_head
-from shardio.images.kernel.idct import transform_block
-from shardio.images.kernel.memory import kernel_function, pointer, shaped
-from shardio.images.kernel.records import GROUP_SIZE, MAX_PIXELS, MAX_SIDE, NUM_CHAINS
-from shardio.images.kernel.regions import lay_out_region
-from shardio.images.kernel.resizing import find_range, find_sources, mix_rows, resize_row
-from shardio.images.kernel.streams import find_streams
-from shardio.images.kernel.upsampling import extend_borders, upsample
+from shardio.images.kernel.compiled.codes import lay_out_states, prepare_tables, read_huffman_tables
+from shardio.images.kernel.compiled.colour import convert_ycc, join_colours
+from shardio.images.kernel.compiled.entropy import decode_streams
+from shardio.images.kernel.compiled.heads import GRAY, RGB, read_head
+from shardio.images.kernel.compiled.idct import transform_block
+from shardio.images.kernel.compiled.memory import kernel_function, pointer, shaped
+from shardio.images.kernel.compiled.records import GROUP_SIZE, MAX_PIXELS, MAX_SIDE, NUM_CHAINS
+from shardio.images.kernel.compiled.regions import lay_out_region
+from shardio.images.kernel.compiled.resizing import find_range, find_sources, mix_rows, resize_row
+from shardio.images.kernel.compiled.streams import find_streams
+from shardio.images.kernel.compiled.upsampling import extend_borders, upsample
 
 _ALIGNED = 32
 """Coefficients per cache line."""

@@ -23,8 +23,8 @@ from shardio.images.jpeg.standard import (
     SOS,
 )
 from shardio.images.jpeg.tile_table import SIGNATURE, VERSION
-from shardio.images.kernel.memory import kernel_function
-from shardio.images.kernel.records import LUMA_FACTORS
+from shardio.images.kernel.compiled.memory import kernel_function
+from shardio.images.kernel.compiled.records import LUMA_FACTORS
 
 GRAY, YCC, RGB = 0, 1, 2
 """What the components of an image mean."""

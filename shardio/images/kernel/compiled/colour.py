@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.memory import kernel_function
-from shardio.images.kernel.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
+from shardio.images.kernel.compiled.memory import kernel_function
+from shardio.images.kernel.compiled.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
 
 # jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded. Multiples of 2^16 are added or subtracted, so that
 # it fits into 16 bits.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
-from shardio.images.kernel.memory import kernel_function
+from shardio.images.kernel.compiled.memory import kernel_function
 
 
 @kernel_function

@@ -11,9 +11,20 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.jpeg.standard import FIRST_AC_TABLE, MAX_CODE_LENGTH, MAX_DC, NUM_HUFFMAN_TABLES
-from shardio.images.kernel.codes import ADD, AFTER, DONE, FIRST_LOOKUP, LOOKUP, MASK, SET, SHIFT, STAY, make_entry
-from shardio.images.kernel.memory import kernel_function, load_word
-from shardio.images.kernel.records import AREA, GROUP_SIZE, LOOKUP_BITS, NUM_CHAINS
+from shardio.images.kernel.compiled.codes import (
+    ADD,
+    AFTER,
+    DONE,
+    FIRST_LOOKUP,
+    LOOKUP,
+    MASK,
+    SET,
+    SHIFT,
+    STAY,
+    make_entry,
+)
+from shardio.images.kernel.compiled.memory import kernel_function, load_word
+from shardio.images.kernel.compiled.records import AREA, GROUP_SIZE, LOOKUP_BITS, NUM_CHAINS
 
 _DONE, _NOT_DONE_YET = np.uint64(DONE), np.uint64(DONE - 1 - AFTER)
 _SIX_BITS, _LOW_8, _LOW_16, _LOW_32 = np.uint64(63), np.uint64(0xFF), np.uint64(0xFFFF), np.uint64(0xFFFFFFFF)

@@ -21,8 +21,8 @@ from shardio.images.jpeg.standard import (
     RST0,
     ZRL,
 )
-from shardio.images.kernel.memory import kernel_function, pointer
-from shardio.images.kernel.records import (
+from shardio.images.kernel.compiled.memory import kernel_function, pointer
+from shardio.images.kernel.compiled.records import (
     CODING,
     COMPONENT,
     DAMAGED,
