@@ -118,7 +118,7 @@ def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:
     longest = 17_000 if rng.random() < 0.05 else 120  # The kernel refuses more than 16,384.
     after = box if rng.random() < 0.3 else [rng.randint(1, longest) for _ in sides]
     window = [0, 0] if rng.random() < 0.5 else [rng.randint(-30, side) for side in after]
-    return (*corner, *box, *after, *window, rng.randrange(2))
+    return (*corner, *box, *after, *window, rng.randrange(2), rng.randrange(3))
 
 
 def watch(job: Job, progress: Progress) -> str:

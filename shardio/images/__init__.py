@@ -18,7 +18,7 @@ from shardio.images.pictures import (
     TooManyPixels,
 )
 from shardio.images.pixels import Pixels
-from shardio.images.resizing import resize, use_one_thread
+from shardio.images.resizing import Resampling, resize, use_one_thread
 
 __all__ = [
     "DECODER_DESCRIPTIONS",
@@ -35,6 +35,7 @@ __all__ = [
     "Picture",
     "Pixels",
     "RenderedImages",
+    "Resampling",
     "Sizes",
     "TooManyPixels",
     "check_kernel",

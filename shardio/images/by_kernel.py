@@ -15,6 +15,7 @@ from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.jpeg.standard import EOI, JPEG_START, marker_bytes
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import LUMA_FACTORS, MAX_BYTES, PLAN
+from shardio.images.kernel.functions import RESAMPLINGS
 from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
 from shardio.images.rendering import MAX_RESIZED_PIXELS, SCALES
@@ -26,7 +27,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
     """Return why the kernel cannot render an image, or None if it can.
 
     This checks only the file's head and its end. It does not detect damaged files and very rare heads, such as JFIF 2,
-    which the kernel skips, too. The kernel also skips some crops of any file: antialiased crops, images that an EXIF
+    which the kernel skips, too. The kernel also skips some crops of any file: images that an EXIF
     orientation turns, regions above a million pixels, and those of :func:`_is_for_opencv`. There are few different
     answers, all short, so that they can be counted.
 
@@ -62,7 +63,7 @@ def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels |
         bool [n], whether each picture was rendered.
     """
     is_rendered = np.zeros(len(pictures), np.bool_)
-    kernel = None if plan.antialias else find_kernel()
+    kernel = find_kernel()
     if kernel is None:
         return is_rendered
     contents = [
@@ -90,11 +91,11 @@ def _is_for_opencv(plan: CropPlan) -> NDArray[np.bool_]:
     both sides are halved exactly, OpenCV replaces INTER_LINEAR by INTER_AREA (resize.cpp).
     """
     box, size = plan.box[:, 2:], plan.size
-    is_scaled = (box.min(axis=1) >= MIN_SCALED_SIDE) & (box >= min(SCALES) * size).all(axis=1)
-    is_for_opencv: NDArray[np.bool_] = (
-        is_scaled | (box == 2 * size).all(axis=1) | (size.prod(axis=1) > MAX_RESIZED_PIXELS)
-    )
-    return is_for_opencv
+    is_for_opencv = size.prod(axis=1) > MAX_RESIZED_PIXELS
+    if plan.resampling == "bilinear":
+        is_for_opencv |= (box.min(axis=1) >= MIN_SCALED_SIDE) & (box >= min(SCALES) * size).all(axis=1)
+        is_for_opencv |= (box == 2 * size).all(axis=1)
+    return np.asarray(is_for_opencv)
 
 
 def as_records(plan: CropPlan) -> NDArray[np.void]:
@@ -104,4 +105,5 @@ def as_records(plan: CropPlan) -> NDArray[np.void]:
     records["new_height"], records["new_width"] = plan.size.T
     records["window_top"], records["window_left"] = plan.window[:, :2].T
     records["is_flipped"] = plan.flip
+    records["resampling"] = RESAMPLINGS[plan.resampling]
     return records

@@ -77,7 +77,7 @@ def render_chunk(
     for row in np.flatnonzero(~is_rendered).tolist():
         height, width = sizes[row]
         try:
-            render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.antialias)
+            render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.resampling)
         except ValueError as error:
             let_through(error)
             raise DecodeError(row, str(error)) from error

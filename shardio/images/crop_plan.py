@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.pixels import Pixels
+from shardio.images.resizing import Resampling
 
 Sizes = NDArray[np.int64]
 """int64 [n, 2]: the height and width of n images."""
@@ -27,14 +28,14 @@ class CropPlan:
         size: The size that the box is resized to.
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
-        antialias: Whether resizing averages over all pixels of the box.
+        resampling: How the box is resized.
     """
 
     box: Boxes
     size: Sizes
     window: Boxes
     flip: NDArray[np.bool_]
-    antialias: bool = False
+    resampling: Resampling = "bilinear"
 
     @classmethod
     def whole(cls, sizes: Sizes) -> CropPlan:
@@ -71,12 +72,12 @@ class CropPlan:
         """Whether each image is resized or padded, bool [n]. If so, it must be rendered before it is resized again."""
         return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
-    def resize(self, sizes: Sizes, *, antialias: bool) -> CropPlan:
+    def resize(self, sizes: Sizes, resampling: Resampling = "bilinear") -> CropPlan:
         """Return a plan that also resizes this plan's results. None of them may be final."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"
         box = np.concatenate([self.box[:, :2] + self.window[:, :2], self.window[:, 2:]], axis=1)
         whole = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-        return replace(self, box=box, size=sizes, window=whole, antialias=antialias)
+        return replace(self, box=box, size=sizes, window=whole, resampling=resampling)
 
     def mirror(self, flips: NDArray[np.bool_]) -> CropPlan:
         """Return a plan that also mirrors the results for which ``flips`` is true."""

@@ -11,7 +11,7 @@ import numpy as np
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE, Box
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture
 from shardio.images.pixels import Pixels
-from shardio.images.resizing import resize, sample
+from shardio.images.resizing import Resampling, resize, sample
 from shardio.images.scratch import scratch_pixels
 
 SCALES = (8, 4, 2)
@@ -24,7 +24,7 @@ Render = Callable[[Pixels], object]
 """A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
 
 
-def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, antialias: bool) -> Render:
+def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, resampling: Resampling) -> Render:
     """Return a function that renders a window of a resized box, black where the window extends beyond it.
 
     Args:
@@ -33,7 +33,7 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
         height: The height that the box is resized to.
         width: The width that the box is resized to.
         window: The part of the resized box to render.
-        antialias: How the box is resized; see :func:`shardio.images.resizing.resize`.
+        resampling: How to resize it.
 
     Raises:
         ValueError: If the resized box is too large.
@@ -46,7 +46,7 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
     visible = _intersect(window, height, width)
     if visible.height <= 0 or visible.width <= 0:
         return lambda out: out.fill(0)
-    render = _prepare_visible(picture, box, height, width, visible, antialias)
+    render = _prepare_visible(picture, box, height, width, visible, resampling)
     if visible == window:
         return render
 
@@ -57,26 +57,30 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
     return render_padded
 
 
-def _prepare_visible(picture: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Render:
-    if picture.can_scale and not antialias and (scale := _choose_scale(box, height, width)) > 1:
+def _prepare_visible(
+    picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
+) -> Render:
+    if picture.can_scale and resampling == "bilinear" and (scale := _choose_scale(box, height, width)) > 1:
         return _prepare_scaled(picture, box, height, width, visible, scale)
     if (box.height, box.width) == (height, width):
         part = picture.part(_inside(box, visible))
         return lambda out: np.copyto(out, part())
     if visible == (0, 0, height, width):
         whole = picture.part(box)
-        return lambda out: resize(whole(), height, width, antialias=antialias, out=out)
-    return _prepare_window(picture, box, height, width, visible, antialias)
+        return lambda out: resize(whole(), height, width, resampling, out=out)
+    return _prepare_window(picture, box, height, width, visible, resampling)
 
 
-def _prepare_window(picture: Picture, box: Box, height: int, width: int, visible: Box, antialias: bool) -> Render:
+def _prepare_window(
+    picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
+) -> Render:
     """Return a function that renders a part of the resized box.
 
     OpenCV and Pillow can only resize a whole image: they would sample a part of it at other points. So they get the
     whole box, in which only the pixels that the visible part depends on are decoded.
     """
-    rows = _sources(visible.top, visible.height, box.height, height, antialias)
-    columns = _sources(visible.left, visible.width, box.width, width, antialias)
+    rows = _sources(visible.top, visible.height, box.height, height, resampling)
+    columns = _sources(visible.left, visible.width, box.width, width, resampling)
     needed = Box(rows.start, columns.start, len(rows), len(columns))
     part = picture.part(_inside(box, needed))
 
@@ -84,7 +88,7 @@ def _prepare_window(picture: Picture, box: Box, height: int, width: int, visible
         before = scratch_pixels("before resizing", box.height, box.width)
         np.copyto(_view(before, needed), part())
         after = scratch_pixels("after resizing", height, width)
-        resize(before, height, width, antialias=antialias, out=after)
+        resize(before, height, width, resampling, out=after)
         np.copyto(out, _view(after, visible))
 
     return render
@@ -139,10 +143,12 @@ def _choose_scale(box: Box, height: int, width: int) -> int:
     return 1
 
 
-def _sources(start: int, length: int, num_before: int, num_after: int, antialias: bool) -> range:
+def _sources(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
     """Return the pixels of a side that a part of the resized side depends on."""
     ratio = num_before / num_after
-    reach = max(ratio, 1.0) if antialias else 1.0
+    reach = {"bilinear": 1.0, "antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}[
+        resampling
+    ]
     first = math.floor((start + 0.5) * ratio - 0.5 - reach)
     stop = math.ceil((start + length - 0.5) * ratio + 0.5 + reach)
     return range(max(first, 0), min(stop, num_before))

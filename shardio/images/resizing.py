@@ -5,9 +5,18 @@ Both libraries are imported when they are first needed, so worker processes that
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal
+
 import numpy as np
 
 from shardio.images.pixels import Pixels
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+Resampling = Literal["bilinear", "antialiased bilinear", "antialiased bicubic"]
+"""How to resize: "bilinear" computes each new pixel from the nearest four (OpenCV's INTER_LINEAR). The others average
+over all pixels when shrinking (Pillow's BILINEAR and BICUBIC)."""
 
 
 def use_one_thread() -> None:
@@ -17,15 +26,16 @@ def use_one_thread() -> None:
     cv2.setNumThreads(0)
 
 
-def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, out: Pixels | None = None) -> Pixels:
-    """Resize an image bilinearly.
+def resize(
+    image: Pixels, height: int, width: int, resampling: Resampling = "bilinear", *, out: Pixels | None = None
+) -> Pixels:
+    """Resize an image.
 
     Args:
         image: uint8 [rows, columns, 3].
         height: The new number of rows.
         width: The new number of columns.
-        antialias: Whether to average over all pixels when shrinking (Pillow's BILINEAR, which is torchvision's
-            default), or to compute each new pixel from the nearest four (OpenCV's INTER_LINEAR).
+        resampling: How to resize it.
         out: uint8 [height, width, 3] to write to, or None to return a new array.
 
     Returns:
@@ -33,10 +43,8 @@ def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, o
     """
     if image.shape[:2] == (height, width):
         resized = image
-    elif antialias:
-        import PIL.Image
-
-        resized = np.asarray(PIL.Image.fromarray(image).resize((width, height), PIL.Image.Resampling.BILINEAR))
+    elif resampling != "bilinear":
+        resized = np.asarray(_resize_by_pillow(image, height, width, resampling))
     else:
         import cv2
 
@@ -46,6 +54,21 @@ def resize(image: Pixels, height: int, width: int, *, antialias: bool = False, o
     if resized is not out:
         np.copyto(out, resized)
     return out
+
+
+def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resampling) -> PIL.Image.Image:
+    """Resize an image across first, then down: the result is rounded in between.
+
+    Pillow 13 decides by the sizes which of both comes first, and earlier versions resized across first.
+    """
+    import PIL.Image
+
+    filters = {
+        "antialiased bilinear": PIL.Image.Resampling.BILINEAR,
+        "antialiased bicubic": PIL.Image.Resampling.BICUBIC,
+    }
+    across = PIL.Image.fromarray(image).resize((width, len(image)), filters[resampling])
+    return across.resize((width, height), filters[resampling])
 
 
 def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], out: Pixels) -> None:

@@ -23,8 +23,8 @@ UNTOUCHED = 77
 """The value that rows are filled with."""
 
 LARGE = (
-    *("streams", "bits", "coefficients", "between", "samples", "sums", "pixels"),
-    *("columns", "column_weights", "rows", "weights", "resized"),
+    *("streams", "bits", "coefficients", "chroma", "places", "pixels"),
+    *("columns", "column_weights", "column_taps", "rows", "row_taps", "weights", "resized", "resized_rows"),
 )
 """The arrays of a workspace of which small images use only a part."""
 

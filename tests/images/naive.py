@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from shardio.images import Resampling
 from shardio.images.jpeg.regions import Box
 from shardio.order import derive_rng_key
 from shardio.transforms import CenterCrop, Geometry, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.geometry import Interpolation
 from tests.images.pictures import Array
 
 
@@ -26,19 +28,26 @@ def crop(image: NDArray[Any], box: Box) -> NDArray[Any]:
     return padded[top : top + box.height, first : first + box.width].copy()
 
 
-def resize(image: Array, height: int, width: int, *, antialias: bool) -> Array:
-    """Resize an array by Pillow or by OpenCV."""
-    if antialias:
-        return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
+def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> Array:
+    """Resize an array by OpenCV or by Pillow, across first, as all versions of Pillow before 13 do."""
+    if resampling != "bilinear":
+        kind = Image.Resampling.BILINEAR if resampling == "antialiased bilinear" else Image.Resampling.BICUBIC
+        return np.asarray(Image.fromarray(image).resize((width, len(image)), kind).resize((width, height), kind))
     return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
+
+
+def _resampling(step: RandomResizedCrop | Resize) -> Resampling:
+    if not step.antialias:
+        return "bilinear"
+    return "antialiased bilinear" if step.interpolation == "bilinear" else "antialiased bicubic"
 
 
 def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
     """Apply a transform to an array."""
     if isinstance(step, RandomResizedCrop):
-        return resize(crop(image, Box(*parameters.tolist())), *step.size, antialias=step.antialias)
+        return resize(crop(image, Box(*parameters.tolist())), *step.size, resampling=_resampling(step))
     if isinstance(step, Resize):
-        return resize(image, *parameters.tolist(), antialias=step.antialias)
+        return resize(image, *parameters.tolist(), resampling=_resampling(step))
     if isinstance(step, CenterCrop):
         return crop(image, Box(*parameters.tolist()))
     assert isinstance(step, RandomHorizontalFlip)
@@ -64,11 +73,12 @@ def draw_steps(random: np.random.Generator, smallest: int, largest: int) -> list
     steps: list[Geometry] = []
     for _ in range(random.integers(1, 6)):
         antialias = bool(random.random() < 0.3)
+        interpolation: Interpolation = "bicubic" if antialias and random.random() < 0.5 else "bilinear"
         size = side() if random.random() < 0.5 else (side(), side())
         steps.append(
             [
-                RandomResizedCrop(size, scale=(0.2, 1.0), antialias=antialias),
-                Resize(size, antialias=antialias),
+                RandomResizedCrop(size, scale=(0.2, 1.0), interpolation=interpolation, antialias=antialias),
+                Resize(size, interpolation=interpolation, antialias=antialias),
                 CenterCrop(size),
                 RandomHorizontalFlip(0.5),
             ][random.integers(4)]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, open_image, render_chunk
+from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, Pixels, Resampling, open_image, render_chunk
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import CenterCrop, Compose, Resize
@@ -29,7 +30,7 @@ def _plan(
     *,
     windows: list[Box] | None = None,
     flips: list[bool] | None = None,
-    antialias: bool = False,
+    resampling: Resampling = "bilinear",
 ) -> CropPlan:
     whole = [Box(0, 0, *size) for size in sizes]
     return CropPlan(
@@ -37,12 +38,14 @@ def _plan(
         size=np.array(sizes, dtype=np.int64),
         window=np.array(windows or whole, dtype=np.int64),
         flip=np.array(flips or [False] * len(boxes), dtype=np.bool_),
-        antialias=antialias,
+        resampling=resampling,
     )
 
 
-def _reference(pixels: Array, box: Box, size: tuple[int, int], window: Box, flip: bool, antialias: bool) -> Array:
-    resized = naive.resize(part(pixels, box).copy(), *size, antialias=antialias)
+def _reference(
+    pixels: Array, box: Box, size: tuple[int, int], window: Box, flip: bool, resampling: Resampling
+) -> Array:
+    resized = naive.resize(part(pixels, box).copy(), *size, resampling=resampling)
     return naive.crop(resized, window)[:, :: -1 if flip else 1]
 
 
@@ -61,13 +64,13 @@ def _draw(random: np.random.Generator, largest: int) -> tuple[Box, tuple[int, in
     return box, size, window, bool(random.random() < 0.5)
 
 
-@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("resampling", get_args(Resampling))
 @pytest.mark.parametrize("seed", range(6))
-def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(seed: int, antialias: bool) -> None:
-    random = np.random.default_rng([seed, antialias])
+def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(seed: int, resampling: Resampling) -> None:
+    random = np.random.default_rng([seed, get_args(Resampling).index(resampling)])
     drawn = [_draw(random, 150) for _ in range(60)]
     boxes, sizes, windows, flips = (list(column) for column in zip(*drawn, strict=True))
-    plan = _plan(boxes, sizes, windows=windows, flips=flips, antialias=antialias)
+    plan = _plan(boxes, sizes, windows=windows, flips=flips, resampling=resampling)
     jpeg = by_pillow(noise(*SIZE))
     files = {"png": save(noise(*SIZE), "PNG"), "jpeg": jpeg, "tiled": tile_jpeg(jpeg)}
     decoded = {"png": noise(*SIZE), "jpeg": read_by_pillow(jpeg), "tiled": read_by_pillow(jpeg)}
@@ -75,8 +78,8 @@ def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(seed
         results = render_chunk([open_image(content)] * len(drawn), plan).images
         for (box, size, window, flip), result in zip(drawn, results, strict=True):
             is_scaled = box.height >= 2 * size[0] and box.width >= 2 * size[1]
-            if kind == "png" or antialias or not is_scaled or min(box.height, box.width) < 8:
-                expected = _reference(decoded[kind], box, size, window, flip, antialias)
+            if kind == "png" or resampling != "bilinear" or not is_scaled or min(box.height, box.width) < 8:
+                expected = _reference(decoded[kind], box, size, window, flip, resampling)
                 np.testing.assert_array_equal(result, expected, err_msg=f"{kind}: {box}, {size}, {window}, {flip}")
 
 
@@ -174,7 +177,7 @@ def test_the_scale_is_the_largest_that_fits_in_both_directions(box: Box, size: t
         assert [scale for _, scale in picture.parts] == [scale]
         if scale == 1:
             whole = part(full_decode(content, SIZE), box).copy()
-            np.testing.assert_array_equal(result, naive.resize(whole, *size, antialias=False))
+            np.testing.assert_array_equal(result, naive.resize(whole, *size, resampling="bilinear"))
         else:
             _assert_near(result, _sample(full_decode(content, SIZE, scale), box, size, scale), str(box))
 
@@ -203,18 +206,19 @@ def test_pngs_and_arrays_are_not_scaled() -> None:
     for picture in (open_image(save(noise(*SIZE), "PNG")), DecodedPicture(noise(*SIZE))):
         assert not picture.can_scale
         (result,) = render_chunk([picture], _plan([Box(0, 0, 96, 96)], [(12, 12)])).images
-        expected = naive.resize(noise(*SIZE)[:96, :96].copy(), 12, 12, antialias=False)
+        expected = naive.resize(noise(*SIZE)[:96, :96].copy(), 12, 12, resampling="bilinear")
         np.testing.assert_array_equal(result, expected)
 
 
 def test_every_window_of_a_resized_picture_is_that_part_of_the_whole() -> None:
     content = save(noise(30, 40), "PNG")
-    for size, antialias in [((9, 13), True), ((9, 13), False), ((35, 44), False), ((7, 60), True), ((29, 40), False)]:
-        whole = render_chunk([open_image(content)], _plan([Box(0, 0, 30, 40)], [size], antialias=antialias)).images[0]
+    sizes = [(9, 13), (35, 44), (7, 60), (29, 40)]
+    for size, resampling in itertools.product(sizes, get_args(Resampling)):
+        whole = render_chunk([open_image(content)], _plan([Box(0, 0, 30, 40)], [size], resampling=resampling)).images[0]
         windows = all_boxes(*size)
         windows = windows[:: 1 + len(windows) // 150]
         count = len(windows)
-        plan = _plan([Box(0, 0, 30, 40)] * count, [size] * count, windows=windows, antialias=antialias)
+        plan = _plan([Box(0, 0, 30, 40)] * count, [size] * count, windows=windows, resampling=resampling)
         for window, result in zip(windows, render_chunk([open_image(content)] * count, plan).images, strict=True):
             np.testing.assert_array_equal(result, part(whole, window), err_msg=str(window))
 
@@ -272,7 +276,12 @@ def test_concurrent_threads_give_the_pixels_of_a_single_one() -> None:
         flips = [bool(flip) for flip in random.random(12) < 0.5]
         windows = [Box(-2, 1, height + 1, width) for height, width in sizes]
         chosen = [contents[i] for i in random.integers(0, len(contents), 12)]
-        chunks.append((chosen, _plan(boxes, sizes, windows=windows, flips=flips, antialias=bool(random.integers(2)))))
+        chunks.append(
+            (
+                chosen,
+                _plan(boxes, sizes, windows=windows, flips=flips, resampling=get_args(Resampling)[random.integers(3)]),
+            )
+        )
 
     def decode(chunk: tuple[list[bytes], CropPlan]) -> list[Pixels]:
         return render_chunk([open_image(content) for content in chunk[0]], chunk[1]).images

@@ -124,10 +124,10 @@ def test_cropping_or_mirroring_returns_a_new_plan() -> None:
     plan = CropPlan.whole(np.array([[10, 20]]))
     plan.crop(np.array([[1, 2, 3, 4]]))
     plan.mirror(np.array([True]))
-    plan.resize(np.array([[5, 5]]), antialias=True)
-    assert (plan.window.tolist(), plan.flip.tolist(), plan.antialias) == ([[0, 0, 10, 20]], [False], False)
+    plan.resize(np.array([[5, 5]]), "antialiased bilinear")
+    assert (plan.window.tolist(), plan.flip.tolist(), plan.resampling) == ([[0, 0, 10, 20]], [False], "bilinear")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        plan.antialias = True  # type: ignore[misc]  # The plan must be frozen.
+        plan.resampling = "antialiased bilinear"  # type: ignore[misc]  # The plan must be frozen.
 
 
 def test_a_crop_of_a_mirrored_image_comes_from_its_other_side() -> None:
@@ -155,12 +155,12 @@ def test_mirroring_twice_changes_nothing() -> None:
 def test_a_plan_can_resize_unless_it_has_resized_or_padded(plan: CropPlan, can_resize: bool) -> None:
     assert plan.is_final.tolist() == [not can_resize]
     if can_resize:
-        resized = plan.resize(np.array([[9, 8]]), antialias=True)
+        resized = plan.resize(np.array([[9, 8]]), "antialiased bicubic")
         top, left, height, width = plan.window[0].tolist()
         assert resized.box.tolist() == [[1 + top, 2 + left, height, width]]
         assert resized.output_size.tolist() == [[9, 8]]
         assert resized.flip.tolist() == plan.flip.tolist()
-        assert resized.antialias
+        assert resized.resampling == "antialiased bicubic"
 
 
 @pytest.mark.parametrize(

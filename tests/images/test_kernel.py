@@ -7,25 +7,24 @@ corpus, and damaged files.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, get_args
 
-import cv2
 import numpy as np
 import pytest
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, chunk, open_image, render_chunk
+from shardio.images import CropPlan, Resampling, chunk, open_image, render_chunk
 from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.compiled.records import PLAN
+from shardio.images.kernel.compiled.records import OPENCV_BILINEAR, PLAN
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
 from tests.images.by_kernel import render_parts
 from tests.images.crop_laws import assert_parts_by_kernel, random_boxes
 from tests.images.jpeg_files import SAMPLINGS, Factors, by_pillow, extremes, make_jpeg, noise, waves
-from tests.images.pictures import Array, make_picture
+from tests.images.pictures import make_picture
 
 KINDS: dict[str, dict[str, Any]] = {
     "untouched": {},
@@ -85,7 +84,10 @@ def _draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> Cr
         afters.append(after)
         windows.append((*corner, height, width))
     flips = random.integers(0, 2, len(sizes)).astype(np.bool_)
-    return CropPlan(box=np.array(boxes), size=np.array(afters), window=np.array(windows), flip=flips)
+    resampling = get_args(Resampling)[random.integers(3)]
+    return CropPlan(
+        box=np.array(boxes), size=np.array(afters), window=np.array(windows), flip=flips, resampling=resampling
+    )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -97,13 +99,14 @@ def test_it_renders_the_full_decode_cropped_resized_and_mirrored(seed: int, cont
     is_drawn = render_by_kernel(pictures, plans, rows)
     box = plans.box[:, 2:]
     is_scaled = (box >= 2 * plans.size).all(axis=1) & (box.min(axis=1) >= 8) | (box == 2 * plans.size).all(axis=1)
+    is_scaled &= plans.resampling == "bilinear"
     corner, size = plans.window[:, :2], plans.window[:, 2:]
     is_black = ((corner >= plans.size) | (corner + size <= 0)).any(axis=1)
     np.testing.assert_array_equal(is_drawn, ~(is_scaled | is_black))
     for i in np.flatnonzero(is_drawn).tolist():
         whole = np.asarray(simplejpeg.decode_jpeg(contents[i]))
         part = naive.crop(whole, Box(*plans.box[i].tolist()))
-        resized = naive.resize(part, *plans.size[i].tolist(), antialias=False)
+        resized = naive.resize(part, *plans.size[i].tolist(), resampling=plans.resampling)
         window = naive.crop(resized, Box(*plans.window[i].tolist()))
         expected = window[:, ::-1] if plans.flip[i] else window
         np.testing.assert_array_equal(rows[i], expected, err_msg=f"image {i} of {plans}")
@@ -203,7 +206,7 @@ def test_a_row_is_written_completely_or_not_at_all() -> None:
     kernel = find_kernel()
     assert kernel is not None
     plans = np.zeros(1, PLAN)
-    plans[0] = (0, 0, 64, 64, 64, 64, 0, 0, 0)
+    plans[0] = (0, 0, 64, 64, 64, 64, 0, 0, 0, OPENCV_BILINEAR)
     assert not kernel.decode([bytes(damaged)], plans, np.zeros(1, np.int64), rows)[0]
     assert (rows == 77).all()
 
@@ -223,33 +226,35 @@ def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None
 
 def test_colours_are_libjpegs() -> None:
     """Check all combinations of samples: jdcolor.c, build_ycc_rgb_table and ycc_rgb_convert."""
-    convert_ycc = pytest.importorskip("shardio.images.kernel.compiled.colour", exc_type=ImportError).convert_ycc
+    convert_row = pytest.importorskip("shardio.images.kernel.compiled.colour", exc_type=ImportError).convert_row
     luma, cr = np.repeat(np.arange(256, dtype=np.uint8), 256), np.tile(np.arange(256, dtype=np.uint8), 256)
-    pixels = np.zeros(1 << 16, np.uint32)
+    columns = 4, 1 << 14
+    rows, places = np.zeros(columns[::-1], np.uint32), np.arange(0, 1 << 16, 4)  # The columns of an MCU are adjacent.
     y, red = luma.astype(np.int64), cr.astype(np.int64) - 128
     for cb in range(256):
         blue = cb - 128
-        convert_ycc(luma, np.full(1 << 16, cb, np.uint8), cr, pixels)
+        constant = np.full(columns, cb, np.uint8)
+        convert_row(luma.reshape(columns), constant, cr.reshape(columns), True, rows.reshape(-1), places, 0)
+        pixels = rows.T.reshape(-1)
         added: list[NDArray[np.int64]] = [91881 * red, -22554 * blue - 46802 * red, np.full_like(y, 116130 * blue)]
         for i, colour in enumerate(added):
             expected = np.clip(y + ((colour + 32768) >> 16), 0, 255)
             np.testing.assert_array_equal(pixels >> 8 * i & 255, expected)
 
 
-def test_resizing_is_opencvs() -> None:
-    """If OpenCV rounded differently, crops would depend on the decoder."""
+@pytest.mark.parametrize("resampling", get_args(Resampling))
+def test_resizing_is_opencvs_or_pillows(resampling: Resampling) -> None:
+    """If one of them rounded differently, crops would depend on the decoder."""
     random = np.random.default_rng(0)
     for _ in range(60):
         height, width = random.integers(1, 150, 2).tolist()
-        picture: Array = noise(height, width)
-        content = by_pillow(picture, quality=95)
-        plans = CropPlan.whole(np.array([[height, width]]))
+        content = by_pillow(noise(height, width), quality=95)
         after = random.integers(1, 200, 2)
-        resized = plans.resize(after[np.newaxis], antialias=False)
+        plan = CropPlan.whole(np.array([[height, width]])).resize(after[np.newaxis], resampling)
         rows = np.zeros((1, *after.tolist(), 3), np.uint8)
-        if render_by_kernel([open_image(content)], resized, rows)[0]:
+        if render_by_kernel([open_image(content)], plan, rows)[0]:
             whole = np.asarray(simplejpeg.decode_jpeg(content))
-            expected = cv2.resize(whole, after[::-1].tolist(), interpolation=cv2.INTER_LINEAR)
+            expected = naive.resize(whole, *after.tolist(), resampling=resampling)
             np.testing.assert_array_equal(rows[0], expected, err_msg=f"{height}×{width} to {after}")
 
 

@@ -40,7 +40,7 @@ def is_rendered(content: bytes) -> bool | None:
 def _crop(size: tuple[int, int], box: Box) -> CropPlan:
     """Return a plan that takes a box of a picture without resizing it."""
     after = np.array([[box.height, box.width]])
-    return CropPlan.whole(np.array([size])).crop(np.array([box])).resize(after, antialias=False)
+    return CropPlan.whole(np.array([size])).crop(np.array([box])).resize(after)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import enum
 import re
 from typing import Any
 
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from shardio.transforms import CenterCrop, RandomHorizontalFlip, Resize, Transform, apply_transform
+from shardio.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, Transform, apply_transform
 from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size
 from tests.transforms.reference import center_crop, resized_size
 
@@ -43,6 +45,35 @@ def test_resizing_gives_opencvs_pixels_of_torchvisions_size(
     result = Resize(size)(image)
     assert result.shape == (*after, 3)
     np.testing.assert_array_equal(result, cv2.resize(image, after[::-1], interpolation=cv2.INTER_LINEAR))
+
+
+class InterpolationMode(enum.Enum):
+    """As torchvision's."""
+
+    BILINEAR = "bilinear"
+    BICUBIC = "bicubic"
+
+
+@pytest.mark.parametrize("mode", InterpolationMode)
+@pytest.mark.parametrize("kind", [Resize, RandomResizedCrop])
+def test_an_antialiased_resize_has_pillows_pixels(
+    kind: type[Resize | RandomResizedCrop], mode: InterpolationMode
+) -> None:
+    """No crop here shrinks its height more than its width, so all versions of Pillow agree."""
+    image, size = make_noise(60, 90), (40, 51)
+    whole: dict[str, Any] = {"scale": (1, 1), "ratio": (1.5, 1.5)} if kind is RandomResizedCrop else {}
+    for interpolation in (mode, mode.value):
+        transform = kind(size, interpolation=interpolation, antialias=True, **whole)
+        expected = Image.fromarray(image).resize(size[::-1], Image.Resampling[mode.name])
+        np.testing.assert_array_equal(transform(image), np.asarray(expected))
+
+
+@pytest.mark.parametrize("kind", [Resize, RandomResizedCrop])
+def test_an_interpolation_must_be_known_and_bicubic_needs_antialiasing(kind: Any) -> None:
+    with pytest.raises(ValueError, match="'bilinear' or 'bicubic', got 'nearest'"):
+        kind(8, interpolation="nearest")
+    with pytest.raises(ValueError, match="interpolation='bicubic' requires antialias=True"):
+        kind(8, interpolation=InterpolationMode.BICUBIC)
 
 
 @given(height=SIDES, width=SIDES, rows=SIDES, columns=SIDES)

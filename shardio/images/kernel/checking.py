@@ -1,7 +1,7 @@
 """Check that the kernel's pixels on this machine are those of the libraries that decode all other images.
 
-The kernel follows the code of libjpeg-turbo and OpenCV. Both have different code for other processors, and other
-versions may round differently. A crop's pixels would then depend on the decoder.
+The kernel follows the code of libjpeg-turbo, OpenCV and Pillow. They have different code for other processors, and
+other versions may round differently. A crop's pixels would then depend on the decoder.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from shardio.images.kernel.compiled.records import PLAN
-from shardio.images.kernel.functions import Functions, Kernel
+from shardio.images.kernel.compiled.records import OPENCV_BILINEAR, PILLOW_BICUBIC, PILLOW_BILINEAR, PLAN
+from shardio.images.kernel.functions import RESAMPLINGS, Functions, Kernel
+from shardio.images.resizing import resize
 from shardio.images.tiling import tile_jpeg
 
 _SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
@@ -23,11 +24,14 @@ _ROWS, _COLUMNS = 96, 101
 
 _PLANS = np.array(
     [
-        (20, 30, 96, 101, 96, 101, 0, 0, False),  # Not resized.
-        (0, 0, 150, 203, 96, 101, 0, 0, True),  # Shrunk.
-        (31, 47, 50, 41, 96, 101, 0, 0, False),  # Enlarged.
-        (3, 90, 120, 77, 130, 140, 20, 25, True),  # A window of an enlarged part.
-        (70, 6, 33, 160, 96, 101, -9, 5, False),  # A window that extends beyond the part.
+        (20, 30, 96, 101, 96, 101, 0, 0, False, OPENCV_BILINEAR),  # Not resized.
+        (0, 0, 150, 203, 96, 101, 0, 0, True, OPENCV_BILINEAR),  # Shrunk.
+        (31, 47, 50, 41, 96, 101, 0, 0, False, OPENCV_BILINEAR),  # Enlarged.
+        (3, 90, 120, 77, 130, 140, 20, 25, True, OPENCV_BILINEAR),  # A window of an enlarged part.
+        (70, 6, 33, 160, 96, 101, -9, 5, False, OPENCV_BILINEAR),  # A window that extends beyond the part.
+        (0, 0, 150, 203, 96, 101, 0, 0, False, PILLOW_BILINEAR),  # Shrunk, antialiased.
+        (31, 47, 50, 41, 130, 140, 20, 25, True, PILLOW_BICUBIC),
+        (0, 9, 150, 63, 96, 101, 0, 0, True, PILLOW_BICUBIC),
     ],
     PLAN,
 )
@@ -68,11 +72,11 @@ def _make_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _render(content: bytes, plan: np.void) -> NDArray[np.uint8]:
-    """Render an image with libjpeg-turbo and OpenCV."""
-    top, left, height, width, new_height, new_width, window_top, window_left, is_flipped = plan.tolist()
+    """Render an image with libjpeg-turbo, and OpenCV or Pillow."""
+    top, left, height, width, new_height, new_width, window_top, window_left, is_flipped, resampling = plan.tolist()
     box = simplejpeg.decode_jpeg(content)[top : top + height, left : left + width]
-    if (height, width) != (new_height, new_width):
-        box = cv2.resize(box, (new_width, new_height), interpolation=cv2.INTER_LINEAR)
+    names = {number: name for name, number in RESAMPLINGS.items()}
+    box = resize(np.ascontiguousarray(box), new_height, new_width, names[resampling])
     padded = np.pad(box, ((_ROWS, _ROWS), (_COLUMNS, _COLUMNS), (0, 0)))  # Black beyond the box.
     window = padded[_ROWS + window_top :, _COLUMNS + window_left :][:_ROWS, :_COLUMNS]
     return window[:, ::-1] if is_flipped else window

@@ -14,8 +14,24 @@ from numpy.typing import NDArray
 
 from shardio.forks import call_at_fork
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
-from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, PLAN, WORKSPACE
+from shardio.images.kernel.compiled.records import (
+    BEST_TABLE,
+    CALL,
+    OPENCV_BILINEAR,
+    PILLOW_BICUBIC,
+    PILLOW_BILINEAR,
+    PLAN,
+    WORKSPACE,
+)
+from shardio.images.resizing import Resampling
 from shardio.processors import count_processors
+
+RESAMPLINGS: dict[Resampling, int] = {
+    "bilinear": OPENCV_BILINEAR,
+    "antialiased bilinear": PILLOW_BILINEAR,
+    "antialiased bicubic": PILLOW_BICUBIC,
+}
+"""The numbers that a PLAN has for them."""
 
 Function = Callable[[int], None]
 """A compiled function. It takes the address of its arguments, and releases the GIL."""

@@ -6,16 +6,14 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
 from shardio.images.kernel.compiled.codes import lay_out_states, prepare_tables, read_huffman_tables
-from shardio.images.kernel.compiled.colour import convert_ycc, join_colours
 from shardio.images.kernel.compiled.entropy import decode_streams
-from shardio.images.kernel.compiled.heads import GRAY, RGB, read_head
-from shardio.images.kernel.compiled.idct import transform_block
-from shardio.images.kernel.compiled.memory import kernel_function, pointer, shaped
+from shardio.images.kernel.compiled.heads import read_head
+from shardio.images.kernel.compiled.memory import kernel_function, pointer
+from shardio.images.kernel.compiled.pixels import make_pixels
 from shardio.images.kernel.compiled.records import GROUP_SIZE, MAX_PIXELS, MAX_SIDE, NUM_CHAINS
-from shardio.images.kernel.compiled.regions import lay_out_region
-from shardio.images.kernel.compiled.resizing import find_range, find_sources, mix_rows, resize_row
+from shardio.images.kernel.compiled.regions import find_margin, lay_out_region
+from shardio.images.kernel.compiled.rendering import find_needed, find_visible, fits, render
 from shardio.images.kernel.compiled.streams import find_streams
-from shardio.images.kernel.compiled.upsampling import extend_borders, upsample
 
 _ALIGNED = 32
 """Coefficients per cache line."""
@@ -64,9 +62,13 @@ def _finish_group(num_members, plans, rows, is_done, work):
     """Decode and render the members of the group, and empty it."""
     decode_streams(work)
     for member in range(num_members):
-        if work.is_good[member] and _make_pixels(member, work):
-            i = work.indices[member]
-            _render(member, plans[i], rows[i], work)
+        if work.is_good[member] and make_pixels(member, work):
+            head, region, i = work.heads[member], work.regions[member], work.indices[member]
+            width = 8 * head.across
+            row_length = region.stride * width
+            top, left = 8 * head.down * region.first_row, width * region.first_column
+            start = (plans[i].top - top) * row_length + plans[i].left - left
+            render(work.pixels, start, row_length, plans[i], rows[i], work)
             is_done[i] = 1
     _clear_group(work)
 
@@ -102,15 +104,21 @@ def _add_member(data, plan, height, width, member, work):
         return False
     if max(plan.height, plan.width, plan.new_height, plan.new_width) > MAX_SIDE:
         return False
-    top, bottom, left, right = _visible(plan, height, width)
+    top, bottom, left, right = find_visible(plan, height, width)
     if top >= bottom or left >= right:
         return False
-    first, stop = find_range(plan.height, plan.new_height, plan.window_top + top, plan.window_top + bottom)
+    if not fits(plan, bottom - top, right - left):
+        return False
+    first, stop = find_needed(
+        plan.height, plan.new_height, plan.window_top + top, plan.window_top + bottom, plan.resampling
+    )
     top, height = plan.top + first, stop - first
-    first, stop = find_range(plan.width, plan.new_width, plan.window_left + left, plan.window_left + right)
+    first, stop = find_needed(
+        plan.width, plan.new_width, plan.window_left + left, plan.window_left + right, plan.resampling
+    )
     left, width = plan.left + first, stop - first
     lay_out_region(head, top, left, height, width, region)
-    if 64 * head.across * head.down * (region.num_lanes + 2 * _margin(region)) > MAX_PIXELS:
+    if 64 * head.across * head.down * (region.num_lanes + 2 * find_margin(region)) > MAX_PIXELS:
         return False
     region.coefficients = (work.num_coefficients + _ALIGNED - 1) // _ALIGNED * _ALIGNED
     region.skipped = region.coefficients + (1 + 64 * region.num_blocks) * region.num_lanes
@@ -129,103 +137,3 @@ def _add_member(data, plan, height, width, member, work):
     work.num_coefficients = num_coefficients
     work.is_good[member] = 1
     return True
-
-
-@kernel_function
-def _visible(plan, height, width):
-    """Return the rows and columns of a window that are within the resized part."""
-    top, bottom = max(-plan.window_top, 0), min(plan.new_height - plan.window_top, height)
-    left, right = max(-plan.window_left, 0), min(plan.new_width - plan.window_left, width)
-    return top, bottom, left, right
-
-
-@kernel_function
-def _margin(region):
-    return region.stride + 1
-
-
-@kernel_function
-def _make_pixels(member, work):
-    """Compute pixels from coefficients. Return whether all numbers are in the range that libjpeg-turbo computes with.
-
-    Pixels are uint32 [rows of an MCU, columns of an MCU, lanes].
-    """
-    head, region = work.heads[member], work.regions[member]
-    lanes, num_luma = region.num_lanes, head.across * head.down
-    margin = _margin(region)
-    between = shaped(work.between, 0, (8, 8, lanes))
-    first = region.coefficients + lanes
-    blocks = shaped(work.coefficients, first, (region.num_blocks, 8, 8, lanes))
-    luma = shaped(work.samples, 0, (num_luma, 8, 8, lanes))
-    end = num_luma * 64 * lanes
-    for block in range(num_luma):
-        quantiser = head.quantisers[head.quantiser[0]]
-        if not transform_block(blocks[block], quantiser, between, luma[block], 0):
-            return False
-    pixels = shaped(work.pixels, 0, (8 * head.down, 8 * head.across, lanes))
-    if head.colour == GRAY:
-        for row in range(8):
-            for column in range(8):
-                gray = luma[0, row, column]
-                join_colours(gray, gray, gray, pixels[row, column])
-        return True
-    width = margin + lanes + margin
-    chroma = shaped(work.samples, end, (2, 8, 8, width))
-    end += 2 * 64 * width
-    whole = shaped(work.samples, end, (2, 8 * head.down, 8 * head.across, lanes))
-    sums = shaped(work.sums, 0, (8, lanes + 2))
-    for c in range(2):
-        quantiser = head.quantisers[head.quantiser[c + 1]]
-        if not transform_block(blocks[num_luma + c], quantiser, between, chroma[c], margin):
-            return False
-        extend_borders(chroma[c], margin, head, region)
-        upsample(chroma[c], margin, head, region.stride, sums, whole[c])
-    for row in range(8 * head.down):
-        for column in range(8 * head.across):
-            first = luma[row // 8 * head.across + column // 8, row % 8, column % 8]
-            second, third = whole[0, row, column], whole[1, row, column]
-            if head.colour == RGB:
-                join_colours(first, second, third, pixels[row, column])
-            else:
-                convert_ycc(first, second, third, pixels[row, column])
-    return True
-
-
-@kernel_function
-def _render(member, plan, out, work):
-    """Resize a part of the image, and write a window of the result to uint8 [height, width, 3]."""
-    head, region = work.heads[member], work.regions[member]
-    height, width = out.shape[0], out.shape[1]
-    top, bottom, left, right = _visible(plan, height, width)
-    if top > 0 or left > 0 or bottom < height or right < width:  # Black beyond the part.
-        out[:] = 0
-    num_columns, num_rows = right - left, bottom - top
-    down, across, lanes = 8 * head.down, 8 * head.across, region.num_lanes
-    first, step = plan.window_left + left, 1
-    if plan.is_flipped:
-        first, step = plan.window_left + right - 1, -1
-        left = width - right
-    columns, next_columns = work.columns[0, :num_columns], work.columns[1, :num_columns]
-    column_weights, weights = work.column_weights[:num_columns], work.weights
-    find_sources(plan.width, plan.new_width, first, step, True, columns, weights)
-    for i in range(num_columns):
-        column, next_column = plan.left + columns[i], plan.left + min(columns[i] + 1, plan.width - 1)
-        columns[i] = column % across * lanes + column // across - region.first_column
-        next_columns[i] = next_column % across * lanes + next_column // across - region.first_column
-        column_weights[i] = weights[0, i] | weights[1, i] << 16
-    rows = work.rows[:num_rows]
-    find_sources(plan.height, plan.new_height, plan.window_top + top, 1, False, rows, weights)
-    kept = work.kept  # The two rows that are resized already: of adjacent rows, one is even and one is odd.
-    kept[:] = -1
-    for i in range(num_rows):
-        upper, lower = max(rows[i], 0), min(rows[i] + 1, plan.height - 1)
-        for source in (upper, lower):
-            if kept[source % 2] != source:
-                row = plan.top + source
-                start = row % down * across * lanes + (row // down - region.first_row) * region.stride
-                resize_row(work.pixels[start:], columns, next_columns, column_weights, work.resized[source % 2])
-                kept[source % 2] = source
-        mix_rows(
-            work.resized[upper % 2], work.resized[lower % 2], np.int16(weights[0, i]), np.int16(weights[1, i]),
-            shaped(out, 3 * ((top + i) * width + left), 3 * num_columns),
-        )  # fmt: skip

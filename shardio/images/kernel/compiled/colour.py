@@ -8,7 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.kernel.compiled.memory import kernel_function
-from shardio.images.kernel.compiled.vectors import LENGTH, Vector, sixteen_at_once, upper_half_of_product
+from shardio.images.kernel.compiled.vectors import (
+    LENGTH,
+    Vector,
+    sixteen_in_four_columns,
+    upper_half_of_product,
+)
 
 # jdcolor.c: FIX(1.40200) and so on, the number times 2^16, rounded. Multiples of 2^16 are added or subtracted, so that
 # it fits into 16 bits.
@@ -36,19 +41,34 @@ def _join(red: Vector, green: Vector, blue: Vector) -> Vector:
     return (red | green << 8).unsigned(32) | blue.unsigned(32) << 16
 
 
-_convert_sixteen = sixteen_at_once(_convert)
-_join_sixteen = sixteen_at_once(lambda red, green, blue: _join(red.unsigned(16), green.unsigned(16), blue.unsigned(16)))
+_convert_columns = sixteen_in_four_columns(_convert)
+_join_columns = sixteen_in_four_columns(
+    lambda red, green, blue: _join(red.unsigned(16), green.unsigned(16), blue.unsigned(16))
+)
 
 
 @kernel_function
-def convert_ycc(luma, cb, cr, pixels):
-    """Convert samples, uint8 [n] each, to pixels, uint32 [n]; n is a multiple of 16."""
-    for at in range(0, len(pixels) - (LENGTH - 1), LENGTH):
-        _convert_sixteen((luma, cb, cr), (pixels,), np.uint64(at))
+def convert_row(luma, cb, cr, is_ycc, pixels, places, start):
+    """Convert one row of each MCU, and put the pixels of each MCU side by side.
 
-
-@kernel_function
-def join_colours(red, green, blue, pixels):
-    """Join colours, uint8 [n] each, into pixels, uint32 [n]; n is a multiple of 16."""
-    for at in range(0, len(pixels) - (LENGTH - 1), LENGTH):
-        _join_sixteen((red, green, blue), (pixels,), np.uint64(at))
+    Args:
+        luma: uint8 [columns, n], the samples of each column of n MCUs: Y, or red. The number of columns is a multiple
+            of 4, and n is one of 16.
+        cb: The same for Cb, or green.
+        cr: The same for Cr, or blue.
+        is_ycc: Whether the samples are Y, Cb and Cr.
+        pixels: uint32 [...], for the pixels.
+        places: int64 [n], the index of each MCU's first pixel.
+        start: What to add to these indices for the row.
+    """
+    for column in range(0, len(luma) - 3, 4):
+        operands = (
+            luma[column], luma[column + 1], luma[column + 2], luma[column + 3],
+            cb[column], cb[column + 1], cb[column + 2], cb[column + 3],
+            cr[column], cr[column + 1], cr[column + 2], cr[column + 3],
+        )  # fmt: skip
+        for at in range(0, luma.shape[1] - (LENGTH - 1), LENGTH):
+            if is_ycc:
+                _convert_columns(operands, np.uint64(at), pixels, places, np.int64(start + column))
+            else:
+                _join_columns(operands, np.uint64(at), pixels, places, np.int64(start + column))

@@ -29,15 +29,18 @@ _MAX_AC = (1 << MAX_AC_SIZE) - 1
 
 
 @kernel_function
-def transform_block(coefficients, quantiser, between, samples, margin):
-    """Transform one block of each lane.
+def transform_block(coefficients, first, quantiser, between, samples, row, column, to):
+    """Transform one block of each of n lanes.
 
     Args:
         coefficients: int16 [8, 8, lanes], by vertical and horizontal frequency.
+        first: The first lane.
         quantiser: uint16 [64], in natural order.
-        between: int16 [8, 8, lanes], for intermediate results.
-        samples: uint8 [8, 8, margin + lanes + …], for the result, by row and column.
-        margin: Lanes before the first.
+        between: int16 [8, 8, n], for intermediate results.
+        samples: uint8 [rows, columns, lanes], for the result.
+        row: The block's first row there.
+        column: Its first column.
+        to: The first lane.
 
     Returns:
         Whether all numbers are in range.
@@ -46,15 +49,15 @@ def transform_block(coefficients, quantiser, between, samples, margin):
         factor = np.int64(quantiser[i])
         largest = _MAX_AC if i else MAX_DC
         if factor * largest >= _HALF_RANGE:  # Only then does the actual value matter.
-            largest = _largest(coefficients[i // 8, i % 8])
+            largest = _largest(coefficients[i // 8, i % 8, first : first + between.shape[2]])
         if factor * largest >= _HALF_RANGE:
             return False
-    for column in range(8):
-        _transform_columns(coefficients, quantiser, between, column)
+    for i in range(8):
+        _transform_columns(coefficients, first, quantiser, between, i)
     if _largest(shaped(between, 0, between.size)) >= _HALF_RANGE:
         return False
-    for row in range(8):
-        _transform_rows(between, samples, margin, row)
+    for i in range(8):
+        _transform_rows(between, i, samples, row + i, column, to)
     return True
 
 
@@ -70,14 +73,16 @@ def _largest(numbers):
 
 
 @kernel_function
-def _transform_columns(coefficients, quantiser, between, i):
+def _transform_columns(coefficients, first, quantiser, between, i):
     q0, q1, q2, q3 = _S(quantiser[i]), _S(quantiser[8 + i]), _S(quantiser[16 + i]), _S(quantiser[24 + i])
     q4, q5, q6, q7 = _S(quantiser[32 + i]), _S(quantiser[40 + i]), _S(quantiser[48 + i]), _S(quantiser[56 + i])
-    c0, c1, c2, c3 = coefficients[0, i], coefficients[1, i], coefficients[2, i], coefficients[3, i]
-    c4, c5, c6, c7 = coefficients[4, i], coefficients[5, i], coefficients[6, i], coefficients[7, i]
+    c0, c1 = coefficients[0, i, first:], coefficients[1, i, first:]
+    c2, c3 = coefficients[2, i, first:], coefficients[3, i, first:]
+    c4, c5 = coefficients[4, i, first:], coefficients[5, i, first:]
+    c6, c7 = coefficients[6, i, first:], coefficients[7, i, first:]
     b0, b1, b2, b3 = between[0, i], between[1, i], between[2, i], between[3, i]
     b4, b5, b6, b7 = between[4, i], between[5, i], between[6, i], between[7, i]
-    for at in range(0, len(c0) - (LENGTH - 1), LENGTH):
+    for at in range(0, len(b0) - (LENGTH - 1), LENGTH):
         _first_pass(
             (c0, c1, c2, c3, c4, c5, c6, c7, q0, q1, q2, q3, q4, q5, q6, q7),
             (b0, b1, b2, b3, b4, b5, b6, b7),
@@ -86,11 +91,13 @@ def _transform_columns(coefficients, quantiser, between, i):
 
 
 @kernel_function
-def _transform_rows(between, samples, margin, i):
+def _transform_rows(between, i, samples, row, column, to):
     b0, b1, b2, b3 = between[i, 0], between[i, 1], between[i, 2], between[i, 3]
     b4, b5, b6, b7 = between[i, 4], between[i, 5], between[i, 6], between[i, 7]
-    s0, s1, s2, s3 = samples[i, 0, margin:], samples[i, 1, margin:], samples[i, 2, margin:], samples[i, 3, margin:]
-    s4, s5, s6, s7 = samples[i, 4, margin:], samples[i, 5, margin:], samples[i, 6, margin:], samples[i, 7, margin:]
+    s0, s1 = samples[row, column, to:], samples[row, column + 1, to:]
+    s2, s3 = samples[row, column + 2, to:], samples[row, column + 3, to:]
+    s4, s5 = samples[row, column + 4, to:], samples[row, column + 5, to:]
+    s6, s7 = samples[row, column + 6, to:], samples[row, column + 7, to:]
     for at in range(0, len(b0) - (LENGTH - 1), LENGTH):
         _second_pass((b0, b1, b2, b3, b4, b5, b6, b7), (s0, s1, s2, s3, s4, s5, s6, s7), np.uint64(at))
 

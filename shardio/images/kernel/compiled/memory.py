@@ -67,40 +67,6 @@ def pointer(_context: Any, address: Any) -> Any:
     return types.voidptr(address), generate
 
 
-@intrinsic
-def mix_pixels(_context: Any, pixels: Any, first: Any, second: Any, weights: Any, out: Any, to: Any) -> Any:
-    """Add the four bytes of the elements ``first`` and ``second`` of ``pixels``, uint32, by weight.
-
-    Indices are uint64. ``weights`` holds two 16-bit numbers. The sums, without their lowest four bits, go to the four
-    elements of ``out``, int16, from ``to`` on. Processors have an instruction that multiplies and adds eight such pairs
-    (x86's pmaddwd). LLVM uses it for this code, but not for a loop that numba compiles.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte, short, word = ir.IntType(8), ir.IntType(16), ir.IntType(32)
-
-        def vector(kind: Any, count: int) -> Any:
-            return ir.VectorType(kind, count)
-
-        def address(argument: int, at: Any, count: int, kind: Any) -> Any:
-            return elements(context, builder, signature.args[argument], arguments[argument], at, count, kind)
-
-        def pick(one: Any, other: Any, *indices: int) -> Any:
-            return builder.shuffle_vector(one, other, ir.Constant(vector(word, len(indices)), indices))
-
-        one, other = (builder.load(address(0, arguments[i], 1, vector(byte, 4)), align=4) for i in (1, 2))
-        pairs = builder.zext(pick(one, other, 0, 4, 1, 5, 2, 6, 3, 7), vector(word, 8))
-        both = builder.bitcast(arguments[3], vector(short, 2))
-        factors = builder.sext(pick(both, both, 0, 1, 0, 1, 0, 1, 0, 1), vector(word, 8))
-        products = builder.mul(pairs, factors)
-        sums = builder.add(pick(products, products, 0, 2, 4, 6), pick(products, products, 1, 3, 5, 7))
-        kept = builder.lshr(sums, ir.Constant(sums.type, [4] * 4))
-        builder.store(builder.trunc(kept, vector(short, 4)), address(4, arguments[5], 4, vector(short, 4)), align=2)
-        return context.get_dummy_value()
-
-    return types.void(pixels, first, second, weights, out, to), generate
-
-
 @kernel_function
 def shaped(array, start, shape):
     """Return a part of a flat array from ``start`` on in another shape. ``reshape`` could raise, which needs Python."""

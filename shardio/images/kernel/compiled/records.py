@@ -44,6 +44,19 @@ MAX_STREAMS = 1 << 15
 MAX_SIDE = 1 << 14
 """The maximum number of rows or columns of a crop, before and after resizing."""
 
+MAX_TAPS = 6 * MAX_SIDE
+"""The maximum number of pairs of weights for all rows, or for all columns, of an antialiased crop. Bicubic ones have up
+to 2 pairs for each pixel before resizing, and 2 more for each one after it."""
+
+MAX_RESIZED = 8 * MAX_PIXELS
+"""The maximum number of bytes in the horizontally resized rows of an antialiased crop."""
+
+LANES_AT_ONCE = 128
+"""The number of MCUs whose pixels are computed at once, a multiple of 16."""
+
+OPENCV_BILINEAR, PILLOW_BILINEAR, PILLOW_BICUBIC = range(3)
+"""How to resize. Pillow's are antialiased."""
+
 
 def _record(**fields: object) -> np.dtype[np.void]:
     return np.dtype(
@@ -133,15 +146,20 @@ WORKSPACE = _record(
     chains=(CHAIN, NUM_CHAINS),
     coefficients=(np.int16, GROUP_SIZE * 3 * MAX_PIXELS),
     num_coefficients=np.int64,
-    between=(np.int16, MAX_PIXELS),  # Between the passes of the inverse DCT.
-    samples=(np.uint8, 6 * MAX_PIXELS),
-    sums=(np.int16, MAX_PIXELS // 8 + 64),
-    pixels=(np.uint32, MAX_PIXELS),
-    columns=(np.int64, (2, MAX_SIDE)),  # The two pixels that each column of the result mixes.
-    column_weights=(np.uint32, MAX_SIDE),  # The weights of these two pixels.
+    between=(np.int16, 64 * LANES_AT_ONCE),  # Between the passes of the inverse DCT.
+    chroma=(np.uint8, 2 * MAX_PIXELS),
+    samples=(np.uint8, (3, 256 * LANES_AT_ONCE)),  # One for each pixel and component.
+    sums=(np.int16, 8 * (LANES_AT_ONCE + 2)),
+    places=(np.int64, MAX_PIXELS // 64),  # The index of the first pixel of each MCU.
+    pixels=(np.uint32, MAX_PIXELS + 2 * MAX_SIDE),  # Pixels after a row's end are read, with a weight of 0.
+    columns=(np.int64, MAX_SIDE),  # The first pixel that each column of the result mixes or sums.
+    column_weights=(np.uint32, MAX_SIDE),  # The weights of the two pixels that it mixes.
+    column_taps=(np.uint32, (2, 4 * MAX_TAPS)),  # The weights of those that it sums.
     rows=(np.int64, MAX_SIDE),
+    row_taps=(np.uint32, (2, MAX_TAPS)),
+    resized_rows=(np.uint8, MAX_RESIZED),  # Rows to sum, resized horizontally.
     weights=(np.int32, (2, MAX_SIDE)),  # The weights of the two rows (or columns) that each row (or column) mixes.
-    resized=(np.int16, (2, 3 * MAX_SIDE + 1)),  # Two rows, resized horizontally.
+    resized=(np.int16, (2, 3 * MAX_SIDE + 4)),  # Two rows, resized horizontally.
     kept=(np.int64, 2),  # The indices of these two rows.
 )
 """The memory of a call of the kernel."""
@@ -156,6 +174,7 @@ PLAN = _record(
     window_top=np.int64,  # The corner of the window to return, which may extend beyond the resized part.
     window_left=np.int64,
     is_flipped=np.uint8,  # Whether to mirror the window.
+    resampling=np.uint8,  # OPENCV_BILINEAR, PILLOW_BILINEAR or PILLOW_BICUBIC.
 )
 """The crop plan of one image."""
 

@@ -33,3 +33,9 @@ def lay_out_region(head, top, left, height, width, region):
     region.num_blocks = num_first + head.num_components - 1
     for block in range(region.num_blocks):
         region.component[block] = max(block - num_first + 1, 0)
+
+
+@kernel_function
+def find_margin(region):
+    """Return how many lanes before the first and after the last one are needed, for the neighbours of all MCUs."""
+    return region.stride + 1

@@ -2,7 +2,7 @@
 
 A component with fewer samples than the image has pixels gets the missing ones by interpolation: three quarters of the
 nearer sample and a quarter of the farther one. Input arrays are uint8 [8, 8, lanes], and output arrays are
-uint8 [8 down, 8 across, lanes]. Input arrays have ``margin`` more lanes on both sides, so that the first and the last
+uint8 [8 down, 8 across, n]. Input arrays have ``margin`` more lanes on both sides, so that the first and the last
 lane have neighbours.
 
 Samples beyond the image's border equal those at the border. This gives the same results as libjpeg's rules for the
@@ -65,41 +65,41 @@ def extend_borders(samples, margin, head, region):
 
 
 @kernel_function
-def upsample(samples, margin, head, stride, sums, out):
-    """Upsample a component by the image's sampling factors.
+def upsample(samples, first, head, stride, sums, out):
+    """Upsample a component of n lanes by the image's sampling factors.
 
     Args:
         samples: uint8 [8, 8, margin + lanes + margin], with borders extended.
-        margin: More than ``stride``.
+        first: The first lane, counted from the margin's start, and more than ``stride``.
         head: The file's head.
         stride: Lanes from an MCU to the one below it.
-        sums: int16 [8, lanes + 2], for intermediate results.
-        out: uint8 [8 down, 8 across, lanes].
+        sums: int16 [8, n + 2], for intermediate results.
+        out: uint8 [8 down, 8 across, n].
     """
     # Rows of one or two samples are not interpolated (jdsample.c, jinit_upsampler: downsampled_width > 2).
     is_fancy = (head.width + head.across - 1) // head.across > 2
     if head.across == 2 and head.down == 2 and is_fancy:
-        _upsample_both(samples, margin, stride, sums, out)
+        _upsample_both(samples, first, stride, sums, out)
     elif head.across == 2 and head.down == 1 and is_fancy:
-        _upsample_across(samples, margin, out)
+        _upsample_across(samples, first, out)
     elif head.across == 1 and head.down == 2:
-        _upsample_down(samples, margin, stride, out)
+        _upsample_down(samples, first, stride, out)
     else:
-        _repeat(samples, margin, head.down, head.across, out)
+        _repeat(samples, first, head.down, head.across, out)
 
 
 @kernel_function
-def _upsample_both(samples, margin, stride, sums, out):
+def _upsample_both(samples, first, stride, sums, out):
     """Double both sides, as h2v2_fancy_upsample does."""
     num_lanes = out.shape[2]
     for row in range(16):
         i = row // 2
         for j in range(8):
-            near = samples[i, j, margin - 1 :]
+            near = samples[i, j, first - 1 :]
             if row % 2 == 0:
-                far = samples[i - 1, j, margin - 1 :] if i else samples[7, j, margin - 1 - stride :]
+                far = samples[i - 1, j, first - 1 :] if i else samples[7, j, first - 1 - stride :]
             else:
-                far = samples[i + 1, j, margin - 1 :] if i < 7 else samples[0, j, margin - 1 + stride :]
+                far = samples[i + 1, j, first - 1 :] if i < 7 else samples[0, j, first - 1 + stride :]
             total = sums[j]
             for lane in range(num_lanes + 2):
                 total[lane] = np.int16(_I(_I(near[lane]) * _I(3)) + _I(far[lane]))
@@ -115,14 +115,14 @@ def _upsample_both(samples, margin, stride, sums, out):
 
 
 @kernel_function
-def _upsample_across(samples, margin, out):
+def _upsample_across(samples, first, out):
     """Double the width, as h2v1_fancy_upsample does."""
     num_lanes = out.shape[2]
     for i in range(8):
         for j in range(8):
-            this = samples[i, j, margin:]
-            before = samples[i, j - 1, margin:] if j else samples[i, 7, margin - 1 :]
-            after = samples[i, j + 1, margin:] if j < 7 else samples[i, 0, margin + 1 :]
+            this = samples[i, j, first:]
+            before = samples[i, j - 1, first:] if j else samples[i, 7, first - 1 :]
+            after = samples[i, j + 1, first:] if j < 7 else samples[i, 0, first + 1 :]
             left, right = out[i, 2 * j], out[i, 2 * j + 1]
             for lane in range(num_lanes):
                 three = _I(_I(this[lane]) * _I(3))
@@ -131,14 +131,14 @@ def _upsample_across(samples, margin, out):
 
 
 @kernel_function
-def _upsample_down(samples, margin, stride, out):
+def _upsample_down(samples, first, stride, out):
     """Double the height, as h1v2_fancy_upsample does."""
     num_lanes = out.shape[2]
     for i in range(8):
         for j in range(8):
-            this = samples[i, j, margin:]
-            above = samples[i - 1, j, margin:] if i else samples[7, j, margin - stride :]
-            below = samples[i + 1, j, margin:] if i < 7 else samples[0, j, margin + stride :]
+            this = samples[i, j, first:]
+            above = samples[i - 1, j, first:] if i else samples[7, j, first - stride :]
+            below = samples[i + 1, j, first:] if i < 7 else samples[0, j, first + stride :]
             upper, lower = out[2 * i, j], out[2 * i + 1, j]
             for lane in range(num_lanes):
                 three = _I(_I(this[lane]) * _I(3))
@@ -147,9 +147,9 @@ def _upsample_down(samples, margin, stride, out):
 
 
 @kernel_function
-def _repeat(samples, margin, down, across, out):
+def _repeat(samples, first, down, across, out):
     """Repeat samples, as h2v1_upsample, h2v2_upsample and int_upsample do."""
     num_lanes = out.shape[2]
     for row in range(8 * down):
         for column in range(8 * across):
-            out[row, column, :] = samples[row // down, column // across, margin : margin + num_lanes]
+            out[row, column, :] = samples[row // down, column // across, first : first + num_lanes]

@@ -107,6 +107,59 @@ def sixteen_at_once(formula: Callable[..., Vector | tuple[Vector, ...]]) -> Call
     return function
 
 
+def sixteen_in_four_columns(formula: Callable[..., Vector]) -> Callable[..., None]:
+    """Return a function for the kernel that applies a formula to four columns, and puts their results side by side.
+
+    The formula returns 32-bit numbers. The function takes a tuple of arrays, those of the first operand's four columns
+    first, and the index, uint64, of the first of sixteen elements of each. Further arguments are an array for the
+    results, uint32, and where they belong there: sixteen indices from the same index of an array, int64, on, and what
+    to add to them. At each index, it writes four numbers: one element's result in each column.
+    """
+
+    @intrinsic
+    def apply(_context: Any, operands: Any, at: Any, results: Any, places: Any, added: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            def load(i: int) -> Vector:
+                kind = signature.args[0].types[i]
+                array = builder.extract_value(arguments[0], i)
+                address = elements(context, builder, kind, array, arguments[1], LENGTH, _kind(kind.dtype.bitwidth))
+                return Vector(builder, builder.load(address, align=1))
+
+            def interleave(one: Any, other: Any, first: int, length: int) -> Any:
+                """Take ``length`` numbers of each of two vectors by turns, from a half of each four numbers."""
+                indices = [
+                    4 * four + first + i + vector * LENGTH + j
+                    for four in range(LENGTH // 4)
+                    for i in range(0, 2, length)
+                    for vector in range(2)
+                    for j in range(length)
+                ]
+                return builder.shuffle_vector(one, other, ir.Constant(_kind(32), indices))
+
+            num_operands = len(signature.args[0].types) // 4
+            made = [formula(*(load(4 * i + column) for i in range(num_operands))).value for column in range(4)]
+            pairs = [interleave(made[i], made[i + 1], first, 1) for i in (0, 2) for first in (0, 2)]
+            fours = [interleave(pairs[i], pairs[i + 2], first, 2) for i in (0, 1) for first in (0, 2)]
+            kind = ir.VectorType(ir.IntType(32), 4)
+            index_address = elements(
+                context, builder, signature.args[3], arguments[3], arguments[1], LENGTH, ir.IntType(64)
+            )
+            for i in range(LENGTH):
+                indices = ir.Constant(kind, list(range(i // 4 * 4, i // 4 * 4 + 4)))
+                index = builder.load(builder.gep(index_address, [ir.Constant(ir.IntType(64), i)]))
+                index = builder.add(index, arguments[4])
+                four = builder.shuffle_vector(fours[i % 4], fours[i % 4], indices)
+                builder.store(
+                    four, elements(context, builder, signature.args[2], arguments[2], index, 4, kind), align=4
+                )
+            return context.get_dummy_value()
+
+        return types.void(operands, at, results, places, added), generate
+
+    function: Callable[..., None] = apply
+    return function
+
+
 def _kind(bits: int) -> Any:
     return ir.VectorType(ir.IntType(bits), LENGTH)
 
