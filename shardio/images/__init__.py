@@ -2,7 +2,7 @@
 
 from shardio.images.by_kernel import why_not_by_kernel
 from shardio.images.by_libjpeg import JpegPicture
-from shardio.images.chunk import DecodeError, RenderedImages, render_chunk
+from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk
 from shardio.images.crop_plan import Boxes, CropPlan, Sizes
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import IMAGE_FIELDS, IMAGE_FORMATS, describe_other_images, find_format, read_format
@@ -23,6 +23,7 @@ from shardio.images.resizing import Resampling, resize, use_one_thread
 __all__ = [
     "DECODER_DESCRIPTIONS",
     "DEFAULT_MAX_PIXELS",
+    "IMAGES_AT_ONCE",
     "IMAGE_FIELDS",
     "IMAGE_FORMATS",
     "Boxes",

@@ -10,12 +10,16 @@ import numpy as np
 from shardio.images.by_kernel import render_by_kernel
 from shardio.images.crop_plan import CropPlan
 from shardio.images.jpeg.regions import Box
+from shardio.images.kernel.compiled.records import GROUP_SIZE
 from shardio.images.pictures import DecoderName, Picture
 from shardio.images.pixels import Pixels
 from shardio.images.rendering import Render, prepare_render
 from shardio.images.resizing import flip
 from shardio.images.scratch import scratch_pixels
 from shardio.interruptions import let_through
+
+IMAGES_AT_ONCE = GROUP_SIZE
+"""The number of images that the kernel decodes side by side. To render fewer in a call takes longer."""
 
 
 class DecodeError(ValueError):

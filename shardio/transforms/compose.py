@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, DecodedPicture, DecodeError, Picture, RenderedImages, render_chunk
+from shardio.images import IMAGES_AT_ONCE, CropPlan, DecodedPicture, DecodeError, Picture, RenderedImages, render_chunk
 from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
 from shardio.transforms.geometry import BUILTINS
@@ -155,9 +155,12 @@ def _render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
 
 
 def _render_each(images: list[Any], plan: CropPlan | None) -> Iterator[Any]:
-    """Yield the finished images, each rendered on demand."""
-    for row, image in enumerate(images):
-        yield image if plan is None else _render_rows(images, plan, np.array([row])).images[0]
+    """Yield the finished images. Only as many as are decoded side by side are in memory at the same time."""
+    if plan is None:
+        yield from images
+        return
+    for start in range(0, len(images), IMAGES_AT_ONCE):
+        yield from _render_rows(images, plan, np.arange(start, min(start + IMAGES_AT_ONCE, len(images)))).images
 
 
 def _render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.kernel.compiled import records
-from shardio.images.kernel.compiled.records import CALL, PLAN, WORKSPACE
+from shardio.images.kernel.compiled.records import CALL, PLAN, ROW, WORKSPACE
 from tests.images.guard_pages import GuardedMemory
 
 MAX_FILES = 16
@@ -92,7 +92,8 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
         forbidden: Parts of the workspace that are inaccessible, too.
     """
     files = [GuardedMemory() for _ in range(MAX_FILES)]
-    memories = {name: GuardedMemory() for name in ("files", "lengths", "plans", "order", "rows", "is_done", "call")}
+    names = "files", "lengths", "plans", "order", "rows", "destinations", "is_done", "call"
+    memories = {name: GuardedMemory() for name in names}
     spaces, num_bytes = {at_end: GuardedMemory() for at_end in (False, True)}, records.WORKSPACE.itemsize
     works = {at_end: space.place(num_bytes, at_end=at_end) for at_end, space in spaces.items()}
     for start, stop in forbidden:
@@ -116,13 +117,14 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
             name: memories[name].place(content.shape, content.dtype, at_end=at_end, content=content)
             for name, content in inputs.items()
         }
-        arrays["rows"] = rows = memories["rows"].place((n, *chunk.shape, 3), at_end=at_end)
+        rows = memories["rows"].place((n, *chunk.shape, 3), at_end=at_end)
         rows[...] = UNTOUCHED
+        destinations = np.array([(row.ctypes.data, *chunk.shape) for row in rows], ROW)
+        arrays["rows"] = memories["destinations"].place(n, ROW, at_end=at_end, content=destinations)
         arrays["is_done"] = is_done = memories["is_done"].place(n, at_end=at_end)
         arrays["workspace"] = works[at_end]
         call = np.zeros(1, CALL)
         call["num_images"] = n
-        call["height"], call["width"] = chunk.shape
         for name, array in arrays.items():
             call[name] = array.ctypes.data
         try:

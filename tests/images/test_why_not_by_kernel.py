@@ -25,16 +25,21 @@ ENOUGH = MAX_SIDE // 16
 """A crop with sides up to this length is never too large for the kernel."""
 
 
-def is_rendered(content: bytes) -> bool | None:
-    """Return whether the kernel renders the upper left corner of an image, or None if the image cannot be read."""
+def is_rendered(content: bytes, *, num_copies: int = 2) -> bool | None:
+    """Return whether the kernel renders the upper left corners of an image, or None if the image cannot be read.
+
+    Args:
+        content: The image's file.
+        num_copies: How many are rendered at once.
+    """
     try:
         picture = open_image(content)
     except ValueError:
         return None
     height, width = (min(side, ENOUGH) for side in picture.size)
-    plan = _crop(picture.size, Box(0, 0, height, width))
-    rows = np.zeros((1, height, width, 3), np.uint8)
-    return bool(render_by_kernel([picture], plan, rows)[0])
+    plan = _crop(picture.size, Box(0, 0, height, width)).take(np.zeros(num_copies, np.int64))
+    rows = np.zeros((num_copies, height, width, 3), np.uint8)
+    return bool(render_by_kernel([picture] * num_copies, plan, rows).all())
 
 
 def _crop(size: tuple[int, int], box: Box) -> CropPlan:
@@ -67,6 +72,16 @@ def test_tiling_does_not_change_the_prediction(files: list[JpegFile]) -> None:
             tiled = tile_jpeg(file.content)
             assert why_not_by_kernel(tiled) is None, file.name
             assert is_rendered(tiled), file.name
+
+
+def test_a_lone_image_is_left_to_libjpeg_unless_it_is_tiled() -> None:
+    """Its scan is one stream, and the kernel decodes three side by side. (Images that are resized are not left.)"""
+    content = by_pillow(make_picture(200, 300))
+    assert not is_rendered(content, num_copies=1)
+    assert is_rendered(content)
+    assert is_rendered(tile_jpeg(content), num_copies=1)
+    plan = CropPlan.whole(np.array([[200, 300]])).resize(np.array([[150, 150]]))
+    assert render_by_kernel([open_image(content)], plan, np.zeros((1, 150, 150, 3), np.uint8)).all()
 
 
 _PICTURE = make_picture(20, 30)

@@ -21,8 +21,10 @@ from shardio.images.kernel.compiled.records import (
     PILLOW_BICUBIC,
     PILLOW_BILINEAR,
     PLAN,
+    ROW,
     WORKSPACE,
 )
+from shardio.images.pixels import Pixels
 from shardio.images.resizing import Resampling
 from shardio.processors import count_processors
 
@@ -91,7 +93,11 @@ class Kernel:
         call_at_fork(self, after_in_child=Kernel._count_processors)
 
     def decode(
-        self, contents: Sequence[bytes], plans: NDArray[np.void], order: NDArray[np.int64], rows: NDArray[np.uint8]
+        self,
+        contents: Sequence[bytes],
+        plans: NDArray[np.void],
+        order: NDArray[np.int64],
+        rows: Pixels | Sequence[Pixels],
     ) -> NDArray[np.bool_]:
         """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.compiled.chunk.decode_chunk`.
 
@@ -99,7 +105,7 @@ class Kernel:
             contents: The bytes of n files.
             plans: PLAN [n].
             order: int64 [n], the order in which to decode them.
-            rows: uint8 [n, height, width, 3], contiguous.
+            rows: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays. Each must be contiguous.
 
         Returns:
             bool [n], whether each was rendered. The others are left to libjpeg-turbo.
@@ -108,7 +114,7 @@ class Kernel:
         lengths = np.array([len(content) for content in contents], np.int64)
         is_done = np.empty(len(contents), np.bool_)
         assert plans.dtype == PLAN, "the kernel reads plans as raw memory"
-        assert rows.flags.c_contiguous, "the kernel writes rows as raw memory"
+        destinations = _find_destinations(rows)
         call = np.zeros(1, CALL)
         with self._processors:
             try:
@@ -117,7 +123,7 @@ class Kernel:
                 workspace = _make_workspace()
             call[0] = (
                 *(len(contents), ctypes.addressof(files), lengths.ctypes.data, plans.ctypes.data, order.ctypes.data),
-                *(rows.ctypes.data, rows.shape[1], rows.shape[2], is_done.ctypes.data, workspace.ctypes.data),
+                *(destinations.ctypes.data, is_done.ctypes.data, workspace.ctypes.data),
             )
             self._function(call.ctypes.data)
             self._free.append(workspace)
@@ -125,6 +131,20 @@ class Kernel:
 
     def _count_processors(self) -> None:
         self._processors = threading.Semaphore(count_processors())
+
+
+def _find_destinations(rows: Pixels | Sequence[Pixels]) -> NDArray[np.void]:
+    """Return where rows are in memory, ROW [n]."""
+    destinations = np.empty(len(rows), ROW)
+    if isinstance(rows, np.ndarray):
+        assert len(rows) == 0 or rows[0].flags.c_contiguous, "the kernel writes rows as raw memory"
+        destinations["address"] = rows.ctypes.data + rows.strides[0] * np.arange(len(rows))
+        destinations["height"], destinations["width"] = rows.shape[1:3]
+        return destinations
+    for row, pixels in enumerate(rows):
+        assert pixels.flags.c_contiguous, "the kernel writes rows as raw memory"
+        destinations[row] = (pixels.ctypes.data, *pixels.shape[:2])
+    return destinations
 
 
 def _make_workspace() -> NDArray[np.void]:

@@ -29,7 +29,7 @@ def decode_chunk(files, lengths, plans, order, rows, is_done, work):
         plans: PLAN [n].
         order: int64 [n], the order in which to decode them. Adjacent images form a group until it has as many
             streams as are decoded at once, so a tiled image is alone. The members of a group should take equally long.
-        rows: uint8 [n, height, width, 3], for the results.
+        rows: ROW [n].
         is_done: uint8 [n], set to 1 for each rendered image. The others are left to libjpeg-turbo: they are damaged, or
             of a kind that the kernel does not decode.
         work: A WORKSPACE that nothing else uses during the call.
@@ -42,12 +42,11 @@ def decode_chunk(files, lengths, plans, order, rows, is_done, work):
     _clear_group(work)
     for i in order:
         data = carray(pointer(files[i]), lengths[i], np.uint8)
-        height, width = rows.shape[1], rows.shape[2]
-        is_added = _add_member(data, plans[i], height, width, num_members, work)
+        is_added = _add_member(data, plans[i], rows[i].height, rows[i].width, num_members, work)
         if not is_added and work.is_full:
             _finish_group(num_members, plans, rows, is_done, work)
             num_members = 0
-            is_added = _add_member(data, plans[i], height, width, num_members, work)
+            is_added = _add_member(data, plans[i], rows[i].height, rows[i].width, num_members, work)
         if is_added:
             work.indices[num_members] = i
             num_members += 1
@@ -68,7 +67,8 @@ def _finish_group(num_members, plans, rows, is_done, work):
             row_length = region.stride * width
             top, left = 8 * head.down * region.first_row, width * region.first_column
             start = (plans[i].top - top) * row_length + plans[i].left - left
-            render(work.pixels, start, row_length, plans[i], rows[i], work)
+            out = carray(pointer(rows[i].address), (rows[i].height, rows[i].width, 3), np.uint8)
+            render(work.pixels, start, row_length, plans[i], out, work)
             is_done[i] = 1
     _clear_group(work)
 

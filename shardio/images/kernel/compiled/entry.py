@@ -9,7 +9,7 @@ from shardio.images.kernel.compiled.best_table import make_best_table
 from shardio.images.kernel.compiled.chunk import decode_chunk
 from shardio.images.kernel.compiled.memory import pointer
 from shardio.images.kernel.compiled.recoding import recode_scan
-from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, PLAN, SCAN, WORKSPACE
+from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, PLAN, ROW, SCAN, WORKSPACE
 
 
 def _decode_chunk(address):
@@ -20,7 +20,7 @@ def _decode_chunk(address):
         carray(pointer(call.lengths), n, np.int64),
         carray(pointer(call.plans), n, PLAN),
         carray(pointer(call.order), n, np.int64),
-        carray(pointer(call.rows), (n, call.height, call.width, 3), np.uint8),
+        carray(pointer(call.rows), n, ROW),
         carray(pointer(call.is_done), n, np.uint8),
         carray(pointer(call.workspace), 1, WORKSPACE)[0],
     )

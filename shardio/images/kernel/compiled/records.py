@@ -178,15 +178,20 @@ PLAN = _record(
 )
 """The crop plan of one image."""
 
+ROW = _record(
+    address=np.int64,  # The address of uint8 [height, width, 3].
+    height=np.int64,
+    width=np.int64,
+)
+"""Where the result of one image belongs."""
+
 CALL = _record(
     num_images=np.int64,
     files=np.int64,  # The address of int64 [num_images]: the files' addresses.
     lengths=np.int64,  # The address of int64 [num_images]: the bytes of each file.
     plans=np.int64,  # The address of PLAN [num_images].
     order=np.int64,  # The address of int64 [num_images]: the order in which to decode them.
-    rows=np.int64,  # The address of uint8 [num_images, height, width, 3], for the results.
-    height=np.int64,
-    width=np.int64,
+    rows=np.int64,  # The address of ROW [num_images].
     is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each rendered image.
     workspace=np.int64,  # The address of a WORKSPACE that nothing else uses during the call.
 )
