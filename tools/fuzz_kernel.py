@@ -85,7 +85,7 @@ def run(job: Job) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     originals = write_originals()
     render = load_guarded() if job.guard else compile_checked(job.tight)
-    render(Chunk([], [], (1, 1), at_end=True))  # Compile everything before the clock starts.
+    render(Chunk([], [], [], (1, 1), at_end=True))  # Compile everything before the clock starts.
     for files in job.calls():
         job.begun.value = files.start
         signal.alarm(LIMIT_S)  # Its default action ends the process, even while the kernel runs.
@@ -101,9 +101,11 @@ def run(job: Job) -> None:
 def _make_chunk(seed: int, files: range, originals: Originals) -> Chunk:
     chunk = files.start // CHUNK
     made = [make_damaged_file((seed << 32) + file, originals) for file in files]
-    contents, plans = [content for content, _, _ in made], [_make_plan(content, rng) for content, _, rng in made]
-    height, width = random.Random((seed << 32) + chunk).choices(range(1, 80), k=2)
-    return Chunk(contents, plans, (height, width), at_end=chunk % 2 == 0)
+    rng = random.Random((seed << 32) + chunk)
+    (height, width), num_crops = rng.choices(range(1, 80), k=2), rng.choice((1, 1, 3))
+    plans = [_make_plan(content, rng_of_file) for content, _, rng_of_file in made for _ in range(num_crops)]
+    turns = [rng.choice((0, rng.randrange(8))) for _ in made]
+    return Chunk([content for content, _, _ in made], plans, turns, (height, width), at_end=chunk % 2 == 0)
 
 
 def _make_plan(content: bytes, rng: random.Random) -> tuple[int, ...]:

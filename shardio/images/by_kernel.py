@@ -14,8 +14,9 @@ from shardio.images.jpeg.head import read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.jpeg.standard import EOI, JPEG_START, marker_bytes
 from shardio.images.kernel import find_kernel
-from shardio.images.kernel.compiled.records import LUMA_FACTORS, MAX_BYTES, PLAN
+from shardio.images.kernel.compiled.records import LUMA_FACTORS, MAX_BYTES, MIRRORED, PLAN, TRANSPOSED, UPSIDE_DOWN
 from shardio.images.kernel.functions import RESAMPLINGS
+from shardio.images.orientation import UPRIGHT
 from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
 from shardio.images.rendering import MAX_RESIZED_PIXELS, SCALES
@@ -27,9 +28,8 @@ def why_not_by_kernel(content: bytes) -> str | None:
     """Return why the kernel cannot render an image, or None if it can.
 
     This checks only the file's head and its end. It does not detect damaged files and very rare heads, such as JFIF 2,
-    which the kernel skips, too. The kernel also skips some crops of any file: images that an EXIF
-    orientation turns, regions above a million pixels, and those of :func:`_is_for_opencv`. There are few different
-    answers, all short, so that they can be counted.
+    which the kernel skips, too. The kernel also skips some crops of any file: regions above a million pixels, and those
+    of :func:`_is_for_opencv`. There are few different answers, all short, so that they can be counted.
 
     Args:
         content: The image's file.
@@ -67,7 +67,7 @@ def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels |
     if kernel is None:
         return is_rendered
     contents = [
-        picture.content if isinstance(picture, JpegPicture) and picture.is_upright and not is_for_opencv else b""
+        picture.content if isinstance(picture, JpegPicture) and not is_for_opencv else b""
         for picture, is_for_opencv in zip(pictures, _is_for_opencv(plan).tolist(), strict=True)
     ]
     for row, (content, pixels) in enumerate(zip(contents, rows, strict=True)):
@@ -79,7 +79,8 @@ def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels |
     # Sorted by how much of an untiled file must be read, so that images decoded side by side take equally long.
     bottom = (plan.box[:, 0] + plan.box[:, 2]) / [picture.size[0] for picture in pictures]
     order = np.argsort(bottom * [len(content) for content in contents])
-    return kernel.decode(contents, as_records(plan), order, rows)
+    turns = np.array([_encode_turn(picture) for picture in pictures])
+    return kernel.decode(contents, as_records(plan), order, rows, turns)
 
 
 def _is_for_libjpeg(content: bytes, plan: CropPlan) -> bool:
@@ -99,6 +100,14 @@ def _is_for_opencv(plan: CropPlan) -> NDArray[np.bool_]:
         is_for_opencv |= (box.min(axis=1) >= MIN_SCALED_SIDE) & (box >= min(SCALES) * size).all(axis=1)
         is_for_opencv |= (box == 2 * size).all(axis=1)
     return np.asarray(is_for_opencv)
+
+
+def _encode_turn(picture: Picture) -> int:
+    """Return how to turn a picture in the kernel's form, IMAGE.turn."""
+    if not isinstance(picture, JpegPicture) or picture.turn == UPRIGHT:
+        return 0
+    is_upside_down, is_mirrored, is_transposed = picture.turn
+    return UPSIDE_DOWN * is_upside_down + MIRRORED * is_mirrored + TRANSPOSED * is_transposed
 
 
 def as_records(plan: CropPlan) -> NDArray[np.void]:

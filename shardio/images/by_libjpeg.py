@@ -23,6 +23,7 @@ class JpegPicture(Picture):
 
     Attributes:
         content: The bytes of the file.
+        turn: How to turn the stored picture upright.
     """
 
     can_scale = True
@@ -30,21 +31,17 @@ class JpegPicture(Picture):
 
     def __init__(self, content: bytes, head: JpegHead, turn: Turn) -> None:
         self.content = content
-        self._head, self._turn = head, turn
+        self.turn = turn
+        self._head = head
         self._is_regular = why_irregular(head) is None
         self.size = turn.size(head.height, head.width)
 
-    @property
-    def is_upright(self) -> bool:
-        """Whether the stored picture needs no turning."""
-        return self._turn == UPRIGHT
-
     def origin(self, scale: int) -> tuple[float, float]:
         head = self._head
-        return self._turn.corner(-head.height % scale / scale, -head.width % scale / scale)
+        return self.turn.corner(-head.height % scale / scale, -head.width % scale / scale)
 
     def part(self, box: Box, scale: int = 1) -> Part:
-        head, turn = self._head, self._turn
+        head, turn = self._head, self.turn
         stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
         decode = prepare_part(self.content, head, stored, scale, is_regular=self._is_regular)
         return decode if turn == UPRIGHT else lambda: turn.apply(decode())

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.kernel.compiled import records
-from shardio.images.kernel.compiled.records import CALL, PLAN, ROW, WORKSPACE
+from shardio.images.kernel.compiled.records import CALL, IMAGE, PLAN, ROW, WORKSPACE
 from tests.images.guard_pages import GuardedMemory
 
 MAX_FILES = 16
@@ -23,7 +23,7 @@ UNTOUCHED = 77
 """The value that rows are filled with."""
 
 LARGE = (
-    *("streams", "bits", "coefficients", "chroma", "places", "pixels"),
+    *("streams", "bits", "coefficients", "chroma", "places", "pixels", "turned"),
     *("columns", "column_weights", "column_taps", "rows", "row_taps", "weights", "resized", "resized_rows"),
 )
 """The arrays of a workspace of which small images use only a part."""
@@ -38,13 +38,15 @@ class Chunk(NamedTuple):
 
     Attributes:
         contents: The bytes of n files.
-        plans: The fields of n PLANs.
+        plans: The fields of one or more PLANs for each file.
+        turns: How to turn each image upright.
         shape: Height and width of the rows.
         at_end: Whether arrays lie at the end of the accessible memory, or at its start.
     """
 
     contents: list[bytes]
     plans: list[tuple[int, ...]]
+    turns: list[int]
     shape: tuple[int, int]
     at_end: bool
 
@@ -92,7 +94,7 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
         forbidden: Parts of the workspace that are inaccessible, too.
     """
     files = [GuardedMemory() for _ in range(MAX_FILES)]
-    names = "files", "lengths", "plans", "order", "rows", "destinations", "is_done", "call"
+    names = "images", "plans", "order", "rows", "destinations", "is_done", "call"
     memories = {name: GuardedMemory() for name in names}
     spaces, num_bytes = {at_end: GuardedMemory() for at_end in (False, True)}, records.WORKSPACE.itemsize
     works = {at_end: space.place(num_bytes, at_end=at_end) for at_end, space in spaces.items()}
@@ -108,8 +110,9 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
             for memory, content in zip(files, chunk.contents, strict=False)
         ]
         inputs = {
-            "files": np.array([array.ctypes.data for array in data], np.int64),
-            "lengths": np.array([len(array) for array in data], np.int64),
+            "images": np.array(
+                [(array.ctypes.data, len(array), turn) for array, turn in zip(data, chunk.turns, strict=True)], IMAGE
+            ),
             "plans": np.array(chunk.plans, PLAN),
             "order": np.arange(n),
         }
@@ -117,21 +120,21 @@ def _between_guards(function: Callable[[int], object], forbidden: Iterable[tuple
             name: memories[name].place(content.shape, content.dtype, at_end=at_end, content=content)
             for name, content in inputs.items()
         }
-        rows = memories["rows"].place((n, *chunk.shape, 3), at_end=at_end)
+        rows = memories["rows"].place((len(chunk.plans), *chunk.shape, 3), at_end=at_end)
         rows[...] = UNTOUCHED
         destinations = np.array([(row.ctypes.data, *chunk.shape) for row in rows], ROW)
-        arrays["rows"] = memories["destinations"].place(n, ROW, at_end=at_end, content=destinations)
+        arrays["rows"] = memories["destinations"].place(len(rows), ROW, at_end=at_end, content=destinations)
         arrays["is_done"] = is_done = memories["is_done"].place(n, at_end=at_end)
         arrays["workspace"] = works[at_end]
         call = np.zeros(1, CALL)
-        call["num_images"] = n
+        call["num_images"], call["num_crops"] = n, len(chunk.plans) // max(n, 1)
         for name, array in arrays.items():
             call[name] = array.ctypes.data
         try:
             function(memories["call"].place(1, CALL, at_end=at_end, content=call).ctypes.data)
         except IndexError as error:
             raise ForeignAccessError(str(error)) from error
-        if (rows[is_done == 0] != UNTOUCHED).any():
+        if n and (rows.reshape(n, -1)[is_done == 0] != UNTOUCHED).any():
             raise ForeignAccessError("rows of images that were not rendered have changed")
         return is_done
 

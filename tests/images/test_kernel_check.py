@@ -27,8 +27,8 @@ def different(monkeypatch: pytest.MonkeyPatch) -> type[Kernel]:
     class Different(Kernel):
         image, value = 3, 1
 
-        def decode(self, contents: Any, plans: Any, order: Any, rows: Any) -> NDArray[np.bool_]:
-            is_drawn = super().decode(contents, plans, order, rows)
+        def decode(self, contents: Any, plans: Any, order: Any, rows: Any, turns: Any = None) -> NDArray[np.bool_]:
+            is_drawn = super().decode(contents, plans, order, rows, turns)
             rows[self.image, 5, 7, 2] ^= self.value
             is_drawn[self.image] &= self.value > 0
             return is_drawn

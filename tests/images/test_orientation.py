@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import io
+import itertools
 import struct
+from typing import get_args
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, ImageOps
 
-from shardio.images import decode_image, decode_pil
+from shardio.images import CropPlan, Resampling, decode_image, decode_pil, open_image
+from shardio.images.by_kernel import render_by_kernel
+from shardio.images.jpeg.regions import Box
+from shardio.images.tiling import tile_jpeg
+from tests.images import naive
+from tests.images.crop_laws import random_boxes
+from tests.images.jpeg_files import SAMPLINGS, Factors, make_jpeg
+from tests.images.jpeg_writer import segment
 from tests.images.pictures import TURNS, exif_of, make_picture, read_by_pillow, save
 
 FORMATS = ["JPEG", "PNG", "WEBP"]
@@ -30,6 +40,34 @@ def test_apply_turns_the_image_as_pillow_does(file_format: str, orientation: int
 def test_apply_turns_the_pixels_as_exif_defines_it(file_format: str, orientation: int) -> None:
     content = save(make_picture(33, 47), file_format, exif=exif_of(orientation))
     np.testing.assert_array_equal(decode_image(content, orientation="apply"), TURNS[orientation](decode_image(content)))
+
+
+@pytest.mark.parametrize("factors", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("orientation", TURNS)
+def test_the_kernel_renders_the_crops_of_the_turned_image(orientation: int, factors: Factors) -> None:
+    stored = make_jpeg("", make_picture(83, 121), factors=factors, quality=90).content
+    content = stored[:2] + segment(0xE1, exif_of(orientation).tobytes()) + stored[2:]
+    whole = TURNS[orientation](np.asarray(simplejpeg.decode_jpeg(content)))
+    height, width = whole.shape[:2]
+    random = np.random.default_rng(orientation)
+    for kind, resampling in itertools.product((content, tile_jpeg(content)), get_args(Resampling)):
+        pictures = [open_image(kind, orientation="apply")] * 8
+        boxes = random_boxes(height, width, 8, random)
+        size, window = (40, 53), Box(-3, 5, 39, 50)
+        plan = CropPlan(
+            box=np.array(boxes),
+            size=np.array([size] * 8),
+            window=np.array([window] * 8),
+            flip=random.integers(0, 2, 8).astype(np.bool_),
+            resampling=resampling,
+        )
+        rows = np.zeros((8, 39, 50, 3), np.uint8)
+        is_rendered = render_by_kernel(pictures, plan, rows)
+        assert is_rendered.any()
+        for i in np.flatnonzero(is_rendered):
+            resized = naive.resize(naive.crop(whole, boxes[i]), *size, resampling=resampling)
+            expected = naive.crop(resized, window)[:, :: -1 if plan.flip[i] else 1]
+            np.testing.assert_array_equal(rows[i], expected, err_msg=str(boxes[i]))
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

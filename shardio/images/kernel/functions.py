@@ -17,6 +17,7 @@ from shardio.images.jpeg.standard import MAX_CODE_LENGTH
 from shardio.images.kernel.compiled.records import (
     BEST_TABLE,
     CALL,
+    IMAGE,
     OPENCV_BILINEAR,
     PILLOW_BICUBIC,
     PILLOW_BILINEAR,
@@ -98,23 +99,30 @@ class Kernel:
         plans: NDArray[np.void],
         order: NDArray[np.int64],
         rows: Pixels | Sequence[Pixels],
+        turns: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.bool_]:
         """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.compiled.chunk.decode_chunk`.
 
         Args:
             contents: The bytes of n files.
-            plans: PLAN [n].
+            plans: PLAN [n * crops], the crops of the first image first.
             order: int64 [n], the order in which to decode them.
-            rows: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays. Each must be contiguous.
+            rows: A destination for each crop: uint8 [n * crops, height, width, 3], or n * crops
+                uint8 [height, width, 3] arrays. Each must be contiguous.
+            turns: uint8 [n], how to turn each stored picture upright (IMAGE.turn). By default, they are upright.
 
         Returns:
-            bool [n], whether each was rendered. The others are left to libjpeg-turbo.
+            bool [n], whether the crops of each image were rendered. The others are left to libjpeg-turbo.
         """
+        images = np.zeros(len(contents), IMAGE)
         files = (ctypes.c_char_p * len(contents))(*contents)
-        lengths = np.array([len(content) for content in contents], np.int64)
+        images["address"] = np.frombuffer(memoryview(files).cast("B"), np.int64)
+        images["length"] = [len(content) for content in contents]
+        images["turn"] = 0 if turns is None else turns
         is_done = np.empty(len(contents), np.bool_)
         assert plans.dtype == PLAN, "the kernel reads plans as raw memory"
-        destinations = _find_destinations(rows)
+        destinations, num_crops = _find_destinations(rows), len(plans) // max(len(contents), 1)
+        assert len(destinations) == len(plans) == num_crops * len(contents), "each image has the same number of crops"
         call = np.zeros(1, CALL)
         with self._processors:
             try:
@@ -122,7 +130,7 @@ class Kernel:
             except IndexError:
                 workspace = _make_workspace()
             call[0] = (
-                *(len(contents), ctypes.addressof(files), lengths.ctypes.data, plans.ctypes.data, order.ctypes.data),
+                *(len(contents), num_crops, images.ctypes.data, plans.ctypes.data, order.ctypes.data),
                 *(destinations.ctypes.data, is_done.ctypes.data, workspace.ctypes.data),
             )
             self._function(call.ctypes.data)

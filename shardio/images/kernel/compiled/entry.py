@@ -9,18 +9,17 @@ from shardio.images.kernel.compiled.best_table import make_best_table
 from shardio.images.kernel.compiled.chunk import decode_chunk
 from shardio.images.kernel.compiled.memory import pointer
 from shardio.images.kernel.compiled.recoding import recode_scan
-from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, PLAN, ROW, SCAN, WORKSPACE
+from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, IMAGE, PLAN, ROW, SCAN, WORKSPACE
 
 
 def _decode_chunk(address):
     call = carray(pointer(address), 1, CALL)[0]
-    n = call.num_images
+    n, num_crops = call.num_images, call.num_crops
     decode_chunk(
-        carray(pointer(call.files), n, np.int64),
-        carray(pointer(call.lengths), n, np.int64),
-        carray(pointer(call.plans), n, PLAN),
+        carray(pointer(call.images), n, IMAGE),
+        carray(pointer(call.plans), (n, num_crops), PLAN),
         carray(pointer(call.order), n, np.int64),
-        carray(pointer(call.rows), n, ROW),
+        carray(pointer(call.rows), (n, num_crops), ROW),
         carray(pointer(call.is_done), n, np.uint8),
         carray(pointer(call.workspace), 1, WORKSPACE)[0],
     )

@@ -86,6 +86,10 @@ HEAD = _record(
 """The contents of a JPEG's head."""
 
 REGION = _record(
+    top=np.int64,  # The needed pixels, as a box of the upright picture.
+    left=np.int64,
+    height=np.int64,
+    width=np.int64,
     first_row=np.int64,  # The needed MCUs.
     stop_row=np.int64,
     first_column=np.int64,
@@ -152,6 +156,7 @@ WORKSPACE = _record(
     sums=(np.int16, 8 * (LANES_AT_ONCE + 2)),
     places=(np.int64, MAX_PIXELS // 64),  # The index of the first pixel of each MCU.
     pixels=(np.uint32, MAX_PIXELS + 2 * MAX_SIDE),  # Pixels after a row's end are read, with a weight of 0.
+    turned=(np.uint32, MAX_PIXELS + 2 * MAX_SIDE),  # The same, turned upright.
     columns=(np.int64, MAX_SIDE),  # The first pixel that each column of the result mixes or sums.
     column_weights=(np.uint32, MAX_SIDE),  # The weights of the two pixels that it mixes.
     column_taps=(np.uint32, (2, 4 * MAX_TAPS)),  # The weights of those that it sums.
@@ -165,7 +170,7 @@ WORKSPACE = _record(
 """The memory of a call of the kernel."""
 
 PLAN = _record(
-    top=np.int64,  # The part of the image to resize, in pixels.
+    top=np.int64,  # The part of the upright picture to resize, in pixels.
     left=np.int64,
     height=np.int64,
     width=np.int64,
@@ -176,23 +181,32 @@ PLAN = _record(
     is_flipped=np.uint8,  # Whether to mirror the window.
     resampling=np.uint8,  # OPENCV_BILINEAR, PILLOW_BILINEAR or PILLOW_BICUBIC.
 )
-"""The crop plan of one image."""
+"""The plan of one crop."""
+
+UPSIDE_DOWN, MIRRORED, TRANSPOSED = 1, 2, 4
+
+IMAGE = _record(
+    address=np.int64,  # The address of the file.
+    length=np.int64,  # The bytes of the file.
+    turn=np.uint8,  # How to turn the stored picture upright: UPSIDE_DOWN, MIRRORED and then TRANSPOSED, or'ed.
+)
+"""An image of a chunk."""
 
 ROW = _record(
     address=np.int64,  # The address of uint8 [height, width, 3].
     height=np.int64,
     width=np.int64,
 )
-"""Where the result of one image belongs."""
+"""Where a crop belongs."""
 
 CALL = _record(
     num_images=np.int64,
-    files=np.int64,  # The address of int64 [num_images]: the files' addresses.
-    lengths=np.int64,  # The address of int64 [num_images]: the bytes of each file.
-    plans=np.int64,  # The address of PLAN [num_images].
+    num_crops=np.int64,  # How many crops to render of each image.
+    images=np.int64,  # The address of IMAGE [num_images].
+    plans=np.int64,  # The address of PLAN [num_images, num_crops].
     order=np.int64,  # The address of int64 [num_images]: the order in which to decode them.
-    rows=np.int64,  # The address of ROW [num_images].
-    is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each rendered image.
+    rows=np.int64,  # The address of ROW [num_images, num_crops].
+    is_done=np.int64,  # The address of uint8 [num_images], set to 1 for each image whose crops are rendered.
     workspace=np.int64,  # The address of a WORKSPACE that nothing else uses during the call.
 )
 """The arguments of :func:`shardio.images.kernel.compiled.chunk.decode_chunk`."""
