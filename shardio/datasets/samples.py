@@ -12,7 +12,10 @@ from shardio.decoding import FieldDecoder
 
 
 def make_samples(decoder: FieldDecoder, columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return a tuple of values for each sample, or its bare value; images as uint8 tensors [3, height, width]."""
+    """Return a tuple of values for each sample, or its bare value.
+
+    Images are uint8 tensors [3, height, width], or tuples of these for a MultiCrop.
+    """
     columns = [
         list(map(_as_tensor, column)) if name == "image" else column
         for name, column in zip(decoder.names, columns, strict=True)
@@ -31,7 +34,9 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
 
 
 def _as_tensor(image: Any) -> Any:
-    """Return pixels as a tensor that shares the array's memory; return anything else unchanged."""
+    """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged."""
+    if isinstance(image, tuple):
+        return tuple(map(_as_tensor, image))
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
         return torch.from_numpy(image).permute(2, 0, 1)
     return image

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, TypeVar
 
 from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label
 from shardio.decoding.planned_images import PlannedImages, open_images, undecodable
@@ -15,9 +16,10 @@ from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
-from shardio.transforms import plan_transform, refuse_pillow
+from shardio.transforms import count_crops, plan_crops, refuse_pillow
 from shardio.values import check_choice, check_flag, check_integer
 
+Joined = TypeVar("Joined")
 Fields = str | Sequence[str]
 Decode = Literal["array", "pil"]
 
@@ -106,15 +108,40 @@ class FieldDecoder:
 
         Returns:
             A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or what the
-            transform returned.
+            transform returned; tuples of these for a MultiCrop.
 
         Raises:
             SampleError: If a field is missing or cannot be decoded.
         """
-        return [
-            self.plan_images(samples, rng_keys).render().images if name == "image" else self.decode_field(name, samples)
-            for name in self.names
-        ]
+        columns = list[list[Any]]()
+        for name in self.names:
+            if name == "image":
+                columns += [crop.images for crop in self.plan_images(samples, rng_keys).render()]
+            else:
+                columns.append(self.decode_field(name, samples))
+        return self.join_crops(columns, lambda crops: list(zip(*crops, strict=True)))
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The name of each column that is made: as in :attr:`names`, with a column for each crop of an image."""
+        num_crops = count_crops(self.transform) or 1
+        return tuple(column for name in self.names for column in [name] * (num_crops if name == "image" else 1))
+
+    def join_crops(self, columns: Sequence[Joined], join: Callable[[list[Joined]], Joined]) -> list[Joined]:
+        """Join the columns of a MultiCrop's crops.
+
+        Args:
+            columns: One for each of :attr:`column_names`.
+            join: Makes one column of those of an image's crops.
+
+        Returns:
+            One column for each of :attr:`names`.
+        """
+        num_crops = count_crops(self.transform)
+        if num_crops is None:
+            return list(columns)
+        left = iter(columns)
+        return [join(list(islice(left, num_crops))) if name == "image" else next(left) for name in self.names]
 
     def plan_images(self, samples: StoredSamples, rng_keys: Words) -> PlannedImages:
         """Open the samples' images and draw the transform's parameters.
@@ -127,14 +154,14 @@ class FieldDecoder:
         open_one = decode_pil if self.decode == "pil" else open_image
         images = open_images(samples, partial(open_one, orientation=self.orientation, max_pixels=self.max_pixels))
         try:
-            images, plan = plan_transform(self.transform, images, rng_keys)
+            crops = plan_crops(self.transform, images, rng_keys)
         except DecodeError as error:
             raise undecodable(samples, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
             raise RuntimeError(
                 f"the transform {self.transform!r} raised StopIteration: raise a different exception"
             ) from error
-        return PlannedImages(samples=samples, images=images, plan=plan)
+        return PlannedImages(samples=samples, crops=crops)
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
         """Return the values of a field other than the image.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardio.errors import SampleError
-from shardio.images import IMAGE_FIELDS, CropPlan, DecodeError, Pixels, RenderedImages, render_chunk
+from shardio.images import IMAGE_FIELDS, CropPlan, DecodeError, Pixels, PlannedCrop, RenderedImages, render_crops
 from shardio.interruptions import let_through
 from shardio.reading import StoredSamples
 
@@ -18,36 +18,42 @@ class PlannedImages:
 
     Attributes:
         samples: The images' samples, for errors.
-        images: n pictures to render; without a plan, n finished images.
-        plan: How to render them, or None if nothing is left to render.
+        crops: The n images of each crop of a MultiCrop, or of the only one: pictures to render and how to render them,
+            or finished images without a plan.
     """
 
     samples: StoredSamples
-    images: list[Any]
-    plan: CropPlan | None
+    crops: Sequence[tuple[list[Any], CropPlan | None]]
 
-    def fits(self, rows: Pixels) -> bool:
-        """Return whether the images can be rendered into rows, uint8 [n, height, width, 3]."""
-        return self.plan is not None and self.plan.fits(rows)
+    def fits(self, index: int, rows: Pixels | None) -> bool:
+        """Return whether a crop of the images can be rendered into rows, uint8 [n, height, width, 3]."""
+        plan = self.crops[index][1]
+        return rows is not None and plan is not None and plan.fits(rows)
 
-    def render(self, rows: Pixels | None = None) -> RenderedImages:
+    def render(self, rows: Sequence[Pixels | None] | None = None) -> list[RenderedImages]:
         """Render the images.
 
         Args:
-            rows: Where to write the images, if they fit: uint8 [n, height, width, 3]. By default, new arrays.
+            rows: For each crop, where to write the images, if they fit: uint8 [n, height, width, 3]; None for new
+                arrays. By default, all are new.
 
         Returns:
-            The images, and the name of the decoder of each.
+            For each crop, the images, and the name of the decoder of each.
 
         Raises:
             SampleError: If an image is damaged.
         """
-        if self.plan is None:
-            return RenderedImages(self.images, [])
-        try:
-            return render_chunk(self.images, self.plan, rows)
-        except DecodeError as error:
-            raise undecodable(self.samples, error.row, error) from error
+        planned = [index for index, (_, plan) in enumerate(self.crops) if plan is not None]
+        rendered = [RenderedImages(images, []) for images, _ in self.crops]
+        if planned:
+            crops = [PlannedCrop(images, plan) for images, plan in self.crops if plan is not None]
+            try:
+                made = render_crops(crops, [None if rows is None else rows[index] for index in planned])
+            except DecodeError as error:
+                raise undecodable(self.samples, error.row, error) from error
+            for index, images in zip(planned, made, strict=True):
+                rendered[index] = images
+        return rendered
 
 
 def open_images(samples: StoredSamples, open_one: Callable[[bytes], Any]) -> list[Any]:

@@ -2,8 +2,8 @@
 
 from shardio.images.by_kernel import why_not_by_kernel
 from shardio.images.by_libjpeg import JpegPicture
-from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk
-from shardio.images.crop_plan import Boxes, CropPlan, Sizes
+from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk, render_crops
+from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, Rows, Sizes
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import IMAGE_FIELDS, IMAGE_FORMATS, describe_other_images, find_format, read_format
 from shardio.images.kernel import check_kernel, prepare_kernel, why_no_kernel
@@ -35,8 +35,10 @@ __all__ = [
     "Orientation",
     "Picture",
     "Pixels",
+    "PlannedCrop",
     "RenderedImages",
     "Resampling",
+    "Rows",
     "Sizes",
     "TooManyPixels",
     "check_kernel",
@@ -48,6 +50,7 @@ __all__ = [
     "prepare_kernel",
     "read_format",
     "render_chunk",
+    "render_crops",
     "resize",
     "use_one_thread",
     "why_no_kernel",

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.by_libjpeg import JpegPicture
-from shardio.images.crop_plan import CropPlan
+from shardio.images.crop_plan import CropPlan, PlannedCrop, Rows
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.head import read_head, why_irregular
 from shardio.images.jpeg.regions import MIN_SCALED_SIDE
@@ -18,7 +18,6 @@ from shardio.images.kernel.compiled.records import LUMA_FACTORS, MAX_BYTES, MIRR
 from shardio.images.kernel.functions import RESAMPLINGS
 from shardio.images.orientation import UPRIGHT
 from shardio.images.pictures import Picture
-from shardio.images.pixels import Pixels
 from shardio.images.rendering import MAX_RESIZED_PIXELS, SCALES
 
 _FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
@@ -51,41 +50,66 @@ def why_not_by_kernel(content: bytes) -> str | None:
     return None
 
 
-def render_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Pixels | Sequence[Pixels]) -> NDArray[np.bool_]:
-    """Render the images that the kernel can render, if a kernel is available.
+def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDArray[np.bool_]:
+    """Render those crops that the kernel can render, if a kernel is available.
 
     Args:
-        pictures: n pictures.
-        plan: Their crop plan.
-        rows: The destination: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays.
+        crops: The crops of n images, at least one of each. All crops of an image that show the same picture are
+            rendered together.
+        rows: The destinations for each of these.
 
     Returns:
-        bool [n], whether each picture was rendered.
+        bool [n, crops], whether each was rendered.
     """
-    is_rendered = np.zeros(len(pictures), np.bool_)
-    kernel = find_kernel()
+    pictures = crops[0].pictures
+    is_rendered = np.zeros((len(pictures), len(crops)), np.bool_)
+    kernel = find_kernel() if len(pictures) else None
     if kernel is None:
         return is_rendered
+    is_for_kernel = np.stack(
+        [_find_suitable(crop, pictures, given) for crop, given in zip(crops, rows, strict=True)], 1
+    )
+    is_used: list[bool] = np.asarray(is_for_kernel.any(axis=1)).tolist()
     contents = [
-        picture.content if isinstance(picture, JpegPicture) and not is_for_opencv else b""
-        for picture, is_for_opencv in zip(pictures, _is_for_opencv(plan).tolist(), strict=True)
+        picture.content if used and isinstance(picture, JpegPicture) else b""
+        for picture, used in zip(pictures, is_used, strict=True)
     ]
-    for row, (content, pixels) in enumerate(zip(contents, rows, strict=True)):
-        if content and not pixels.flags.c_contiguous:
-            contents[row] = b""
-    jpegs = [row for row, content in enumerate(contents) if content]
-    if not jpegs or (len(jpegs) == 1 and _is_for_libjpeg(contents[jpegs[0]], plan.take(np.array(jpegs)))):
+    if not any(is_used) or _is_for_libjpeg(contents, crops):
         return is_rendered
+    records = np.stack([as_records(crop.plan) for crop in crops], axis=1)
+    records["height"][~is_for_kernel] = 0
     # Sorted by how much of an untiled file must be read, so that images decoded side by side take equally long.
-    bottom = (plan.box[:, 0] + plan.box[:, 2]) / [picture.size[0] for picture in pictures]
-    order = np.argsort(bottom * [len(content) for content in contents])
+    bottom = np.max([crop.plan.box[:, 0] + crop.plan.box[:, 2] for crop in crops], axis=0)
+    order = np.argsort(bottom / [picture.size[0] for picture in pictures] * [len(content) for content in contents])
     turns = np.array([_encode_turn(picture) for picture in pictures])
-    return kernel.decode(contents, as_records(plan), order, rows, turns)
+    flat = rows[0] if len(rows) == 1 else [pixels for of_image in zip(*rows, strict=True) for pixels in of_image]
+    is_done = kernel.decode(contents, records.reshape(-1), order, flat, turns)
+    return is_for_kernel & is_done[:, np.newaxis]
 
 
-def _is_for_libjpeg(content: bytes, plan: CropPlan) -> bool:
-    """Return whether libjpeg-turbo decodes a lone image faster: a scan is one stream, but the kernel decodes three."""
-    return bool((plan.size == plan.box[:, 2:]).all()) and not has_tiles(content)
+def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -> NDArray[np.bool_]:
+    """Return which images of a crop the kernel may render together with the first crop's pictures, bool [n]."""
+    is_suitable = ~_is_for_opencv(crop.plan)
+    is_suitable &= [
+        isinstance(picture, JpegPicture) and picture is first
+        for picture, first in zip(crop.pictures, pictures, strict=True)
+    ]
+    if isinstance(rows, np.ndarray) and rows.flags.c_contiguous:
+        return is_suitable
+    is_suitable &= [pixels.flags.c_contiguous for pixels in rows]
+    return is_suitable
+
+
+def _is_for_libjpeg(contents: Sequence[bytes], crops: Sequence[PlannedCrop]) -> bool:
+    """Return whether only one image is for the kernel, and libjpeg-turbo decodes it faster.
+
+    Its scan is a single stream, while the kernel decodes three. Images that are resized or tiled are faster even so.
+    """
+    rows = [row for row, content in enumerate(contents) if content]
+    if len(rows) > 1 or len(crops) > 1 or has_tiles(contents[rows[0]]):
+        return False
+    plan = crops[0].plan
+    return bool((plan.size[rows] == plan.box[rows, 2:]).all())
 
 
 def _is_for_opencv(plan: CropPlan) -> NDArray[np.bool_]:

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shardio.images.by_kernel import render_by_kernel
-from shardio.images.crop_plan import CropPlan
+from shardio.images.crop_plan import CropPlan, PlannedCrop, Rows
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel.compiled.records import GROUP_SIZE
 from shardio.images.pictures import DecoderName, Picture
-from shardio.images.pixels import Pixels
 from shardio.images.rendering import Render, prepare_render
 from shardio.images.resizing import flip
 from shardio.images.scratch import scratch_pixels
@@ -49,36 +48,51 @@ class RenderedImages(NamedTuple):
     decoder_names: list[DecoderName]
 
 
-def render_chunk(
-    pictures: Sequence[Picture], plan: CropPlan, rows: Pixels | Sequence[Pixels] | None = None
-) -> RenderedImages:
-    """Decode, crop, resize and mirror some images.
+def render_chunk(pictures: Sequence[Picture], plan: CropPlan, rows: Rows | None = None) -> RenderedImages:
+    """Render one crop of each of some images; see :func:`render_crops`."""
+    return render_crops([PlannedCrop(pictures, plan)], [rows])[0]
+
+
+def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> list[RenderedImages]:
+    """Decode some images; crop, resize and mirror them, once for each of their crops.
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
     that is then cropped and resized, with one exception: without antialiasing, a JPEG whose box is at least 2, 4
     or 8 times as large as its new size is decoded at 1/2, 1/4 or 1/8 of its size, then sampled at the same points.
 
     Args:
-        pictures: n pictures.
-        plan: Their crop plan.
-        rows: The destination: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays of the plan's output
-            sizes. By default, new arrays.
+        crops: The crops of n images, at least one of each.
+        rows: The destinations of each crop: n uint8 [height, width, 3] arrays of the plan's output sizes, or one array
+            of them; None for new arrays.
 
     Returns:
-        The rows, and the decoder of each image.
+        For each crop, the rows, and the decoder of each image.
 
     Raises:
         DecodeError: If an image is truncated or damaged, or would be too large when resized.
         MemoryError: If memory runs out, which does not mean that an image is damaged.
     """
-    if rows is None:
-        rows = _make_rows(plan)
-    is_rendered = render_by_kernel(pictures, plan, rows)
+    destinations = [_make_rows(crop.plan) if given is None else given for crop, given in zip(crops, rows, strict=True)]
+    is_rendered = render_by_kernel(crops, destinations)
+    rendered = []
+    for crop, destination, is_done in zip(crops, destinations, is_rendered.T, strict=True):
+        _render_rows(crop, destination, np.flatnonzero(~is_done).tolist())
+        decoder_names: list[DecoderName] = [
+            "kernel" if by_kernel else picture.decoder_name
+            for picture, by_kernel in zip(crop.pictures, is_done.tolist(), strict=True)
+        ]
+        rendered.append(RenderedImages(list(destination), decoder_names))
+    return rendered
+
+
+def _render_rows(crop: PlannedCrop, destinations: Rows, rows: list[int]) -> None:
+    """Render the images in these rows by the libraries."""
+    pictures, plan = crop
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
     flips = plan.flip.tolist()
     renders: list[tuple[int, Render]] = []
     # First all Python code, then all decoding, so that each finds its memory in the processor's caches.
-    for row in np.flatnonzero(~is_rendered).tolist():
+    for row in rows:
         height, width = sizes[row]
         try:
             render = prepare_render(pictures[row], Box(*boxes[row]), height, width, Box(*windows[row]), plan.resampling)
@@ -87,7 +101,7 @@ def render_chunk(
             raise DecodeError(row, str(error)) from error
         renders.append((row, render))
     for row, render in renders:
-        destination = rows[row]
+        destination = destinations[row]
         unflipped = scratch_pixels("unflipped", *destination.shape[:2]) if flips[row] else destination
         try:
             render(unflipped)
@@ -96,14 +110,9 @@ def render_chunk(
             raise DecodeError(row, str(error)) from error
         if flips[row]:
             flip(unflipped, out=destination)
-    decoder_names: list[DecoderName] = [
-        "kernel" if by_kernel else picture.decoder_name
-        for picture, by_kernel in zip(pictures, is_rendered.tolist(), strict=True)
-    ]
-    return RenderedImages(list(rows), decoder_names)
 
 
-def _make_rows(plan: CropPlan) -> Pixels | list[Pixels]:
+def _make_rows(plan: CropPlan) -> Rows:
     """Return new arrays for a plan's results: the rows of one array if all have one size."""
     sizes = plan.output_size.tolist()
     if sizes and all(size == sizes[0] for size in sizes):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images.pictures import Picture
 from shardio.images.pixels import Pixels
 from shardio.images.resizing import Resampling
 
@@ -15,6 +18,10 @@ Sizes = NDArray[np.int64]
 
 Boxes = NDArray[np.int64]
 """int64 [n, 4]: top, left, height, width of a part of each of n images."""
+
+
+Rows = Pixels | Sequence[Pixels]
+"""The destinations of n images: uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +100,18 @@ class CropPlan:
         whole = CropPlan.whole(self.output_size[rows])
         box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
         return replace(self, box=box, size=size, window=window, flip=flip)
+
+
+class PlannedCrop(NamedTuple):
+    """One crop of each of n images.
+
+    Attributes:
+        pictures: The images.
+        plan: How to render them.
+    """
+
+    pictures: Sequence[Picture]
+    plan: CropPlan
 
 
 def _reach_beyond(boxes: Boxes, sizes: Sizes) -> NDArray[np.bool_]:

@@ -82,7 +82,9 @@ def _keep(samples: Sequence[Any]) -> list[Any]:
 def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does."""
     first = values[0]
-    if not (isinstance(first, torch.Tensor) and first.dtype == torch.uint8 and first.ndim == 3 and first.shape[0] == 3):
+    if isinstance(first, tuple) and all(map(_is_image, first)):  # The crops of a MultiCrop.
+        return [collate_column(crops) for crops in zip(*values, strict=True)]
+    if not _is_image(first):
         return _collate_default(values)
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:
@@ -93,6 +95,10 @@ def collate_column(values: Sequence[Any]) -> Any:
     # Stack [3, H, W] views of [H, W, 3] memory in that memory layout, then view the result as [N, 3, H, W].
     # Use numpy, because torch.stack would start threads that compete with those of other workers.
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim == 3 and value.shape[0] == 3
 
 
 def _collate_default(values: Sequence[Any]) -> Any:

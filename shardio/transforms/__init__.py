@@ -3,7 +3,16 @@
 Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
-from shardio.transforms.compose import Compose, apply_transform, is_builtin, plan_transform, refuse_pillow
+from shardio.transforms.compose import (
+    Compose,
+    MultiCrop,
+    apply_transform,
+    count_crops,
+    is_builtin,
+    plan_crops,
+    plan_transform,
+    refuse_pillow,
+)
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
@@ -11,12 +20,15 @@ __all__ = [
     "CenterCrop",
     "Compose",
     "Geometry",
+    "MultiCrop",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
     "Transform",
     "apply_transform",
+    "count_crops",
     "is_builtin",
+    "plan_crops",
     "plan_transform",
     "refuse_pillow",
     "rng_keys_from_torch",

@@ -55,12 +55,58 @@ class Compose:
         return f"Compose([{', '.join(map(repr, self.transforms))}])"
 
 
+class MultiCrop:
+    """Several results for each image, such as the two views of SimCLR or the ten crops of DINO.
+
+    Each transform gets the image, and draws parameters of its own. The image is read and decoded once for the crops of
+    all transforms that begin with shardio's own. A sample's image is a tuple of results, in the order of the
+    transforms. A batch's images are a list of tensors, one for each transform, so each transform must return images of
+    one size. A MultiCrop is a dataset's whole transform: it cannot be part of a Compose.
+
+    Args:
+        transforms: What to make of each image; see :class:`Compose`. A transform may appear several times.
+
+    Raises:
+        TypeError: If ``transforms`` is not a sequence, or one of the transforms is not callable.
+        ValueError: If there are no transforms.
+
+    Example:
+        >>> from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
+        >>> large = Compose([RandomResizedCrop(224, scale=(0.4, 1.0)), RandomHorizontalFlip()])
+        >>> small = Compose([RandomResizedCrop(96, scale=(0.05, 0.4)), RandomHorizontalFlip()])
+        >>> transform = MultiCrop([large] * 2 + [small] * 8)
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"MultiCrop takes a list of transforms, got {transforms!r}: write MultiCrop([...])")
+        self.transforms = list(transforms)
+        if not self.transforms:
+            raise ValueError("MultiCrop needs at least one transform")
+        for transform in self.transforms:
+            _check_transform(transform)
+
+    def __call__(self, image: Any) -> tuple[Any, ...]:
+        """Transform one image with parameters from torch's global generator."""
+        keys = rng_keys_from_torch(len(self.transforms))
+        return tuple(apply_transform(each, [image], keys[i : i + 1])[0] for i, each in enumerate(self.transforms))
+
+    def __repr__(self) -> str:
+        return f"MultiCrop([{', '.join(map(repr, self.transforms))}])"
+
+
+def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
+    """Return how many results each image has, or None for a transform that is not a MultiCrop."""
+    return len(transform.transforms) if isinstance(transform, MultiCrop) else None
+
+
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
     """Return whether a transform runs only shardio's code.
 
-    This holds for None, for instances of the types in BUILTINS (not of their subclasses), and for a Compose of these.
+    This holds for None, for instances of the types in BUILTINS (not of their subclasses), and for a Compose or a
+    MultiCrop of these.
     """
-    if type(transform) is Compose:
+    if type(transform) is Compose or type(transform) is MultiCrop:
         return all(map(is_builtin, transform.transforms))
     return transform is None or type(transform) in BUILTINS
 
@@ -68,6 +114,19 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
 def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
     """Transform n images, each with its own rng key. Arguments and errors are those of :func:`plan_transform`."""
     return _render_all(*plan_transform(transform, images, rng_keys))
+
+
+def plan_crops(
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words
+) -> list[tuple[list[Any], CropPlan | None]]:
+    """Draw the parameters of a dataset's transform for n images.
+
+    Arguments, errors and results are those of :func:`plan_transform`, with one result for each crop of a MultiCrop.
+    """
+    if not isinstance(transform, MultiCrop):
+        return [plan_transform(transform, images, rng_keys)]
+    keys = [derive_rng_key(rng_keys, np.array([i], dtype=np.uint64)) for i in range(len(transform.transforms))]
+    return [plan_transform(each, images, own) for each, own in zip(transform.transforms, keys, strict=True)]
 
 
 def plan_transform(
@@ -109,12 +168,18 @@ def plan_transform(
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
     """Raise TypeError if the first transform is one of shardio's, which do not accept Pillow images."""
-    step = next(_steps(transform), None)
-    if isinstance(step, Transform):
+    for step in [next(_steps(each), None) for each in _crops_of(transform)]:
+        if not isinstance(step, Transform):
+            continue
         raise TypeError(
             f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: "
             "use decode='array', the default, or transforms that accept Pillow images"
         )
+
+
+def _crops_of(transform: Callable[[Any], Any] | None) -> Sequence[Any]:
+    """Return the transforms of a MultiCrop, or the transform itself."""
+    return transform.transforms if isinstance(transform, MultiCrop) else [transform]
 
 
 def _inner_steps(transform: Any) -> Sequence[Any] | None:
@@ -143,8 +208,15 @@ def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable
 
 def _check_transform(transform: object) -> None:
     """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
-    if isinstance(transform, type) and (issubclass(transform, Transform | Compose) or foreign.is_known(transform)):
+    if isinstance(transform, type) and (
+        issubclass(transform, Transform | Compose | MultiCrop) or foreign.is_known(transform)
+    ):
         raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
+    if isinstance(transform, MultiCrop):
+        raise TypeError(
+            "a MultiCrop cannot be part of a Compose or of another MultiCrop: pass it to the dataset, as "
+            "transform=MultiCrop([...]), and compose the transforms inside it"
+        )
     if not callable(transform):
         raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")
 

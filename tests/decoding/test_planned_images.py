@@ -30,11 +30,11 @@ def stored(contents: list[bytes]) -> StoredSamples:
 def test_images_rendered_into_rows_are_those_rendered_into_new_arrays_and_those_of_the_column() -> None:
     decoder, rows = FieldDecoder(fields="image", transform=CROP), np.zeros((5, 24, 24, 3), np.uint8)
     planned = decoder.plan_images(stored(FILES), make_rng_keys(5))
-    assert planned.fits(rows)
-    rendered = planned.render(rows)
+    assert planned.fits(0, rows)
+    (rendered,) = planned.render([rows])
     (column,) = decoder.decode_columns(stored(FILES), make_rng_keys(5))
     np.testing.assert_array_equal(rows, column)
-    np.testing.assert_array_equal(planned.render().images, column)
+    np.testing.assert_array_equal(planned.render()[0].images, column)
     assert all(np.shares_memory(image, rows) for image in rendered.images)
     assert rendered.decoder_names == ["kernel"] * 5
 
@@ -42,7 +42,8 @@ def test_images_rendered_into_rows_are_those_rendered_into_new_arrays_and_those_
 @pytest.mark.parametrize("size", [(24, 25), (25, 24), (40, 50)])
 def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
     planned = FieldDecoder(fields="image", transform=CROP).plan_images(stored(FILES), make_rng_keys(5))
-    assert not planned.fits(np.zeros((5, *size, 3), np.uint8))
+    assert not planned.fits(0, np.zeros((5, *size, 3), np.uint8))
+    assert not planned.fits(0, None)
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,12 @@ def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
 )
 def test_images_that_need_pixels_are_finished_when_they_are_planned(options: dict[str, Any]) -> None:
     planned = FieldDecoder(fields="image", **options).plan_images(stored(FILES), make_rng_keys(5))
-    assert not planned.fits(np.zeros((5, *np.asarray(planned.images[0]).shape), np.uint8))
-    assert planned.render().images is planned.images
-    assert planned.render().decoder_names == []
+    ((images, plan),) = planned.crops
+    assert plan is None
+    assert not planned.fits(0, np.zeros((5, *np.asarray(images[0]).shape), np.uint8))
+    (rendered,) = planned.render()
+    assert rendered.images is images
+    assert rendered.decoder_names == []
 
 
 def test_a_damaged_image_is_an_error_of_its_sample_when_it_is_rendered() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images import CropPlan, Picture, PlannedCrop, Rows
+from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import PLAN
@@ -23,3 +25,8 @@ def render_parts(content: bytes, boxes: Sequence[Box]) -> tuple[list[Array], NDA
     rows = np.zeros((len(boxes), plans["height"].max(), plans["width"].max(), 3), np.uint8)
     is_rendered = kernel.decode([content] * len(boxes), plans, np.arange(len(boxes)), rows)
     return [row[: box.height, : box.width] for row, box in zip(rows, boxes, strict=True)], is_rendered
+
+
+def render_chunk_by_kernel(pictures: Sequence[Picture], plan: CropPlan, rows: Rows) -> NDArray[np.bool_]:
+    """Render one crop of each of n images. Return whether the kernel rendered it, bool [n]."""
+    return render_by_kernel([PlannedCrop(pictures, plan)], [rows])[:, 0]

@@ -15,13 +15,12 @@ import simplejpeg
 from numpy.typing import NDArray
 
 from shardio.images import CropPlan, Resampling, chunk, open_image, render_chunk
-from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import OPENCV_BILINEAR, PLAN
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
-from tests.images.by_kernel import render_parts
+from tests.images.by_kernel import render_chunk_by_kernel, render_parts
 from tests.images.crop_laws import assert_parts_by_kernel, random_boxes
 from tests.images.jpeg_files import SAMPLINGS, Factors, by_pillow, extremes, make_jpeg, noise, waves
 from tests.images.pictures import make_picture
@@ -56,8 +55,8 @@ def test_large_coefficients_are_right_or_left_to_libjpeg(make: Any, quality: int
         )
 
 
-def _no_kernel(images: Any, *_: Any) -> NDArray[np.bool_]:
-    return np.zeros(len(images), np.bool_)
+def _no_kernel(crops: Any, _: Any) -> NDArray[np.bool_]:
+    return np.zeros((len(crops[0].pictures), len(crops)), np.bool_)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +95,7 @@ def test_it_renders_the_full_decode_cropped_resized_and_mirrored(seed: int, cont
     pictures = [open_image(content) for content in contents]
     plans = _draw_plans([picture.size for picture in pictures], random)
     rows = np.zeros((len(contents), *plans.output_size[0], 3), np.uint8)
-    is_drawn = render_by_kernel(pictures, plans, rows)
+    is_drawn = render_chunk_by_kernel(pictures, plans, rows)
     box = plans.box[:, 2:]
     is_scaled = (box >= 2 * plans.size).all(axis=1) & (box.min(axis=1) >= 8) | (box == 2 * plans.size).all(axis=1)
     is_scaled &= plans.resampling == "bilinear"
@@ -146,7 +145,7 @@ def test_rows_of_different_sizes_are_rendered_one_by_one(
     pictures = [open_image(content) for content in contents]
     plans = CropPlan.whole(np.array([picture.size for picture in pictures]))
     rows = [np.zeros((*picture.size, 3), np.uint8) for picture in pictures]
-    assert render_by_kernel(pictures, plans, rows).all()
+    assert render_chunk_by_kernel(pictures, plans, rows).all()
     for content, row in zip(contents, rows, strict=True):
         np.testing.assert_array_equal(row, simplejpeg.decode_jpeg(content))
 
@@ -219,7 +218,7 @@ def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None
     rows = np.zeros((7, 700, 700, 3), np.uint8)
     small = by_pillow(make_picture(700, 700), quality=50)
     contents = [content, content, small, content, content, content, small]
-    assert render_by_kernel([open_image(content) for content in contents], plans, rows).all()
+    assert render_chunk_by_kernel([open_image(content) for content in contents], plans, rows).all()
     for i in (0, 1, 3, 4, 5):
         np.testing.assert_array_equal(rows[i], expected)
 
@@ -252,7 +251,7 @@ def test_resizing_is_opencvs_or_pillows(resampling: Resampling) -> None:
         after = random.integers(1, 200, 2)
         plan = CropPlan.whole(np.array([[height, width]])).resize(after[np.newaxis], resampling)
         rows = np.zeros((1, *after.tolist(), 3), np.uint8)
-        if render_by_kernel([open_image(content)], plan, rows)[0]:
+        if render_chunk_by_kernel([open_image(content)], plan, rows)[0]:
             whole = np.asarray(simplejpeg.decode_jpeg(content))
             expected = naive.resize(whole, *after.tolist(), resampling=resampling)
             np.testing.assert_array_equal(rows[0], expected, err_msg=f"{height}×{width} to {after}")

@@ -13,10 +13,10 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from shardio.images import CropPlan, Resampling, decode_image, decode_pil, open_image
-from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from tests.images import naive
+from tests.images.by_kernel import render_chunk_by_kernel
 from tests.images.crop_laws import random_boxes
 from tests.images.jpeg_files import SAMPLINGS, Factors, make_jpeg
 from tests.images.jpeg_writer import segment
@@ -62,7 +62,7 @@ def test_the_kernel_renders_the_crops_of_the_turned_image(orientation: int, fact
             resampling=resampling,
         )
         rows = np.zeros((8, 39, 50, 3), np.uint8)
-        is_rendered = render_by_kernel(pictures, plan, rows)
+        is_rendered = render_chunk_by_kernel(pictures, plan, rows)
         assert is_rendered.any()
         for i in np.flatnonzero(is_rendered):
             resized = naive.resize(naive.crop(whole, boxes[i]), *size, resampling=resampling)

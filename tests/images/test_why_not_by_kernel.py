@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from shardio.images import CropPlan, open_image, why_no_kernel, why_not_by_kernel
-from shardio.images.by_kernel import render_by_kernel
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel import find_kernel, finding
 from shardio.images.kernel.building import build
 from shardio.images.kernel.compiled.records import MAX_SIDE, WORKSPACE
 from shardio.images.tiling import tile_jpeg
+from tests.images.by_kernel import render_chunk_by_kernel
 from tests.images.jpeg_corpus import ODD_FACTORS, small_corpus
 from tests.images.jpeg_files import SAMPLINGS, JpegFile, by_pillow, make_jpeg, noise
 from tests.images.kernel_machines import _not_built, folder
@@ -39,7 +39,7 @@ def is_rendered(content: bytes, *, num_copies: int = 2) -> bool | None:
     height, width = (min(side, ENOUGH) for side in picture.size)
     plan = _crop(picture.size, Box(0, 0, height, width)).take(np.zeros(num_copies, np.int64))
     rows = np.zeros((num_copies, height, width, 3), np.uint8)
-    return bool(render_by_kernel([picture] * num_copies, plan, rows).all())
+    return bool(render_chunk_by_kernel([picture] * num_copies, plan, rows).all())
 
 
 def _crop(size: tuple[int, int], box: Box) -> CropPlan:
@@ -81,7 +81,7 @@ def test_a_lone_image_is_left_to_libjpeg_unless_it_is_tiled() -> None:
     assert is_rendered(content)
     assert is_rendered(tile_jpeg(content), num_copies=1)
     plan = CropPlan.whole(np.array([[200, 300]])).resize(np.array([[150, 150]]))
-    assert render_by_kernel([open_image(content)], plan, np.zeros((1, 150, 150, 3), np.uint8)).all()
+    assert render_chunk_by_kernel([open_image(content)], plan, np.zeros((1, 150, 150, 3), np.uint8)).all()
 
 
 _PICTURE = make_picture(20, 30)
@@ -113,7 +113,7 @@ def test_the_kernel_leaves_files_that_exceed_its_memory_unless_they_are_tiled() 
     assert len(tiled) > WORKSPACE["bits"].itemsize
     assert why_not_by_kernel(tiled) is None
     plan = _crop((side, side), Box(300, 300, 200, 200))
-    assert render_by_kernel([open_image(tiled)], plan, np.zeros((1, 200, 200, 3), np.uint8)).all()
+    assert render_chunk_by_kernel([open_image(tiled)], plan, np.zeros((1, 200, 200, 3), np.uint8)).all()
 
 
 @pytest.mark.usefixtures("folder")

@@ -56,7 +56,8 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         views: The columns in its slot.
 
     Returns:
-        A list of columns, or a single column; images as uint8 [N, 3, H, W] in channels_last memory.
+        A list of columns, or a single column; images as uint8 [N, 3, H, W] in channels_last memory, or a list of such
+        tensors for a MultiCrop.
 
     Raises:
         SampleError: If all samples were skipped.
@@ -67,9 +68,10 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         raise all_skipped([key for part in batch.parts for key in part.skipped])
     rows = [slice(part.row, part.row + len(part.plan)) for part in parts]  # With gaps where samples were skipped.
     columns = [
-        _join(name, rows, [(part.columns or [])[field_index] for part in parts], views.get(field_index))
-        for field_index, name in enumerate(decoder.names)
+        _join(name, rows, [(part.columns or [])[index] for part in parts], views.get(index))
+        for index, name in enumerate(decoder.column_names)
     ]
+    columns = decoder.join_crops(columns, list)
     if parts[0].plan.valid is not None:
         columns.append(torch.from_numpy(np.concatenate([part.plan.valid for part in parts])))
         return columns

@@ -127,7 +127,7 @@ class _Batches:
             epoch_began=self._handler.tally.began,
         )
         try:
-            return self._builder.make(chunk, {field_index: view[chunk.rows] for field_index, view in views.items()})
+            return self._builder.make(chunk, {column_index: view[chunk.rows] for column_index, view in views.items()})
         except Exception as error:  # Ctrl-C and the like end the epoch: the chunk is not at fault.
             let_through(error)
             return Failed(chunk_id=chunk.chunk_id, failure=Failure(error=error))

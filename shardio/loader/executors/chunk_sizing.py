@@ -69,8 +69,8 @@ def choose_layout(names: Sequence[str], sample: Sequence[Column], num_rows: int)
         num_rows: The number of samples in a full batch.
     """
     columns = {
-        field_index: (values[0].dtype.str, values[0].shape)
-        for field_index, (name, values) in enumerate(zip(names, sample, strict=True))
+        column_index: (values[0].dtype.str, values[0].shape)
+        for column_index, (name, values) in enumerate(zip(names, sample, strict=True))
         if isinstance(values, list) and _is_fixed(name, values[0])
     }
     return Layout(num_rows=num_rows, columns=columns)

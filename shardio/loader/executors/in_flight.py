@@ -98,7 +98,7 @@ def probe_layout(
         probe = Batch(parts=[Part(plan=plan.take(slice(row, row + 1)), row=0)], is_probe=True)
         make(probe)
         if probe.error is None:
-            return choose_layout(source.decoder.names, probe.parts[0].columns or [], num_rows), None
+            return choose_layout(source.decoder.column_names, probe.parts[0].columns or [], num_rows), None
         if not isinstance(probe.error, SampleError):
             return None, probe.error
         # The policy for bad samples handles this one when its batch is made.

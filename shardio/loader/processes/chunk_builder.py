@@ -18,7 +18,7 @@ from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
 
 Rows = Mapping[int, NDArray[Any]]
-"""The destination of a chunk's n values, by field index: [n, *shape of an item]."""
+"""The destination of a chunk's n values, by column: [n, *shape of an item]."""
 
 
 class ChunkBuilder:
@@ -45,20 +45,23 @@ class ChunkBuilder:
         began = time.perf_counter()
         stored = self._reader.read(chunk.samples, decoder.stored_fields)
         read_s, transform_s = time.perf_counter() - began, 0.0
-        for field_index, name in enumerate(decoder.names):
-            destination = rows.get(field_index)
+        for name in decoder.names:
             if name == "image":
                 before = time.perf_counter()
                 planned = decoder.plan_images(stored, chunk.rng_keys)
                 transform_s += time.perf_counter() - before
-                rows_fit = destination is not None and planned.fits(destination)
-                rendered = planned.render(destination if rows_fit else None)
-                num_images_by_decoder.update(rendered.decoder_names)
-                columns.append(None if rows_fit else rendered.images)
+                given = [rows.get(len(columns) + crop) for crop in range(len(planned.crops))]
+                given = [each if planned.fits(crop, each) else None for crop, each in enumerate(given)]
+                rendered = planned.render(given)
+                num_images_by_decoder.update(rendered[0].decoder_names)  # Each image counts once.
+                columns += [
+                    made.images if destination is None else None
+                    for made, destination in zip(rendered, given, strict=True)
+                ]
             else:
                 values = decoder.decode_field(name, stored)
                 refuse_wide(stored, name, values)  # The batch will hold tensors.
-                columns.append(_compact(name, values, destination))
+                columns.append(_compact(name, values, rows.get(len(columns))))
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
         return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)

@@ -127,7 +127,7 @@ def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s:
         if slot is None:
             return builder.make(chunk, {}, idle_s)
         layout, memory = slot
-        rows = {field_index: column[chunk.rows] for field_index, column in layout.views(memory).items()}
+        rows = {column_index: column[chunk.rows] for column_index, column in layout.views(memory).items()}
         return builder.make(chunk, rows, idle_s)
     except BaseException as error:  # The training process raises it.
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))

@@ -78,8 +78,8 @@ class Layout:
     def offsets(self) -> dict[int, int]:
         """The byte at which each column begins and, under -1, the end of the last one."""
         offsets, stop = {}, 0
-        for field_index, (dtype, shape) in self.columns.items():
-            offsets[field_index] = stop
+        for column_index, (dtype, shape) in self.columns.items():
+            offsets[column_index] = stop
             stop += -(-self.num_rows * np.dtype(dtype).itemsize * prod(shape) // ALIGNMENT) * ALIGNMENT
         return {**offsets, -1: stop}
 
@@ -88,13 +88,13 @@ class Layout:
         """The size of a slot."""
         return self.offsets[-1]
 
-    def view(self, memory: NDArray[np.uint8], field_index: int) -> NDArray[np.generic]:
+    def view(self, memory: NDArray[np.uint8], column_index: int) -> NDArray[np.generic]:
         """Return a column, [num_rows, *shape], of a slot's memory, uint8 [num_bytes]."""
-        dtype, shape = self.columns[field_index]
-        start = self.offsets[field_index]
+        dtype, shape = self.columns[column_index]
+        start = self.offsets[column_index]
         num_bytes = self.num_rows * np.dtype(dtype).itemsize * prod(shape)
         return memory[start : start + num_bytes].view(dtype).reshape(self.num_rows, *shape)
 
     def views(self, memory: NDArray[np.uint8]) -> dict[int, NDArray[np.generic]]:
         """Return all columns by field index."""
-        return {field_index: self.view(memory, field_index) for field_index in self.columns}
+        return {column_index: self.view(memory, column_index) for column_index in self.columns}

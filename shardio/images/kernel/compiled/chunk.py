@@ -80,6 +80,8 @@ def _render_crops(member, turn, plans, rows, work):
         turn_pixels(pixels, first, row_length, region.height, region.width, turn, work.turned)
         pixels, first, row_length = work.turned, 0, region.width
     for j in range(len(plans)):
+        if not plans[j].height:
+            continue
         start = first + (plans[j].top - region.top) * row_length + plans[j].left - region.left
         out = carray(pointer(rows[j].address), (rows[j].height, rows[j].width, 3), np.uint8)
         render(pixels, start, row_length, plans[j], out, work)
@@ -113,8 +115,10 @@ def _add_member(image, plans, rows, member, work):
     height, width = (head.width, head.height) if image.turn & TRANSPOSED else (head.height, head.width)
     region.top, region.left, region.height, region.width = height, width, -height, -width
     for j in range(len(plans)):
-        if not _add_crop(plans[j], rows[j], height, width, region):
+        if plans[j].height and not _add_crop(plans[j], rows[j], height, width, region):
             return False
+    if region.height <= 0:  # There is no crop.
+        return False
     box = region.top, region.left, region.height, region.width
     top, left, height, width = find_stored_box(box, image.turn, head.height, head.width)
     lay_out_region(head, top, left, height, width, region)
