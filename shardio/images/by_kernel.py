@@ -11,14 +11,13 @@ from shardio.images.by_libjpeg import JpegPicture
 from shardio.images.crop_plan import CropPlan, PlannedCrop, Rows
 from shardio.images.jpeg import has_tiles
 from shardio.images.jpeg.head import read_head, why_irregular
-from shardio.images.jpeg.regions import MIN_SCALED_SIDE
 from shardio.images.jpeg.standard import EOI, JPEG_START, marker_bytes
 from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import LUMA_FACTORS, MAX_BYTES, MIRRORED, PLAN, TRANSPOSED, UPSIDE_DOWN
 from shardio.images.kernel.functions import RESAMPLINGS
 from shardio.images.orientation import UPRIGHT
 from shardio.images.pictures import Picture
-from shardio.images.rendering import MAX_RESIZED_PIXELS, SCALES
+from shardio.images.rendering import MAX_RESIZED_PIXELS, is_too_large_to_average
 
 _FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
 
@@ -115,15 +114,10 @@ def _is_for_libjpeg(contents: Sequence[bytes], crops: Sequence[PlannedCrop]) -> 
 def _is_for_opencv(plan: CropPlan) -> NDArray[np.bool_]:
     """Return which images the kernel must leave to OpenCV, whatever their files are, bool [n].
 
-    :func:`shardio.images.rendering.prepare_render` renders some from a smaller inverse DCT, and refuses others. Where
-    both sides are halved exactly, OpenCV replaces INTER_LINEAR by INTER_AREA (resize.cpp).
+    :func:`shardio.images.rendering.prepare_render` renders some from a smaller inverse DCT, and refuses others.
     """
-    box, size = plan.box[:, 2:], plan.size
-    is_for_opencv = size.prod(axis=1) > MAX_RESIZED_PIXELS
-    if plan.resampling == "bilinear":
-        is_for_opencv |= (box.min(axis=1) >= MIN_SCALED_SIDE) & (box >= min(SCALES) * size).all(axis=1)
-        is_for_opencv |= (box == 2 * size).all(axis=1)
-    return np.asarray(is_for_opencv)
+    is_huge = plan.size.prod(axis=1) > MAX_RESIZED_PIXELS
+    return np.asarray(is_huge | plan.is_halved & is_too_large_to_average(plan.box[:, 2:].prod(axis=1)))
 
 
 def _encode_turn(picture: Picture) -> int:
@@ -141,5 +135,6 @@ def as_records(plan: CropPlan) -> NDArray[np.void]:
     records["new_height"], records["new_width"] = plan.size.T
     records["window_top"], records["window_left"] = plan.window[:, :2].T
     records["is_flipped"] = plan.flip
-    records["resampling"] = RESAMPLINGS[plan.resampling]
+    averaged = RESAMPLINGS["antialiased bilinear"]
+    records["resampling"] = np.where(plan.is_halved, averaged, RESAMPLINGS[plan.resampling])
     return records

@@ -79,6 +79,17 @@ class CropPlan:
         """Whether each image is resized or padded, bool [n]. If so, it must be rendered before it is resized again."""
         return _any(self.size != self.box[:, 2:]) | _reach_beyond(self.window, self.size)
 
+    @property
+    def is_halved(self) -> NDArray[np.bool_]:
+        """Whether each box shrinks to half its size or less without antialiasing, bool [n].
+
+        The nearest four pixels would be too few. So "bilinear" averages over all pixels of such a box, or of a smaller
+        inverse DCT of it: see :func:`shardio.images.rendering.prepare_render`.
+        """
+        if self.resampling != "bilinear":
+            return np.zeros(len(self.box), np.bool_)
+        return np.asarray((self.box[:, 2:] >= 2 * self.size).all(axis=1))
+
     def resize(self, sizes: Sizes, resampling: Resampling = "bilinear") -> CropPlan:
         """Return a plan that also resizes this plan's results. None of them may be final."""
         assert not self.is_final.any(), "a box that is resized or padded is rendered before it is resized again"

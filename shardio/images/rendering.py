@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardio.images.jpeg.regions import MIN_SCALED_SIDE, Box
+from shardio.images.jpeg.regions import Box
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture
 from shardio.images.pixels import Pixels
 from shardio.images.resizing import Resampling, resize, sample
@@ -20,8 +20,25 @@ SCALES = (8, 4, 2)
 MAX_RESIZED_PIXELS = DEFAULT_MAX_PIXELS
 """The maximum number of pixels after resizing. Enlarging the shorter side of a long, thin image can make it huge."""
 
+MAX_AVERAGED_PIXELS = 1 << 20
+"""A larger box that shrinks to half its size or less is decoded at a fraction of its size, unless it is antialiased.
+
+The kernel decodes boxes up to this size at their full size, and that takes about as long."""
+
 Render = Callable[[Pixels], object]
 """A function that writes pixels to uint8 [height, width, 3], or raises ValueError if the image is damaged."""
+
+
+def is_too_large_to_average(num_pixels: Any) -> Any:
+    """Return whether a box of so many pixels that shrinks to half its size or less is decoded at a smaller size.
+
+    Args:
+        num_pixels: An int or an array.
+
+    Returns:
+        A bool or an array.
+    """
+    return num_pixels > MAX_AVERAGED_PIXELS
 
 
 def prepare_render(picture: Picture, box: Box, height: int, width: int, window: Box, resampling: Resampling) -> Render:
@@ -60,8 +77,10 @@ def prepare_render(picture: Picture, box: Box, height: int, width: int, window: 
 def _prepare_visible(
     picture: Picture, box: Box, height: int, width: int, visible: Box, resampling: Resampling
 ) -> Render:
-    if picture.can_scale and resampling == "bilinear" and (scale := _choose_scale(box, height, width)) > 1:
-        return _prepare_scaled(picture, box, height, width, visible, scale)
+    if resampling == "bilinear" and (scale := _choose_scale(box, height, width)) > 1:
+        if picture.can_scale and is_too_large_to_average(box.height * box.width):
+            return _prepare_scaled(picture, box, height, width, visible, scale)
+        resampling = "antialiased bilinear"
     if (box.height, box.width) == (height, width):
         part = picture.part(_inside(box, visible))
         return lambda out: np.copyto(out, part())
@@ -136,10 +155,9 @@ class _Samples(NamedTuple):
 
 def _choose_scale(box: Box, height: int, width: int) -> int:
     """Return the largest scale at which a box is still at least as large as its new size."""
-    if min(box.height, box.width) >= MIN_SCALED_SIDE:
-        for scale in SCALES:
-            if box.height >= scale * height and box.width >= scale * width:
-                return scale
+    for scale in SCALES:
+        if box.height >= scale * height and box.width >= scale * width:
+            return scale
     return 1
 
 

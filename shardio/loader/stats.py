@@ -34,8 +34,8 @@ class LoaderStats:
             begun.
         num_worker_restarts: The number of worker processes that died and were restarted.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
-            code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, or that it can decode
-            at a smaller size, and all JPEGs while the kernel is not available.
+            code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
+            million pixels, and all JPEGs while the kernel is not available.
             ``pillow`` decodes all other formats, and JPEGs that libjpeg-turbo cannot convert to RGB.
     """
 

@@ -1,8 +1,9 @@
 """Crops, resizes and flips, with torchvision's names and defaults.
 
-Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly, by default
-without antialiasing, as in OpenCV. ``antialias=True`` takes about 15 % longer and gives the same pixels as Pillow and
-torchvision, which rounds the same way: see :mod:`shardio.images.resizing`.
+Parameters follow torchvision's definitions (torchvision.transforms.v2). Images are resized bilinearly. By default, each
+new pixel is computed from the nearest four, as in OpenCV; if both sides shrink to half or less, from all pixels nearby.
+``antialias=True`` always does the latter. It takes about 15 % longer and gives the pixels of Pillow and torchvision:
+see :mod:`shardio.images.resizing`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tests.processes import run_python
 from tests.sources import write_images, write_mixed
 from tests.tars import write_tar
 
-BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop is resized to half or less)"
+BY_KERNEL = "by the kernel (by libjpeg-turbo if a crop has more than a million pixels)"
 
 
 def run_process(*arguments: object) -> subprocess.CompletedProcess[str]:

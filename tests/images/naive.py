@@ -29,7 +29,12 @@ def crop(image: NDArray[Any], box: Box) -> NDArray[Any]:
 
 
 def resize(image: Array, height: int, width: int, *, resampling: Resampling) -> Array:
-    """Resize an array by OpenCV or by Pillow, across first, as all versions of Pillow before 13 do."""
+    """Resize an array by OpenCV or by Pillow, across first, as all versions of Pillow before 13 do.
+
+    OpenCV only looks at the nearest four pixels. So where both sides are halved, Pillow averages.
+    """
+    if image.shape[0] >= 2 * height and image.shape[1] >= 2 * width and resampling == "bilinear":
+        resampling = "antialiased bilinear"
     if resampling != "bilinear":
         kind = Image.Resampling.BILINEAR if resampling == "antialiased bilinear" else Image.Resampling.BICUBIC
         return np.asarray(Image.fromarray(image).resize((width, len(image)), kind).resize((width, height), kind))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardio.transforms import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize, Transform, apply_transform
+from tests.images import naive
 from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size
 from tests.transforms.reference import center_crop, resized_size
 
@@ -32,9 +33,9 @@ def test_one_number_is_the_shorter_side_and_the_longer_keeps_the_proportions_rou
     [
         ((375, 500), 256, (256, 341)),
         ((500, 375), 256, (341, 256)),
-        ((64, 64), 10, (10, 10)),
+        ((64, 64), 33, (33, 33)),
         ((10, 1000), 20, (20, 2000)),
-        ((375, 500), (100, 30), (100, 30)),
+        ((375, 500), (200, 30), (200, 30)),
         ((3, 5), [7, 2], (7, 2)),
     ],
 )
@@ -45,6 +46,14 @@ def test_resizing_gives_opencvs_pixels_of_torchvisions_size(
     result = Resize(size)(image)
     assert result.shape == (*after, 3)
     np.testing.assert_array_equal(result, cv2.resize(image, after[::-1], interpolation=cv2.INTER_LINEAR))
+
+
+@pytest.mark.parametrize(("before", "after"), [((64, 64), (10, 10)), ((64, 64), (32, 32)), ((375, 500), (100, 30))])
+def test_halving_both_sides_averages(before: tuple[int, int], after: tuple[int, int]) -> None:
+    """The nearest four pixels, which OpenCV interpolates between, would be too few."""
+    image = make_noise(*before)
+    np.testing.assert_array_equal(Resize(after)(image), Resize(after, antialias=True)(image))
+    np.testing.assert_array_equal(Resize(after)(image), naive.resize(image, *after, resampling="antialiased bilinear"))
 
 
 class InterpolationMode(enum.Enum):
