@@ -1,4 +1,4 @@
-"""Image decoding by Pillow: whole images of any format, with the pixels of its ``convert("RGB")``."""
+"""Image decoding by Pillow, or OpenCV: whole images of any format, with the pixels of Pillow's ``convert("RGB")``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import numpy as np
 import PIL.Image
 
+from shardio.images.by_opencv import decode_by_opencv, is_for_opencv
 from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.jpeg.regions import Box
 from shardio.images.orientation import Orientation, read_turn
@@ -20,8 +21,8 @@ class PillowPicture(Picture):
     can_scale = False
     decoder_name = "pillow"
 
-    def __init__(self, content: bytes, height: int, width: int) -> None:
-        self._content = content
+    def __init__(self, content: bytes, height: int, width: int, *, is_for_opencv: bool) -> None:
+        self._content, self._is_for_opencv = content, is_for_opencv
         self.size = height, width
 
     def part(self, box: Box, scale: int = 1) -> Part:
@@ -29,6 +30,10 @@ class PillowPicture(Picture):
         return lambda: self._decode()[box.top : box.top + box.height, box.left : box.left + box.width]
 
     def _decode(self) -> Pixels:
+        if self._is_for_opencv:
+            pixels = decode_by_opencv(self._content)
+            if pixels is not None and pixels.shape[:2] == self.size:
+                return pixels  # Otherwise, Pillow says what is wrong.
         with errors_of_pillow(), PIL.Image.open(io.BytesIO(self._content)) as image:
             pixels = np.array(image.convert("RGB"))
         if pixels.shape[:2] != self.size:
@@ -46,7 +51,7 @@ def open_by_pillow(content: bytes, orientation: Orientation, max_pixels: int) ->
     with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as image:
         check_size(image.height, image.width, max_pixels)
         if orientation == "ignore" and image.format != "TIFF":
-            return PillowPicture(content, image.height, image.width)
+            return PillowPicture(content, *image.size[::-1], is_for_opencv=is_for_opencv(image, content))
         # The orientation, and therefore the size, is certain only after the whole file has been read.
         pixels = np.array(image.convert("RGB"))
         return DecodedPicture(pixels if orientation == "ignore" else read_turn(image).apply(pixels))
