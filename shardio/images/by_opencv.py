@@ -1,4 +1,8 @@
-"""Decoding of plain PNG and WebP images by OpenCV, with Pillow's pixels in about 0.82 of Pillow's time."""
+"""Decoding of plain PNGs by OpenCV, with Pillow's pixels in 0.84 of Pillow's time.
+
+WebP images are left to Pillow, which takes 1.2 to 1.6 times as long as OpenCV: OpenCV decodes one in sixteen of those
+damaged WebP images that Pillow refuses. PNGs have checksums, and OpenCV refuses all that Pillow refuses.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +15,18 @@ from shardio.images.pixels import Pixels
 if TYPE_CHECKING:
     import PIL.Image
 
-_PNG_DEPTH = 24
+_DEPTH = 24
 """The offset of the bit depth in a PNG (PNG specification, 11.2.2)."""
 
 
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
-    """Return whether OpenCV decodes an image that Pillow opened to the same pixels: if it has 8-bit colours, unindexed.
+    """Return whether OpenCV decodes an image that Pillow opened to the same pixels: a PNG with colours of 8 bits.
 
     OpenCV's libpng prints a warning about the colour profiles of many PNGs, so those are left to Pillow, too.
     """
-    if image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
+    if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
-    if image.format == "PNG":
-        return content[_PNG_DEPTH] == 8 and not image.info.keys() & {"icc_profile", "interlace"}
-    return image.format == "WEBP"
+    return content[_DEPTH] == 8 and not image.info.keys() & {"icc_profile", "interlace"}
 
 
 def decode_by_opencv(content: bytes) -> Pixels | None:

@@ -36,8 +36,8 @@ class LoaderStats:
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
             code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
             million pixels, and all JPEGs while the kernel is not available.
-            ``pillow`` is Pillow, or OpenCV for plain PNG and WebP images: it decodes all other formats, and JPEGs that
-            libjpeg-turbo cannot convert to RGB.
+            ``pillow`` is Pillow, or OpenCV for plain PNGs: it decodes all other formats, and JPEGs that libjpeg-turbo
+            cannot convert to RGB.
     """
 
     num_batches: int

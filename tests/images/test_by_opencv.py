@@ -1,4 +1,4 @@
-"""OpenCV decodes PNG and WebP images only where its pixels are Pillow's."""
+"""OpenCV decodes PNGs where its pixels are Pillow's."""
 
 from __future__ import annotations
 
@@ -49,18 +49,14 @@ BY_OPENCV = {
     "PNG with a background": _with_chunk(b"bKGD", b"\0\1\0\2\0\3"),
     "PNG with an unknown chunk": _with_chunk(b"abCd", b"hello"),
     "turned PNG": _save(RGB, "PNG", exif=exif_of(6)),
-    "lossy WebP": _save(RGB, "WEBP", quality=80),
-    "lossless WebP": _save(RGB, "WEBP", lossless=True),
-    "lossy WebP with transparency": _save(RGBA, "WEBP", quality=80),
-    "lossless WebP with transparency": _save(RGBA, "WEBP", lossless=True, exact=True),
-    "WebP with a colour profile": _save(RGB, "WEBP", icc_profile=b"abc" * 50),
-    "turned WebP": _save(RGB, "WEBP", exif=exif_of(6)),
 }
 BY_PILLOW = {
     "gray PNG": _save(GRAY, "PNG"),
     "PNG with a palette": _save(PALETTE, "PNG"),
     "PNG with a colour profile": _save(RGB, "PNG", icc_profile=b"abc" * 50),
-    "animated WebP": _save(RGB, "WEBP", save_all=True, append_images=[Image.fromarray(RGB[::-1])]),
+    "animated PNG": _save(RGB, "PNG", save_all=True, append_images=[Image.fromarray(RGB[::-1])]),
+    "lossy WebP": _save(RGB, "WEBP", quality=80),
+    "lossless WebP": _save(RGB, "WEBP", lossless=True),
     "BMP": _save(RGB, "BMP"),
 }
 
@@ -95,11 +91,10 @@ def test_colours_of_16_bits_and_interlaced_pngs_are_left_to_pillow() -> None:
         assert not _is_for_opencv(content)
 
 
-@pytest.mark.parametrize("name", ["PNG", "lossy WebP", "lossless WebP"])
-def test_a_damaged_image_has_pillows_pixels_or_error(name: str) -> None:
-    """OpenCV may refuse more files than Pillow, but never decodes one to other pixels."""
-    random, content = np.random.default_rng(0), BY_OPENCV[name]
-    for number in range(300):
+def test_a_damaged_image_has_pillows_pixels_or_error() -> None:
+    """OpenCV refuses more files than Pillow, but never decodes one that Pillow refuses."""
+    random, content = np.random.default_rng(0), BY_OPENCV["PNG"]
+    for number in range(600):
         damaged = bytearray(content)
         if number % 3:
             damaged[random.integers(12, len(content))] ^= 1 << random.integers(8)

@@ -96,13 +96,14 @@ def _read_head(content: bytes) -> JpegHead:
 def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
     try:
         scan = _read_scan(content, head)
-        stop = count_symbols(scan, interval)
     except NotTileable:
         raise
-    except ScanError as error:
-        raise NotTileable(str(error)) from error
     except ValueError as error:
         raise NotTileable(f"damaged header ({error})") from error
+    try:
+        stop = count_symbols(scan, interval)
+    except ScanError as error:
+        raise NotTileable(str(error)) from error
     _check_end(content, head.scan_start + stop)
     counts, tables = scan.coding["counts"], {}
     for index in np.flatnonzero(counts.any(axis=1)).tolist():
