@@ -60,41 +60,49 @@ def render(pixels, start, row_length, plan, out, work):
     top, bottom, left, right = find_visible(plan, out.shape[0], out.shape[1])
     if top > 0 or left > 0 or bottom < out.shape[0] or right < out.shape[1]:  # Black beyond the part.
         out[:] = 0
-    first_row = plan.window_top + top
+    first_row, num_rows, num_columns = plan.window_top + top, bottom - top, right - left
     first, step = plan.window_left + left, 1
-    num_columns = right - left
     if plan.is_flipped:
         first, step = plan.window_left + right - 1, -1
         left = out.shape[1] - right
     if plan.new_height == plan.height and plan.new_width == plan.width:
-        for i in range(bottom - top):
-            row = shaped(out, 3 * ((top + i) * out.shape[1] + left), 3 * num_columns)
-            copy_row(pixels, start + (first_row + i) * row_length + first, step, row)
+        for i in range(num_rows):
+            row_start = start + (first_row + i) * row_length + first
+            copy_row(pixels, row_start, step, _row(out, top + i, left, num_columns))
     elif plan.resampling == OPENCV_BILINEAR:
-        _find_sources(plan, first_row, bottom - top, first, step, num_columns, work)
-        for i in range(bottom - top):
-            row = shaped(out, 3 * ((top + i) * out.shape[1] + left), 3 * num_columns)
-            _mix(pixels, start, row_length, plan, i, row, work)
+        _find_sources(plan, first_row, num_rows, first, step, num_columns, work)
+        for i in range(num_rows):
+            _mix(pixels, start, row_length, plan, i, _row(out, top + i, left, num_columns), work)
     else:
-        columns, rows = work.columns[: _round_up(num_columns)], work.rows[: bottom - top]
-        num_pairs = find_taps(
-            plan.width, plan.new_width, first, step, num_columns, plan.resampling, columns, work.column_taps, 4
-        )
-        num_row_pairs = find_taps(
-            plan.height, plan.new_height, first_row, 1, len(rows), plan.resampling, rows, work.row_taps, 1
-        )
-        length = 3 * len(columns) + 4
+        num_pairs, num_row_pairs = _find_taps(plan, first_row, num_rows, first, step, num_columns, work)
+        _, stop = find_antialiased_range(plan.height, plan.new_height, first_row, first_row + num_rows, plan.resampling)
+        columns, rows, length = work.columns[: _round_up(num_columns)], work.rows[:num_rows], 3 * num_columns + 16
         next_row = rows[0]
-        for i in range(bottom - top):
-            while next_row < min(rows[i] + 2 * num_row_pairs, plan.height):
-                to = (next_row - rows[0]) * length
-                resize_row_antialiased(
-                    pixels, start + next_row * row_length, columns, work.column_taps, num_pairs, work.resized_rows, to
-                )
+        for i in range(num_rows):
+            while next_row < min(rows[i] + 2 * num_row_pairs, stop):  # Others have no weight.
+                row_start, to = start + next_row * row_length, (next_row - rows[0]) * length
+                resize_row_antialiased(pixels, row_start, columns, work.column_taps, num_pairs, work.resized_rows, to)
                 next_row += 1
-            row = shaped(out, 3 * ((top + i) * out.shape[1] + left), 3 * num_columns)
-            from_row = (rows[i] - rows[0]) * length
-            sum_resized_rows(work.resized_rows, from_row, length, work.row_taps, i, len(rows), num_row_pairs, row)
+            row, from_row = _row(out, top + i, left, num_columns), (rows[i] - rows[0]) * length
+            sum_resized_rows(work.resized_rows, from_row, length, work.row_taps, i, num_rows, num_row_pairs, row)
+
+
+@kernel_function
+def _row(out, row, left, num_columns):
+    """Return a part of a row of uint8 [height, width, 3] as uint8 [3 * num_columns]."""
+    return shaped(out, 3 * (row * out.shape[1] + left), 3 * num_columns)
+
+
+@kernel_function
+def _find_taps(plan, first_row, num_rows, first_column, step, num_columns, work):
+    """Determine what the rows and columns of the result sum. Return the numbers of pairs for columns and for rows."""
+    resampling, columns, rows = plan.resampling, work.columns[: _round_up(num_columns)], work.rows[:num_rows]
+    num_pairs = find_taps(
+        plan.width, plan.new_width, first_column, step, num_columns, resampling, columns, work.column_taps, 4
+    )
+    return num_pairs, find_taps(
+        plan.height, plan.new_height, first_row, 1, num_rows, resampling, rows, work.row_taps, 1
+    )
 
 
 @kernel_function
