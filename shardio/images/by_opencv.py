@@ -30,8 +30,11 @@ def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
 
 
 def decode_by_opencv(content: bytes) -> Pixels | None:
-    """Decode a whole image, without transparency and not turned. Return None if it is damaged."""
+    """Decode a whole image, without transparency and not turned. Return None if it is damaged or too large."""
     import cv2
 
-    pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    try:
+        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:  # A side is longer than OpenCV allows.
+        return None
     return None if pixels is None else np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB, dst=pixels), np.uint8)

@@ -137,11 +137,11 @@ def test_whenever_it_is_interrupted_no_batch_is_lost_or_repeated(tmp_path: Path,
 
 
 @pytest.fixture
-def pngs(tmp_path: Path) -> Path:
+def webps(tmp_path: Path) -> Path:
     """A tar of images that Pillow decodes."""
-    contents = [encode(number, width=64, height=64, suffix="png") for number in range(12)]
-    tar = tmp_path / "pngs.tar"
-    write_tar(tar, [member for at, png in enumerate(contents) for member in ((f"{at}.png", png), (f"{at}.cls", b"0"))])
+    contents = [encode(number, width=64, height=64, suffix="webp") for number in range(12)]
+    tar = tmp_path / "webps.tar"
+    write_tar(tar, [each for at, webp in enumerate(contents) for each in ((f"{at}.webp", webp), (f"{at}.cls", b"0"))])
     return tar
 
 
@@ -183,10 +183,10 @@ def signal_us() -> None:
 @pytest.mark.parametrize("error", [TimeoutError("too long"), ValueError("enough"), Exception("stop now")], ids=repr)
 @pytest.mark.parametrize("init", [None, print], ids=["here", "torch here"])
 def test_no_sample_is_blamed_for_what_a_signal_handler_raises(
-    pngs: Path, tmp_path: Path, error: Exception, init: Any
+    webps: Path, tmp_path: Path, error: Exception, init: Any
 ) -> None:
     quarantine = tmp_path / "quarantine.jsonl"
-    dataset = ShardMapDataset(pngs, transform=CROP)
+    dataset = ShardMapDataset(webps, transform=CROP)
     sampler = EpochSampler(dataset, shuffle=False)
     loader = DataLoader(dataset, 4, sampler=sampler, on_error="replace", quarantine=quarantine, worker_init_fn=init)
     batches = iter(loader)
@@ -208,12 +208,12 @@ def test_no_file_is_blamed_for_what_a_signal_handler_raises(error: Exception, mo
     assert raised.value is error
 
 
-def test_running_out_of_memory_is_not_a_bad_sample(pngs: Path, tmp_path: Path) -> None:
+def test_running_out_of_memory_is_not_a_bad_sample(webps: Path, tmp_path: Path) -> None:
     def run_out() -> None:
         raise MemoryError("none left")
 
     quarantine = tmp_path / "quarantine.jsonl"
-    loader = DataLoader(ShardDataset(pngs, transform=CROP), 4, on_error="skip", quarantine=quarantine)
+    loader = DataLoader(ShardDataset(webps, transform=CROP), 4, on_error="skip", quarantine=quarantine)
     with at_conversion(2, run_out), pytest.raises(MemoryError, match="none left"):
         next(iter(loader))
     assert not quarantine.exists()

@@ -107,6 +107,14 @@ def test_a_damaged_image_has_pillows_pixels_or_error() -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def test_a_side_that_opencv_does_not_allow_is_left_to_pillow() -> None:
+    pixels = np.zeros((1, (1 << 20) + 1, 3), np.uint8)
+    pixels[0, -1] = 7
+    content = _save(pixels, "PNG")
+    assert decode_by_opencv(content) is None
+    np.testing.assert_array_equal(decode_image(content), pixels)
+
+
 def _decode_or_say_why(content: bytes) -> Array | str:
     try:
         return decode_image(content)
