@@ -53,7 +53,7 @@ def test_another_file_is_refused_and_not_executed(tmp_path: Path) -> None:
 def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path: Path) -> None:
     checkpoint_module.save_checkpoint(tmp_path / "last.pt", {"model": {}})
     before = (tmp_path / "last.pt").read_bytes()
-    with pytest.raises(Exception, match="pickle|local object"):
+    with pytest.raises(Exception, match=r"pickle|local object"):
         checkpoint_module.save_checkpoint(tmp_path / "last.pt", {"model": lambda: None})
     assert (tmp_path / "last.pt").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
