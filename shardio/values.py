@@ -25,11 +25,12 @@ def check_integer(name: str, value: SupportsIndex, *, at_least: int | None = Non
         TypeError: If the value is not an integer.
         ValueError: If the value is out of range.
     """
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
-        number = operator.index(value)
+        number = None if is_bool else operator.index(value)
     except (TypeError, ValueError):  # Including arrays of several values and of floats.
         number = None
-    if number is None or isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+    if number is None:
         raise TypeError(f"{name} must be an integer, got {value!r}")
     if (at_least is not None and number < at_least) or (below is not None and number >= below):
         bounds = [] if at_least is None else [f"at least {at_least}"]

@@ -9,6 +9,7 @@ cd "$(dirname "$0")/.."
 [[ $# -gt 0 ]] || { echo "usage: bash tools/other_pythons.sh PYTHON…" >&2; exit 2; }
 work=$(mktemp -d "${TMPDIR:-/tmp}/shardio-pythons.XXXXXX")
 trap 'rm -rf "$work"' EXIT
+chmod 755 "$work" # Some tests run as another user.
 outcomes=() status=0
 for python in "$@"; do
   checkout=$work/checkout
