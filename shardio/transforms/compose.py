@@ -58,10 +58,12 @@ class Compose:
 class MultiCrop:
     """Several results for each image, such as the two views of SimCLR or the ten crops of DINO.
 
-    Each transform gets the image, and draws parameters of its own. The image is read and decoded once for the crops of
-    all transforms that begin with shardio's own. A sample's image is a tuple of results, in the order of the
-    transforms. A batch's images are a list of tensors, one for each transform, so each transform must return images of
-    one size. A MultiCrop is a dataset's whole transform: it cannot be part of a Compose.
+    Each transform gets the image, and draws parameters of its own. The file is read once. The kernel also decodes it
+    once, for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other
+    formats, and JPEGs whose crops together cover more than a million pixels) are decoded for each crop. A sample's
+    image is a tuple of results, in the order of the transforms. A batch's images are a list of tensors, one for each
+    transform, so each transform must return images of one size. A MultiCrop is a dataset's whole transform: it cannot
+    be part of a Compose.
 
     Args:
         transforms: What to make of each image; see :class:`Compose`. A transform may appear several times.
