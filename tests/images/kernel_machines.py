@@ -58,3 +58,10 @@ def _not_built(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     monkeypatch.setattr(loading, "find_targets", list)
     monkeypatch.setattr(finding, "_finder", finding._Finder())
+
+
+@pytest.fixture
+def _no_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's folder cannot be created, and no process may be started."""
+    folder.parents[1].touch()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("the outcome cannot be written"))
