@@ -88,6 +88,8 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
 
 def _render_rows(crop: PlannedCrop, destinations: Rows, rows: list[int]) -> None:
     """Render the images in these rows by the libraries."""
+    if not rows:
+        return
     pictures, plan = crop
     boxes, sizes, windows = plan.box.tolist(), plan.size.tolist(), plan.window.tolist()
     flips = plan.flip.tolist()

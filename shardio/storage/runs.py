@@ -30,22 +30,19 @@ def read_runs(read: Callable[[int, int], bytes], starts: NDArray[np.int64], stop
     """
     if len(starts) == 0:
         return []
-    order = np.argsort(starts, kind="stable")
+    order = starts.argsort(kind="stable")
     starts, stops = starts[order], stops[order]
     firsts = _find_runs(starts, stops)
     # Plain integers from here on: numpy's cost ten times as much per use.
-    run_starts = starts[firsts].tolist()
-    run_stops = np.maximum.reduceat(stops, firsts).tolist()
-    lasts = [*firsts[1:].tolist(), len(starts)]
-    run_start = np.repeat(starts[firsts], np.diff(firsts, append=len(starts)))
-    begins, ends = (starts - run_start).tolist(), (stops - run_start).tolist()
+    begins, ends = starts.tolist(), stops.tolist()
     found: list[bytes] = []
-    for first, last, start, stop in zip(firsts.tolist(), lasts, run_starts, run_stops, strict=True):
-        content = read(start, stop)
+    for first, last in zip(firsts, [*firsts[1:], len(begins)], strict=True):
+        start = begins[first]
         if last - first == 1:
-            found.append(content)
+            found.append(read(start, ends[first]))
         else:
-            found += [content[begin:end] for begin, end in zip(begins[first:last], ends[first:last], strict=True)]
+            content = read(start, max(ends[first:last]))
+            found += [content[begins[i] - start : ends[i] - start] for i in range(first, last)]
     if (order[1:] > order[:-1]).all():
         return found
     contents = [b""] * len(found)
@@ -54,13 +51,17 @@ def read_runs(read: Callable[[int, int], bytes], starts: NDArray[np.int64], stop
     return contents
 
 
-def _find_runs(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+def _find_runs(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[int]:
     """Return the index of the first range of each run; ranges are sorted by their starts."""
     is_small = stops - starts <= MAX_SMALL
-    is_first = np.ones(len(starts), dtype=np.bool_)
-    is_first[1:] = (starts[1:] - stops[:-1] > MAX_GAP) | ~is_small[1:] | ~is_small[:-1]
-    firsts = np.flatnonzero(is_first)
-    run_start = np.repeat(starts[firsts], np.diff(firsts, append=len(starts)))
-    stretch = (starts - run_start) // MAX_RUN
-    is_first[1:] |= stretch[1:] != stretch[:-1]
-    return np.flatnonzero(is_first)
+    is_first = np.empty(len(starts), np.bool_)
+    is_first[0] = True
+    is_first[1:] = (starts[1:] - stops[:-1] > MAX_GAP) | ~(is_small[1:] & is_small[:-1])
+    firsts = is_first.nonzero()[0]
+    if len(firsts) < len(starts) and stops[-1] - starts[0] > MAX_RUN:  # There may be long runs.
+        lengths = np.diff(firsts, append=len(starts))
+        stretch = (starts - np.repeat(starts[firsts], lengths)) // MAX_RUN
+        is_first[1:] |= stretch[1:] != stretch[:-1]
+        firsts = is_first.nonzero()[0]
+    found: list[int] = firsts.tolist()
+    return found

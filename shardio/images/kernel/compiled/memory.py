@@ -57,6 +57,29 @@ def load_word(_context: Any, data: Any, at: Any) -> Any:
     return types.uint64(data, at), generate
 
 
+COPIED_AT_ONCE = 32
+"""The number of bytes that :func:`copy_up_to_ff` copies."""
+
+
+@intrinsic
+def copy_up_to_ff(_context: Any, data: Any, at: Any, out: Any, to: Any) -> Any:
+    """Copy some bytes of ``data``, uint8, to ``out``, uint8. Return how many of them come before the first 0xFF."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        vector, number = ir.VectorType(ir.IntType(8), COPIED_AT_ONCE), ir.IntType(COPIED_AT_ONCE)
+        source, place = (
+            elements(context, builder, signature.args[i], arguments[i], arguments[i + 1], COPIED_AT_ONCE, vector)
+            for i in (0, 2)
+        )
+        copied = builder.load(source, align=1)
+        builder.store(copied, place, align=1)
+        is_ff = builder.icmp_unsigned("==", copied, ir.Constant(vector, [0xFF] * COPIED_AT_ONCE))
+        count = builder.cttz(builder.bitcast(is_ff, number), ir.Constant(ir.IntType(1), False))
+        return builder.zext(count, ir.IntType(64))
+
+    return types.uint64(data, at, out, to), generate
+
+
 @intrinsic
 def pointer(_context: Any, address: Any) -> Any:
     """Return an address as a pointer, for ``numba.carray``."""

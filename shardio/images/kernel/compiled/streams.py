@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from shardio.images.jpeg.standard import EOI, RST0
-from shardio.images.kernel.compiled.memory import kernel_function, load_word
+from shardio.images.kernel.compiled.memory import COPIED_AT_ONCE, copy_up_to_ff, kernel_function
 from shardio.images.kernel.compiled.records import PADDING
 
-_LOW, _HIGH = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
-_EIGHT = np.uint64(8)
+_ONE, _STEP = np.uint64(1), np.uint64(COPIED_AT_ONCE)
 
 
 @kernel_function
@@ -125,26 +124,26 @@ def _find_tile_table(data, head, num_intervals):
 def _unstuff(data, start, stop, out, num_bytes):
     """Copy entropy-coded bytes up to a marker, or to ``stop``, without the zero after each 0xFF.
 
+    Bytes after the last one may be overwritten, but no more than were read.
+
     Returns:
         The offset at which it stopped, and the number of bytes in ``out``.
     """
     at, end, to = np.uint64(start), np.uint64(stop), np.uint64(num_bytes)
     while at < end:
-        if at + _EIGHT <= end:
-            inverted = ~load_word(data, at)
-            if ((inverted - _LOW) & ~inverted & _HIGH) == 0:  # None of the eight bytes is 0xFF.
-                for i in range(8):
-                    out[to + np.uint64(i)] = data[at + np.uint64(i)]
-                at += _EIGHT
-                to += _EIGHT
-                continue
-        # Byte by byte, up to the next 0xFF and the byte after it.
-        byte = data[at]
-        if byte == 0xFF:
-            if at + np.uint64(1) >= end or data[at + np.uint64(1)] != 0:
+        if at + _STEP <= end:
+            num_copied = copy_up_to_ff(data, at, out, to)
+        else:
+            num_copied = np.uint64(0)
+            while at + num_copied < end and data[at + num_copied] != 0xFF:
+                out[to + num_copied] = data[at + num_copied]
+                num_copied += _ONE
+        at += num_copied
+        to += num_copied
+        if at < end and data[at] == 0xFF:
+            if at + _ONE >= end or data[at + _ONE] != 0:
                 break
-            at += np.uint64(1)
-        out[to] = byte
-        at += np.uint64(1)
-        to += np.uint64(1)
+            out[to] = 0xFF
+            at += np.uint64(2)
+            to += _ONE
     return np.int64(at), np.int64(to)
