@@ -47,11 +47,11 @@ def pack_photographs(images: Path, work: Path, num_samples: int) -> str:
 
 def open_photographs(work: Path, batch_size: int, num_workers: int, device: torch.device) -> Source:
     """Return shardio's loader over shards and torch's over files with OpenCV, both with random crops and flips."""
-    from benchmarks.loaders.crops import use_one_thread
+    from benchmarks.loaders.crops import use_one_thread, use_opencv
     from benchmarks.loaders.from_shardio import make_shards
     from benchmarks.loaders.peers_torch import Files
 
-    files = Files(work / "folder", "train")
+    files = Files(work / "folder", "train", use_opencv)
     job = Job(data=work / "packed", num_samples=len(files), batch_size=batch_size, num_workers=num_workers)
     theirs = torch.utils.data.DataLoader(
         files,

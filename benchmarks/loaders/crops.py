@@ -1,13 +1,14 @@
-"""Crops for peers that leave decoding to their users: with OpenCV, or with Pillow as in torchvision."""
+"""Crops for peers that leave decoding to their users: with OpenCV, simplejpeg, or Pillow as in torchvision."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
+import simplejpeg
 from numpy.typing import NDArray
 
 from benchmarks.loaders.job import RATIO, SCALE, SHORTER_SIDE, TARGET, Crop
@@ -33,10 +34,24 @@ def draw_box(height: int, width: int) -> tuple[int, int, int, int]:
     return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
 
 
+Use = Callable[[bytes, Crop, Pixels], None]
+"""A function that decodes a JPEG, and writes its crop into a row of a batch, uint8 [224, 224, 3]."""
+
+
 def use_opencv(content: bytes, crop: Crop, row: Pixels) -> None:
-    """Decode a JPEG with OpenCV, and write its crop into a row of a batch, uint8 [224, 224, 3]."""
+    """Decode and resize with OpenCV."""
     pixels = cv2.imdecode(np.frombuffer(content, np.uint8), FLAGS)
     assert pixels is not None, "all images of the benchmark can be read"
+    resize(np.asarray(pixels, np.uint8), crop, row)
+
+
+def use_simplejpeg(content: bytes, crop: Crop, row: Pixels) -> None:
+    """Decode with simplejpeg, a thin layer over libjpeg-turbo, and resize with OpenCV."""
+    resize(simplejpeg.decode_jpeg(content), crop, row)
+
+
+def resize(pixels: Pixels, crop: Crop, row: Pixels) -> None:
+    """Write a crop of an image, uint8 [height, width, 3], into a row of a batch."""
     height, width = pixels.shape[:2]
     if crop == "train":
         top, left, crop_height, crop_width = draw_box(height, width)
@@ -52,7 +67,7 @@ def use_opencv(content: bytes, crop: Crop, row: Pixels) -> None:
 
 
 def use_pillow(content: bytes, crop: Crop, row: Pixels) -> None:
-    """Do the same with Pillow, which always antialiases, as torchvision does with Pillow images."""
+    """Decode and resize with Pillow, which always antialiases, as torchvision does with Pillow images."""
     import io
 
     import PIL.Image
@@ -72,11 +87,11 @@ def use_pillow(content: bytes, crop: Crop, row: Pixels) -> None:
     row[...] = np.asarray(image)
 
 
-def make_batch(contents: Sequence[bytes], crop: Crop) -> NDArray[np.uint8]:
-    """Return OpenCV's crops of some JPEGs, uint8 [n, 224, 224, 3]."""
+def make_batch(contents: Sequence[bytes], crop: Crop, use: Use) -> NDArray[np.uint8]:
+    """Return the crops of some JPEGs, uint8 [n, 224, 224, 3]."""
     images = np.empty((len(contents), TARGET, TARGET, 3), np.uint8)
     for content, row in zip(contents, images, strict=True):
-        use_opencv(content, crop, row)
+        use(content, crop, row)
     return images
 
 

@@ -106,16 +106,37 @@ def _make_tiny(work: Path, target: Path, _: int) -> None:
     shardio.pack(folder, target, jpeg="tile", max_shard_samples=NUM_TINY // 4)
 
 
-def _unpack_folder(work: Path, target: Path, _: int) -> None:
-    for shard in sorted((work / "tiled-400").glob("*.tar")):
-        with tarfile.open(shard) as tar:
-            for member in tar:
-                if member.name.endswith(".jpg"):
-                    content = tar.extractfile(member)
-                    assert content is not None, "a file"
-                    path = target / member.name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content.read())
+def _unpack(storage: str) -> Callable[[Path, Path, int], None]:
+    def make(work: Path, target: Path, _: int) -> None:
+        for shard in sorted((work / storage).glob("*.tar")):
+            with tarfile.open(shard) as tar:
+                for member in tar:
+                    if member.name.endswith(".jpg"):
+                        content = tar.extractfile(member)
+                        assert content is not None, "a file"
+                        path = target / member.name
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.write_bytes(content.read())
+
+    return make
+
+
+def _make_raw(work: Path, target: Path, _: int) -> None:
+    """Store the pixels of all re-encoded images, one after the other, as an array that can be mapped into memory."""
+    import simplejpeg
+
+    target.mkdir(parents=True)
+    files, start, places = list_files(work / "folder-256"), 0, []
+    for path, label in files:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(Path(path).read_bytes())
+        places.append((start, height, width, label))
+        start += 3 * height * width
+    pixels = np.lib.format.open_memmap(target / "pixels.npy", mode="w+", dtype=np.uint8, shape=(start,))
+    for (path, _), (start, height, width, _) in zip(files, places, strict=True):
+        image = simplejpeg.decode_jpeg(Path(path).read_bytes())
+        pixels[start : start + 3 * height * width] = image.reshape(-1)
+    pixels.flush()
+    np.save(target / "places.npy", np.array(places))
 
 
 def _make_small(_: Path, target: Path, num_small: int) -> None:
@@ -187,16 +208,16 @@ def _make_energon(work: Path, target: Path, num_small: int) -> None:
     )
 
 
-def _make_ffcv(work: Path, target: Path, _: int) -> None:
-    writer: Any = importlib.import_module("ffcv.writer")
-    fields: Any = importlib.import_module("ffcv.fields")
-    target.mkdir(parents=True)
-    columns = {
-        "image": fields.RGBImageField(write_mode="jpg", max_resolution=400, jpeg_quality=90),
-        "label": fields.IntField(),
-    }
-    written = writer.DatasetWriter(str(target / "images.beton"), columns, num_workers=2)
-    written.from_indexed_dataset(_Decoded(_shuffled(work)))
+def _make_ffcv(**settings: Any) -> Callable[[Path, Path, int], None]:
+    def make(work: Path, target: Path, _: int) -> None:
+        writer: Any = importlib.import_module("ffcv.writer")
+        fields: Any = importlib.import_module("ffcv.fields")
+        target.mkdir(parents=True)
+        columns = {"image": fields.RGBImageField(**settings), "label": fields.IntField()}
+        written = writer.DatasetWriter(str(target / "images.beton"), columns, num_workers=2)
+        written.from_indexed_dataset(_Decoded(_shuffled(work)))
+
+    return make
 
 
 class _Decoded:
@@ -222,17 +243,21 @@ _MAKERS: dict[str, Callable[[Path, Path, int], None]] = {
     "shards": _pack(),
     "tiled": _pack(jpeg="tile"),
     "tiled-400": _pack(jpeg="reencode", max_side=400, quality=90),
+    "tiled-256": _pack(jpeg="reencode", max_side=256, quality=90),
     "tiny": _make_tiny,
-    "folder-400": _unpack_folder,
+    "folder-400": _unpack("tiled-400"),
+    "folder-256": _unpack("tiled-256"),
+    "raw-256": _make_raw,
     "small": _make_small,
     "small-mds": _make_small_mds,
     "mds": _make_mds,
     "litdata": _make_litdata,
     "parquet": _make_parquet,
     "energon": _make_energon,
-    "ffcv-400": _make_ffcv,
+    "ffcv-400": _make_ffcv(write_mode="jpg", max_resolution=400, jpeg_quality=90),
+    "ffcv-256": _make_ffcv(write_mode="raw", max_resolution=256),
 }
-_NEEDS = {"folder-400": "tiled-400", "energon": "shards"}
+_NEEDS = {"folder-400": "tiled-400", "folder-256": "tiled-256", "raw-256": "folder-256", "energon": "shards"}
 
 if __name__ == "__main__":
     _MAKERS[sys.argv[2]](Path(sys.argv[1]), Path(sys.argv[1]) / sys.argv[2], int(sys.argv[3]))

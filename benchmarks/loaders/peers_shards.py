@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.loaders.crops import make_batch, use_one_thread
+from benchmarks.loaders.crops import make_batch, use_one_thread, use_opencv
 from benchmarks.loaders.job import Batch, Crop, Epochs, Job
 
 BUFFER_SIZE = 1000
@@ -33,7 +33,7 @@ def make_small_shuffled(job: Job) -> Epochs:
 
 def collate_images(samples: Sequence[tuple[bytes, bytes]], *, crop: Crop) -> Batch:
     """Make a batch of undecoded (JPEG, label) pairs, as stored in the tar."""
-    images = make_batch([content for content, _ in samples], crop)
+    images = make_batch([content for content, _ in samples], crop, use_opencv)
     return torch.from_numpy(images), torch.tensor([int(label) for _, label in samples])
 
 

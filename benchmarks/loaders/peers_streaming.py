@@ -71,7 +71,7 @@ def make_huggingface(job: Job) -> Epochs:
 
 def collate_rows(rows: Sequence[dict[str, Any]], *, crop: Crop) -> Batch:
     """Make a batch from rows of a table."""
-    images = make_batch([row["image"] for row in rows], crop)
+    images = make_batch([row["image"] for row in rows], crop, use_opencv)
     return torch.from_numpy(images), torch.tensor([row["label"] for row in rows])
 
 

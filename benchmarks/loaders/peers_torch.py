@@ -10,18 +10,18 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.loaders.crops import use_one_thread, use_opencv, use_pillow
+from benchmarks.loaders.crops import Use, use_one_thread, use_opencv, use_pillow, use_simplejpeg
 from benchmarks.loaders.files import list_files
 from benchmarks.loaders.job import SHORTER_SIDE, TARGET, Crop, Epochs, Job
 
 
 class Files(Dataset[Any]):
-    """Files that are decoded one by one with OpenCV or Pillow."""
+    """Files that are decoded one by one."""
 
-    def __init__(self, root: Path, crop: Crop, *, with_pillow: bool = False) -> None:
+    def __init__(self, root: Path, crop: Crop, use: Use) -> None:
         self.files = list_files(root)
         self.crop = crop
-        self.load = use_pillow if with_pillow else use_opencv
+        self.use = use
 
     def __len__(self) -> int:
         return len(self.files)
@@ -29,18 +29,23 @@ class Files(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         path, label = self.files[index]
         image = np.empty((TARGET, TARGET, 3), np.uint8)
-        self.load(Path(path).read_bytes(), self.crop, image)
+        self.use(Path(path).read_bytes(), self.crop, image)
         return torch.from_numpy(image), label
 
 
 def make_opencv(job: Job) -> Epochs:
     """Return torch's DataLoader with OpenCV, a common choice after tuning."""
-    return _make(Files(job.data, job.crop), job)
+    return _make(Files(job.data, job.crop, use_opencv), job)
+
+
+def make_simplejpeg(job: Job) -> Epochs:
+    """Return torch's DataLoader with simplejpeg."""
+    return _make(Files(job.data, job.crop, use_simplejpeg), job)
 
 
 def make_pillow(job: Job) -> Epochs:
     """Return torch's DataLoader with Pillow."""
-    return _make(Files(job.data, job.crop, with_pillow=True), job)
+    return _make(Files(job.data, job.crop, use_pillow), job)
 
 
 def make_torchvision(job: Job) -> Epochs:

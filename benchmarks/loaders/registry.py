@@ -14,6 +14,7 @@ from benchmarks.loaders.job import Epochs, Job
 
 PIXELS_KEPT = "JPEGs unchanged, or rewritten losslessly"
 PIXELS_CHANGED = "JPEGs re-encoded: longer side 400, quality 90"
+PIXELS_SMALL = "longer side 256: JPEGs of quality 90 for shardio, raw pixels for its peers"
 SMALL = "samples of 1 KiB"
 
 
@@ -44,6 +45,8 @@ class Candidate:
         """What its storage contains. Candidates are compared with peers that read the same."""
         if self.storage.startswith("small"):
             return SMALL
+        if self.storage.endswith("-256"):
+            return PIXELS_SMALL
         return PIXELS_CHANGED if self.storage.endswith("-400") else PIXELS_KEPT
 
     @property
@@ -77,7 +80,7 @@ def _cases(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_OPENCV, _TORCH = "opencv-python-headless", "torch"
+_OPENCV, _SIMPLEJPEG, _TORCH = "opencv-python-headless", "simplejpeg", "torch"
 
 CANDIDATES = (
     Candidate(
@@ -106,6 +109,12 @@ CANDIDATES = (
         storage="tiled-400",
     ),
     Candidate(
+        name="shardio-256",
+        title="shardio, shards, re-encoded and tiled",
+        maker="from_shardio:make_shards",
+        storage="tiled-256",
+    ),
+    Candidate(
         name="bare",
         title="shardio's decoder without a loader, 2 threads",
         maker="from_shardio:make_bare",
@@ -119,6 +128,13 @@ CANDIDATES = (
         storage="folder",
         cases=_cases("train eval first-batch training-process memory"),
         packages=(_TORCH, _OPENCV),
+    ),
+    Candidate(
+        name="torch-simplejpeg",
+        title="torch DataLoader + simplejpeg",
+        maker="peers_torch:make_simplejpeg",
+        storage="folder",
+        packages=(_TORCH, _SIMPLEJPEG, _OPENCV),
     ),
     Candidate(
         name="torch-pillow",
@@ -143,6 +159,14 @@ CANDIDATES = (
         cases=_cases("train eval training-process"),
         modules=("torchdata.nodes",),
         packages=("torchdata", _TORCH, _OPENCV),
+    ),
+    Candidate(
+        name="nodes-simplejpeg",
+        title="torchdata.nodes, threads + simplejpeg",
+        maker="peers_threads:make_nodes_simplejpeg",
+        storage="folder",
+        modules=("torchdata.nodes",),
+        packages=("torchdata", _TORCH, _SIMPLEJPEG, _OPENCV),
     ),
     Candidate(
         name="spdl",
@@ -218,6 +242,22 @@ CANDIDATES = (
         storage="folder-400",
         modules=("torchdata.nodes",),
         packages=("torchdata", _TORCH, _OPENCV),
+    ),
+    Candidate(
+        name="nodes-256",
+        title="torchdata.nodes, threads + memory-mapped numpy array + OpenCV's resize",
+        maker="peers_threads:make_nodes_raw",
+        storage="raw-256",
+        modules=("torchdata.nodes",),
+        packages=("torchdata", _TORCH, _OPENCV),
+    ),
+    Candidate(
+        name="ffcv-256",
+        title="FFCV",
+        maker="peers_native:make_ffcv",
+        storage="ffcv-256",
+        modules=("ffcv",),
+        packages=("ffcv", _TORCH),
     ),
     Candidate(
         name="shardio-sequential",

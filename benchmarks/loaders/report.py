@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loaders.registry import PIXELS_CHANGED
+from benchmarks.loaders.registry import PIXELS_CHANGED, PIXELS_SMALL
 from benchmarks.loaders.rounds import Result, Settings
 from benchmarks.loaders.tables import sort_by_speed
 from shardio.processors import count_processors
@@ -92,8 +92,8 @@ def draw_chart(path: Path, results: Sequence[Result], machine: Mapping[str, Any]
 
 
 def _chart_title(result: Result) -> str:
-    is_changed = result.candidate.stored == PIXELS_CHANGED
-    return result.candidate.title + (" (400 px, quality 90)" if is_changed else "")
+    sizes = {PIXELS_CHANGED: " (400 px, quality 90)", PIXELS_SMALL: " (256 px)"}
+    return result.candidate.title + sizes.get(result.candidate.stored, "")
 
 
 def _colour(result: Result) -> str:

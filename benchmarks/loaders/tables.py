@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from benchmarks.loaders.registry import PIXELS_CHANGED, PIXELS_KEPT, SMALL
+from benchmarks.loaders.registry import PIXELS_CHANGED, PIXELS_KEPT, PIXELS_SMALL, SMALL
 from benchmarks.loaders.rounds import Result
 from benchmarks.timing import ratios, summarise
 
@@ -17,7 +17,7 @@ def make_tables(case: str, results: Sequence[Result]) -> str:
     measured = [result for result in results if result.rounds and not result.problem]
     parts = []
     if case in ("train", "eval", "small"):
-        for stored in (PIXELS_KEPT, PIXELS_CHANGED, SMALL):
+        for stored in (PIXELS_KEPT, PIXELS_CHANGED, PIXELS_SMALL, SMALL):
             group = [result for result in measured if result.candidate.stored == stored]
             if group:
                 parts.append(f"**{case}: {stored}**\n\n" + _throughput_table(group))
