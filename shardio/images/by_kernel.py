@@ -27,7 +27,7 @@ def why_not_by_kernel(content: bytes) -> str | None:
 
     This checks only the file's head and its end. It does not detect damaged files and very rare heads, such as JFIF 2,
     which the kernel skips, too. The kernel also skips some crops of any file: regions above a million pixels, and those
-    of :func:`_is_for_opencv`. There are few different answers, all short, so that they can be counted.
+    of :func:`_is_for_libraries`. There are few different answers, all short, so that they can be counted.
 
     Args:
         content: The image's file.
@@ -88,7 +88,7 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
 
 def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -> NDArray[np.bool_]:
     """Return which images of a crop the kernel may render together with the first crop's pictures, bool [n]."""
-    is_suitable = ~_is_for_opencv(crop.plan)
+    is_suitable = ~_is_for_libraries(crop.plan)
     is_suitable &= [
         isinstance(picture, JpegPicture) and picture is first
         for picture, first in zip(crop.pictures, pictures, strict=True)
@@ -111,8 +111,8 @@ def _is_for_libjpeg(contents: Sequence[bytes], crops: Sequence[PlannedCrop]) -> 
     return bool((plan.size[rows] == plan.box[rows, 2:]).all())
 
 
-def _is_for_opencv(plan: CropPlan) -> NDArray[np.bool_]:
-    """Return which images the kernel must leave to OpenCV, whatever their files are, bool [n].
+def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:
+    """Return which images the kernel must leave to the libraries, whatever their files are, bool [n].
 
     :func:`shardio.images.rendering.prepare_render` renders some from a smaller inverse DCT, and refuses others.
     """

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardio.images.bilinear import sample
 from shardio.images.jpeg.regions import Box
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, Picture
 from shardio.images.pixels import Pixels
-from shardio.images.resizing import Resampling, resize, sample
+from shardio.images.resizing import Resampling, resize
 from shardio.images.scratch import scratch_pixels
 
 SCALES = (8, 4, 2)
@@ -95,8 +96,8 @@ def _prepare_window(
 ) -> Render:
     """Return a function that renders a part of the resized box.
 
-    OpenCV and Pillow can only resize a whole image: they would sample a part of it at other points. So they get the
-    whole box, in which only the pixels that the visible part depends on are decoded.
+    :func:`resize` would sample a part of an image at other points. So it gets the whole box, in which only the pixels
+    that the visible part depends on are decoded.
     """
     rows = _sources(visible.top, visible.height, box.height, height, resampling)
     columns = _sources(visible.left, visible.width, box.width, width, resampling)
@@ -126,7 +127,8 @@ def _prepare_scaled(picture: Picture, box: Box, height: int, width: int, visible
     needed = Box(needed_rows.start, needed_columns.start, len(needed_rows), len(needed_columns))
     part = picture.part(needed, scale)
     corner = rows.point(visible.top) - needed.top, columns.point(visible.left) - needed.left
-    return lambda out: sample(part(), corner, (rows.step, columns.step), out)
+    steps = rows.step, columns.step
+    return lambda out: np.copyto(out, sample(part(), corner, steps, visible.height, visible.width))
 
 
 class _Samples(NamedTuple):

@@ -1,4 +1,4 @@
-"""Image resizing by OpenCV and Pillow. The kernel resizes most images itself, with OpenCV's pixels.
+"""Image resizing by OpenCV and Pillow. The kernel resizes most images itself, with the same pixels.
 
 Both libraries are imported when they are first needed, so worker processes that need neither start 50 ms sooner.
 """
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from shardio.images.bilinear import is_opencv_equal, resize_bilinear
 from shardio.images.pixels import Pixels
 
 if TYPE_CHECKING:
     import PIL.Image
 
 Resampling = Literal["bilinear", "antialiased bilinear", "antialiased bicubic"]
-"""How to resize: "bilinear" computes each new pixel from the nearest four (OpenCV's INTER_LINEAR). The others average
-over all pixels when shrinking (Pillow's BILINEAR and BICUBIC)."""
+"""How to resize: "bilinear" computes each new pixel from the nearest four (:mod:`shardio.images.bilinear`). The others
+average over all pixels when shrinking (Pillow's BILINEAR and BICUBIC)."""
 
 
 def use_one_thread() -> None:
@@ -45,6 +46,8 @@ def resize(
         resized = image
     elif resampling != "bilinear":
         resized = np.asarray(_resize_by_pillow(image, height, width, resampling))
+    elif not is_opencv_equal():
+        resized = resize_bilinear(image, height, width)
     else:
         import cv2
 
@@ -69,25 +72,6 @@ def _resize_by_pillow(image: Pixels, height: int, width: int, resampling: Resamp
     }
     across = PIL.Image.fromarray(image).resize((width, len(image)), filters[resampling])
     return across.resize((width, height), filters[resampling])
-
-
-def sample(image: Pixels, corner: tuple[float, float], step: tuple[float, float], out: Pixels) -> None:
-    """Sample an image bilinearly on a grid whose points may be between pixels.
-
-    Args:
-        image: uint8 [rows, columns, 3]. Beyond its border, the border's pixels are repeated.
-        corner: The position of the first sample, down and across, in pixels from the centre of the first pixel.
-        step: The distance between samples, down and across, in pixels.
-        out: uint8 [height, width, 3] to write to.
-    """
-    import cv2
-
-    to_source = np.array([[step[1], 0, corner[1]], [0, step[0], corner[0]]])
-    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    size = out.shape[1], out.shape[0]
-    sampled = cv2.warpAffine(image, to_source, size, dst=out, flags=flags, borderMode=cv2.BORDER_REPLICATE)
-    if sampled is not out:
-        np.copyto(out, sampled)
 
 
 def flip(image: Pixels, out: Pixels) -> None:

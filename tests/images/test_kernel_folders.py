@@ -61,7 +61,7 @@ def test_without_a_folder_each_process_checks_for_itself(
     prepare_kernel()
     assert finding.find_kernel() is None
     (message,) = caplog.messages
-    assert "its pixels differ from those of libjpeg-turbo and OpenCV: all differ." in message
+    assert "its pixels differ from those of libjpeg-turbo or Pillow: all differ." in message
 
 
 @pytest.mark.usefixtures("_not_built")

@@ -74,7 +74,7 @@ def warn_of_difference(difference: str) -> None:
     """Warn that the kernel is not used on this machine, because its pixels differ."""
     _log.warning(
         "shardio does not use its JPEG kernel on this machine, because its pixels differ from those of libjpeg-turbo "
-        "and OpenCV: %s. It uses these libraries instead, which is slower. Please report this message.",
+        "or Pillow: %s. It uses these libraries instead, which is slower. Please report this message.",
         difference,
     )
 

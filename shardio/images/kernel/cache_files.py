@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 
+import PIL
 import simplejpeg
 import xxhash
 from platformdirs import site_cache_path, user_cache_path
@@ -71,17 +71,8 @@ def check_name(functions_name: str) -> str:
 
     The name is a hash of all that the outcome depends on: the functions, the processor and the reference libraries.
     """
-    checked = repr((functions_name, describe_processor(), simplejpeg.__version__, _identify_opencv()))
+    checked = repr((functions_name, describe_processor(), simplejpeg.__version__, PIL.__version__))
     return f"{xxhash.xxh3_64_hexdigest(checked.encode())}.check"
-
-
-def _identify_opencv() -> list[tuple[str, int, int]]:
-    """Return the names, sizes and dates of OpenCV's libraries. Importing them to ask for their version takes 25 ms."""
-    spec = find_spec("cv2")
-    assert spec is not None, "shardio depends on it"
-    files = [path for folder in spec.submodule_search_locations or () for path in Path(folder).glob("*.so")]
-    files += [Path(spec.origin)] if spec.origin else []
-    return sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files)
 
 
 def read_check(functions_name: str, *folders: Path) -> str | None:

@@ -1,18 +1,18 @@
 """Check that the kernel's pixels on this machine are those of the libraries that decode all other images.
 
-The kernel follows the code of libjpeg-turbo, OpenCV and Pillow. They have different code for other processors, and
-other versions may round differently. A crop's pixels would then depend on the decoder.
+The kernel follows the code of libjpeg-turbo and Pillow. They have different code for other processors, and other
+versions may round differently. A crop's pixels would then depend on the decoder.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-import cv2
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from shardio.images.bilinear import resize_bilinear
 from shardio.images.kernel.compiled.records import OPENCV_BILINEAR, PILLOW_BICUBIC, PILLOW_BILINEAR, PLAN
 from shardio.images.kernel.functions import RESAMPLINGS, Functions, Kernel
 from shardio.images.resizing import resize
@@ -63,7 +63,7 @@ def _make_files() -> Iterator[tuple[str, bytes]]:
     for sampling in _SAMPLINGS:
         for quality in (60, 95):
             coarse = random.integers(0, 256, (7, 9, 3), np.uint8)
-            smooth = cv2.resize(coarse, (_WIDTH, _HEIGHT), interpolation=cv2.INTER_CUBIC).astype(np.int64)
+            smooth = resize_bilinear(coarse, _HEIGHT, _WIDTH).astype(np.int64)
             image = (smooth + random.integers(-20, 21, smooth.shape)).clip(0, 255).astype(np.uint8)
             pixels, colours = (image[..., :1].copy(), "GRAY") if sampling == "Gray" else (image, "RGB")
             content = simplejpeg.encode_jpeg(pixels, quality, colours, sampling)
@@ -72,11 +72,14 @@ def _make_files() -> Iterator[tuple[str, bytes]]:
 
 
 def _render(content: bytes, plan: np.void) -> NDArray[np.uint8]:
-    """Render an image with libjpeg-turbo, and OpenCV or Pillow."""
+    """Render an image with libjpeg-turbo, and numpy or Pillow."""
     top, left, height, width, new_height, new_width, window_top, window_left, is_flipped, resampling = plan.tolist()
     box = simplejpeg.decode_jpeg(content)[top : top + height, left : left + width]
-    names = {number: name for name, number in RESAMPLINGS.items()}
-    box = resize(np.ascontiguousarray(box), new_height, new_width, names[resampling])
+    if resampling == OPENCV_BILINEAR:
+        box = resize_bilinear(box, new_height, new_width)
+    else:
+        names = {number: name for name, number in RESAMPLINGS.items()}
+        box = resize(np.ascontiguousarray(box), new_height, new_width, names[resampling])
     padded = np.pad(box, ((_ROWS, _ROWS), (_COLUMNS, _COLUMNS), (0, 0)))  # Black beyond the box.
     window = padded[_ROWS + window_top :, _COLUMNS + window_left :][:_ROWS, :_COLUMNS]
     return window[:, ::-1] if is_flipped else window

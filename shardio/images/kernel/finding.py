@@ -160,7 +160,7 @@ def why_no_kernel() -> str | None:
     from shardio.images.kernel.cache_files import check_name, log_path, object_name, why_untrusted_file
 
     if difference := _finder.difference():
-        return f"its pixels differ from those of libjpeg-turbo and OpenCV on this machine: {difference}"
+        return f"its pixels differ from those of libjpeg-turbo or Pillow on this machine: {difference}"
     untrusted = why_untrusted_file(object_name() if functions is None else check_name(functions.name))
     if untrusted is not None:
         return untrusted

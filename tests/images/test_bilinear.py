@@ -1,0 +1,100 @@
+"""Bilinear resizing has the same pixels whatever OpenCV's build does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardio.images import resize
+from shardio.images.bilinear import is_opencv_equal, resize_bilinear, sample
+from tests.images.pictures import make_picture
+
+sides = st.integers(1, 90)
+
+needs_usual_opencv = pytest.mark.skipif(not is_opencv_equal(), reason="this build of OpenCV rounds differently")
+
+
+@pytest.fixture
+def other_opencv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An OpenCV that rounds differently where both sides shrink."""
+    usual = cv2.resize
+
+    def resize_differently(image: Any, size: tuple[int, int], **options: Any) -> Any:
+        resized = usual(image, size, **options)
+        return resized ^ 1 if image.shape[1] > size[0] and image.shape[0] > size[1] else resized
+
+    monkeypatch.setattr(cv2, "resize", resize_differently)
+    is_opencv_equal.cache_clear()
+    yield
+    is_opencv_equal.cache_clear()
+
+
+@needs_usual_opencv
+@settings(deadline=None, derandomize=True, max_examples=400)
+@given(before=st.tuples(sides, sides), after=st.tuples(sides, sides), seed=st.integers(0, 1000))
+def test_the_definition_has_the_pixels_of_opencv(before: tuple[int, int], after: tuple[int, int], seed: int) -> None:
+    image = np.random.default_rng(seed).integers(0, 256, (*before, 3), np.uint8)
+    expected = cv2.resize(image, after[::-1], interpolation=cv2.INTER_LINEAR)
+    np.testing.assert_array_equal(resize_bilinear(image, *after), expected)
+
+
+@pytest.mark.usefixtures("other_opencv")
+@pytest.mark.parametrize("after", [(50, 60), (224, 224), (120, 40)])
+def test_an_opencv_that_rounds_differently_is_not_used(after: tuple[int, int]) -> None:
+    image, out = make_picture(100, 130), np.zeros((*after, 3), np.uint8)
+    assert not is_opencv_equal()
+    expected = resize_bilinear(image, *after)
+    np.testing.assert_array_equal(resize(image, *after), expected)
+    assert resize(image, *after, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("size", "digest"),
+    [((64, 100), "db68bdc57610e726"), ((224, 224), "c1566088ef3988c1"), ((200, 90), "0bc4f449d5eb8662")],
+)
+def test_pixels_are_the_same_on_every_machine(size: tuple[int, int], digest: str) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (123, 211, 3), np.uint8)
+    assert xxhash.xxh3_64_hexdigest(resize(image, *size).tobytes()) == digest
+
+
+def test_whole_steps_from_a_pixels_centre_take_pixels() -> None:
+    image = make_picture(30, 40)
+    np.testing.assert_array_equal(sample(image, (2, 5), (3, 4), 9, 8), image[2:29:3, 5:34:4])
+
+
+def test_beyond_the_border_its_pixels_are_repeated() -> None:
+    image = make_picture(3, 4)
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)), mode="edge")
+    np.testing.assert_array_equal(sample(image, (-4, -4), (1, 1), 11, 12), padded)
+    np.testing.assert_array_equal(sample(image, (5, 9), (1, 1), 2, 2), np.broadcast_to(image[-1, -1], (2, 2, 3)))
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(
+    corner=st.tuples(st.floats(-3, 20), st.floats(-3, 20)),
+    step=st.tuples(st.floats(0.2, 3), st.floats(0.2, 3)),
+    height=sides,
+    width=sides,
+)
+def test_samples_are_means_of_the_four_nearest_pixels_weighted_by_distance(
+    corner: tuple[float, float], step: tuple[float, float], height: int, width: int
+) -> None:
+    image = make_picture(20, 25)
+    rows = np.clip(corner[0] + step[0] * np.arange(height), 0, 19)
+    columns = np.clip(corner[1] + step[1] * np.arange(width), 0, 24)
+    top, left = (np.floor(points).astype(int) for points in (rows, columns))
+    bottom, right = np.minimum(top + 1, 19), np.minimum(left + 1, 24)
+    down, across = (rows - top)[:, None, None], (columns - left)[:, None]
+    exact = image.astype(float)
+    upper = exact[top][:, left] * (1 - across) + exact[top][:, right] * across
+    lower = exact[bottom][:, left] * (1 - across) + exact[bottom][:, right] * across
+    difference = sample(image, corner, step, height, width) - (upper * (1 - down) + lower * down)
+    assert np.abs(difference).max() < 1
