@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Runs tests of the last commit on an emulated 64-bit ARM processor, in a Debian of its own. As root:
+#   bash tools/arm64.sh [TEST…]
+# Without arguments, these are the tests of all that depends on the processor. They take about an hour. Needs the
+# packages debootstrap, qemu-user-static and binfmt-support. The system stays in ARM64_ROOT, if that is set. OPENCV is a
+# version of OpenCV to install; by default, it is the newest one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+[[ $# -gt 0 ]] || set -- tests/images tests/transforms tests/order tests/shards tests/storage
+root=${ARM64_ROOT:-$(mktemp -d "${TMPDIR:-/tmp}/shardio-arm64.XXXXXX")}
+trap 'umount "$root"/{proc,dev} 2>/dev/null || true; [[ -n ${ARM64_ROOT:-} ]] || rm -rf "$root"' EXIT
+grep -qs binfmt_misc /proc/mounts || mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
+update-binfmts --enable qemu-aarch64
+packages=ca-certificates,gcc,git,libc6-dev,python3-dev,python3-venv
+[[ -e $root/usr/bin/git ]] || debootstrap --arch=arm64 --variant=minbase --include="$packages" bookworm "$root"
+mountpoint -q "$root/proc" || mount -t proc proc "$root/proc"
+mountpoint -q "$root/dev" || mount --bind /dev "$root/dev"
+cp /etc/resolv.conf "$root/etc/"
+cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # The host's may know more authorities.
+rm -rf "$root/shardio"
+git clone --quiet . "$root/shardio"
+chroot "$root" env -i HOME=/root PATH=/usr/bin:/bin LANG=C.UTF-8 OPENCV="${OPENCV:-}" bash -euo pipefail -c '
+  cd /shardio
+  [[ -x /venv/bin/python ]] || python3 -m venv /venv
+  # torch 2.6 has a build without CUDA for ARM.
+  /venv/bin/pip install --quiet torch==2.6.0 "opencv-python-headless${OPENCV:+==$OPENCV}" hypothesis pytest webdataset
+  /venv/bin/pip install --quiet --editable .
+  /venv/bin/shardio --version
+  exec /venv/bin/python -m pytest -p no:cacheprovider "$@"' bash "$@"

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Runs the tests with the lowest versions of all packages that pyproject.toml allows, in a fresh clone of the last commit:
+#   bash tools/lowest_versions.sh
+# Needs the program uv. On Linux, the package index installs torch with CUDA, which is several GB. PYTHON is the Python
+# to use; PYTEST_ARGS are passed to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/shardio-lowest.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+chmod 755 "$work" # Some tests run as another user.
+git clone --quiet . "$work/checkout"
+cd "$work/checkout"
+uv venv --quiet --python "${PYTHON:-python3}" .venv
+uv pip install --quiet --resolution lowest-direct --editable '.[dev]'
+.venv/bin/python -m pytest --numprocesses 2 --dist worksteal -p no:cacheprovider ${PYTEST_ARGS:-} tests
