@@ -90,6 +90,7 @@ def test_datasets_by_hand_and_the_order_are_the_same_with_another_default_device
     assert all(np.array_equal(one.numpy(), dataset[0][0].numpy()) for one in drawn)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.7", reason="AdamW of torch 2.6 keeps its steps on the default device")
 @pytest.mark.usefixtures("on_meta")
 @pytest.mark.parametrize("is_late", [True, False])
 def test_a_prefetcher_and_training_are_the_same_with_another_default_device(packed: Path, is_late: bool) -> None:

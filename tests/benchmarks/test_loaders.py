@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loaders import rounds
-from benchmarks.loaders.registry import CANDIDATES, PIXELS_CHANGED, PIXELS_KEPT, SMALL, find
+from benchmarks.loaders.registry import CANDIDATES, PIXELS_CHANGED, PIXELS_KEPT, PIXELS_SMALL, SMALL, find
 from benchmarks.loaders.rounds import Settings, run_case
 from tests.processes import run_python
 
@@ -78,7 +78,8 @@ def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Pa
 def test_candidates_are_compared_with_those_that_store_the_same() -> None:
     stored = {candidate.name: candidate.stored for candidate in CANDIDATES}
     assert {name for name, what in stored.items() if what == PIXELS_CHANGED} == {"shardio-400", "ffcv", "nodes-400"}
+    assert {name for name, what in stored.items() if what == PIXELS_SMALL} == {"shardio-256", "ffcv-256", "nodes-256"}
     assert {name for name, what in stored.items() if what == SMALL} == {
         f"{loader}-{order}" for loader in ("shardio", "webdataset", "mosaic") for order in ("sequential", "shuffled")
     }
-    assert set(stored.values()) == {PIXELS_KEPT, PIXELS_CHANGED, SMALL}
+    assert set(stored.values()) == {PIXELS_KEPT, PIXELS_CHANGED, PIXELS_SMALL, SMALL}

@@ -31,6 +31,9 @@ def _prepare() -> None:
     warnings.simplefilter("error")
     # Only torch's warning about more workers than cores is allowed, because of small machines.
     warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    # torch 2.6 leaves a temporary directory to Python's exit.
+    if torch.__version__ < "2.7":  # A version compares as one.
+        warnings.filterwarnings("ignore", "Implicitly cleaning up", ResourceWarning)
     torch.set_num_threads(1)  # More threads would wait for each other with such small models.
 
 

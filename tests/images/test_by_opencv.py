@@ -43,7 +43,6 @@ BY_OPENCV = {
     "PNG with transparency": _save(RGBA, "PNG"),
     "PNG with a transparent colour": _save(RGB, "PNG", transparency=tuple(RGB[0, 0].tolist())),
     "PNG with gamma": _with_chunk(b"gAMA", struct.pack(">I", 100_000)),
-    "PNG with chromaticities": _with_chunk(b"cHRM", struct.pack(">8I", *range(1, 9))),
     "PNG with sRGB": _with_chunk(b"sRGB", b"\0"),
     "PNG with few significant bits": _with_chunk(b"sBIT", b"\5\6\5"),
     "PNG with a background": _with_chunk(b"bKGD", b"\0\1\0\2\0\3"),
@@ -51,6 +50,7 @@ BY_OPENCV = {
     "turned PNG": _save(RGB, "PNG", exif=exif_of(6)),
 }
 BY_PILLOW = {
+    "PNG with chromaticities": _with_chunk(b"cHRM", struct.pack(">8I", *range(1, 9))),
     "gray PNG": _save(GRAY, "PNG"),
     "PNG with a palette": _save(PALETTE, "PNG"),
     "PNG with a colour profile": _save(RGB, "PNG", icc_profile=b"abc" * 50),

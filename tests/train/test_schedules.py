@@ -51,6 +51,7 @@ def _cosine(optimizer: torch.optim.SGD, warmup: float) -> Any:
     return SequentialLR(optimizer, [rise, CosineAnnealingLR(optimizer, NUM_STEPS - num_warm)], [num_warm])
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")  # SequentialLR of torch 2.6 passes it.
 @pytest.mark.parametrize("warmup", [0.05, 0.3, 0.5])
 @pytest.mark.parametrize(("name", "make"), [("onecycle", _one_cycle), ("cosine", _cosine)])
 def test_rates_that_rise_once_equal_those_of_torchs_schedulers(

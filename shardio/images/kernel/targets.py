@@ -12,7 +12,7 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 
 TARGETS = {
     "x86_64": {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2},
-    "aarch64": {"aarch64": frozenset({"asimd"})},
+    "aarch64": {"aarch64": frozenset()},
 }
 """By machine: the targets, fastest first, and the flags that the operating system lists for such processors.
 
