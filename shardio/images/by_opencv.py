@@ -22,8 +22,8 @@ _DEPTH = 24
 def is_for_opencv(image: PIL.Image.Image, content: bytes) -> bool:
     """Return whether OpenCV decodes an image that Pillow opened to the same pixels: a PNG with colours of 8 bits.
 
-    OpenCV's libpng prints warnings about many colour profiles and some chromaticities, so PNGs that have them are left to
-    Pillow, too.
+    OpenCV's libpng prints warnings about many colour profiles and some chromaticities, so PNGs that have them are left
+    to Pillow, too.
     """
     if image.format != "PNG" or image.mode not in ("RGB", "RGBA") or getattr(image, "is_animated", False):
         return False
