@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import warnings
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.utils.data
 
 from shardio import DataLoader, ShardMapDataset
 from shardio.transforms import RandomResizedCrop
@@ -102,3 +105,22 @@ def end_children(packed: str) -> None:
 
 def test_worker_processes_survive_the_end_of_a_child(pictures: Path) -> None:
     assert_passes_in_fresh_process(end_children, pictures)
+
+
+def fork_beside_a_loader(packed: str) -> None:
+    # Since Python 3.12, a fork of a process with threads gives a warning, because the child may wait for them forever.
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    dataset = ShardMapDataset(Path(packed), transform=RandomResizedCrop(32))
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, persistent_workers=True)
+    for _ in loader:
+        dataset[0]  # Decoded in this process, by the kernel.
+        assert threading.enumerate() == [threading.main_thread()]
+    iterator = iter(loader)
+    next(iterator)
+    theirs = torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
+    assert len(list(theirs)) == len(list(iterator)) + 1
+
+
+def test_torchs_workers_are_forked_without_a_warning_beside_a_loader(packed: Path) -> None:
+    assert_passes_in_fresh_process(fork_beside_a_loader, str(packed))
