@@ -252,7 +252,7 @@ class Gate:
         return len(list(self.folder.glob("made-*")))
 
     def is_made(self, number: int) -> bool:
-        """Return whether the chunk that was begun with that number is made."""
+        """Return whether the chunk with that number is made."""
         return (self.folder / f"made-{number}").exists()
 
     def open(self) -> None:
@@ -261,12 +261,12 @@ class Gate:
 
 
 def install_gate(modules: Path, held: range = range(0)) -> Gate:
-    """Record the chunks of a worker process; make those with ``held`` numbers, in order of beginning, wait."""
+    """Record the chunks of a worker process by their numbers, and make those with ``held`` numbers wait."""
     folder = str(modules)
     _install(
         modules,
         f"""
-    number = next(numbers)
+    number = chunk.chunk_id
     open({folder!r} + f"/begun-{{number}}", "w").close()
     while number in {held!r} and not os.path.exists({folder!r} + "/open"):
         time.sleep(0.002)
