@@ -97,8 +97,10 @@ def compare(candidates: dict[str, Candidate]) -> dict[str, str]:
         raise SystemExit("the pixels of tiled images differ from those of untouched ones")
     if not np.array_equal(made[TILED][~is_scaled], made[REFERENCE][~is_scaled]):
         raise SystemExit("shardio's pixels differ from OpenCV's")
-    if not np.array_equal(made[ANTIALIASED][~is_scaled], made[PILLOW][~is_scaled]):
-        raise SystemExit("shardio's pixels differ from Pillow's")
+    # Pillow 13 resizes some crops down before across, and rounds in between.
+    difference = made[ANTIALIASED][~is_scaled].astype(np.int16) - made[PILLOW][~is_scaled]
+    if np.abs(difference).max() > 1:
+        raise SystemExit("shardio's pixels differ from Pillow's by more than 1")
     found = {}
     for name, pixels in made.items():
         distance = np.abs(pixels.astype(np.int16) - made[REFERENCE]).mean(axis=(1, 2, 3))

@@ -113,7 +113,7 @@ OPTIONAL = {"torchvision": ("torchvision", make_torchvision), "DALI, CPU": ("nvi
 
 
 def find_peers() -> tuple[dict[str, Load], list[str]]:
-    """Return the peers that can run, and the names of those that are not installed."""
+    """Return the peers that can run, and the names of those that are not installed or cannot be imported."""
     peers: dict[str, Load] = {
         "OpenCV": load_with_opencv,
         "Pillow, antialiased": load_with_pillow,
@@ -123,6 +123,9 @@ def find_peers() -> tuple[dict[str, Load], list[str]]:
     for name, (module, make) in OPTIONAL.items():
         if importlib.util.find_spec(module.split(".")[0]) is None or importlib.util.find_spec(module) is None:
             missing.append(name)
-        else:
+            continue
+        try:
             peers[name] = make()
+        except (ImportError, OSError, RuntimeError) as error:  # Built for another torch, say.
+            missing.append(f"{name} ({error})")
     return peers, missing

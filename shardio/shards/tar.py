@@ -172,7 +172,7 @@ class TarScan:
             FormatError: If the file is not an uncompressed tar, is truncated, or holds a member of more than
                 :data:`MAX_MEMBER` bytes.
         """
-        forward = ForwardFile(self._file, self._hash)
+        forward, stop = ForwardFile(self._file, self._hash), 0
         try:
             with forward.open() as tar:
                 for info in tar:
@@ -180,9 +180,9 @@ class TarScan:
                     if info.isreg():
                         yield self._read_member(forward, info, tar.offset)
                     forward.end_member()
-                    self.num_bytes = forward.position
+                    self.num_bytes, stop = forward.position, tar.offset
                     tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
-            self._check_end(tar.offset)
+            self._check_end(stop)  # tarfile's offset may be beyond headers that it mistakes for the end.
             forward.seek(forward.size)  # The digest includes the bytes after the end.
         except TAR_ERRORS as error:
             raise FormatError(

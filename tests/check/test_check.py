@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def keys(packed: Path) -> list[str]:
 
 def test_a_dataset_that_ignores_its_workers_is_wrong(packed: Path, keys: list[str]) -> None:
     tars = sorted(map(str, packed.glob("*.tar")))
-    dataset = webdataset.WebDataset(tars, shardshuffle=False, workersplitter=None).map(lambda sample: sample["__key__"])
+    dataset = webdataset.WebDataset(tars, shardshuffle=False, workersplitter=None).map(itemgetter("__key__"))
     loader = TorchLoader(dataset, batch_size=4, num_workers=2)
     with pytest.raises(CoverageError) as caught:
         assert_exactly_once(loader, keys)

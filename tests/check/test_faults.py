@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ def web_loaders(tars: Path, world_size: int, num_workers: int, **options: Any) -
     paths = sorted(map(str, tars.glob("*.tar")))
     for rank in range(world_size):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
-        dataset = webdataset.WebDataset(paths, shardshuffle=False, **options).map(lambda sample: sample["__key__"])
+        dataset = webdataset.WebDataset(paths, shardshuffle=False, **options).map(itemgetter("__key__"))
         yield DataLoader(dataset, batch_size=4, num_workers=num_workers)
 
 

@@ -57,8 +57,8 @@ if __name__ == "__main__":
     assert count_open_files() == before, "datasets that were never read hold descriptors"
     keys = {
         "mapped": read_mapped(source, 0),
-        "mapped, by workers": read_mapped(source, 2),
         "in turns": read_in_turns(source, 0),
+        "mapped, by workers": read_mapped(source, 2),
         "in turns, by workers": read_in_turns(source, 1),
     }
     json.dump(keys, sys.stdout)

@@ -134,16 +134,17 @@ def test_errors_of_users_own_functions_lose_one_batch_each(packed: Path, num_wor
     assert [(type(error), getattr(error, "number", None)) for error in errors] == [(PickyError, 7)] * 2
 
 
+class Numbers(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> int:
+        if index in (5, 6):
+            raise PickyError("refused", index)
+        return index
+
+
 def test_errors_of_a_users_own_dataset_lose_one_batch_each() -> None:
-    class Numbers(torch.utils.data.Dataset[int]):
-        def __len__(self) -> int:
-            return 20
-
-        def __getitem__(self, index: int) -> int:
-            if index in (5, 6):
-                raise PickyError("refused", index)
-            return index
-
     dataset = Numbers()
     order = list(EpochSampler(dataset))
     expected = [order[at : at + 3] for at in range(0, 20, 3) if not {5, 6} & set(order[at : at + 3])]

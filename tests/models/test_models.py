@@ -16,6 +16,8 @@ from shardio.train import TrainConfig, train
 from tests.models.model_libraries import load
 from tests.train.small_data import make_batches, weights_of
 
+needs_torchscript = pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
+
 OWN = """
 import torch
 from torch import nn
@@ -109,7 +111,7 @@ def test_functions_of_files_and_modules_get_the_arguments_they_accept(own: Path,
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")  # It is still supported.
-@pytest.mark.parametrize("function", ["scripted", "compiled"])
+@pytest.mark.parametrize("function", [pytest.param("scripted", marks=needs_torchscript), "compiled"])
 def test_scripted_and_compiled_models_can_be_trained_and_saved(own: Path, function: str) -> None:
     model = make_model(f"own_models:{function}", num_classes=3, image_size=8)
     before = weights_of(model)

@@ -56,6 +56,7 @@ HOSTILE = {
     "unknown-type-huge": make_header(2**46, b"Q") + MEMBER,
     "pax-size-huge": make_pax("size", "1" + "0" * 30) + MEMBER,
     "pax-size-negative": make_pax("size", "-512") + MEMBER,
+    "pax-size-negative-of-the-last": MEMBER + make_pax("size", "-512") + MEMBER,
     "pax-size-no-number": make_pax("size", "abc") + make_header(1024) + bytes(1024) + MEMBER,
     "pax-size-global": make_pax("size", "2", tarfile.XGLTYPE) + make_header(1024) + bytes(1024) + MEMBER,
     "pax-length-of-5000-digits": make_header(5010, tarfile.XHDTYPE) + fill_up(b"9" * 5000 + b" size=3\n\0\0") + MEMBER,
