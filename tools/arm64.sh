@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-[[ $# -gt 0 ]] || set -- tests/images tests/transforms tests/order tests/shards tests/storage
+[[ $# -gt 0 ]] || set -- tests/images tests/order tests/shards tests/storage tests/transforms/test_geometry.py
 root=${ARM64_ROOT:-$(mktemp -d "${TMPDIR:-/tmp}/shardio-arm64.XXXXXX")}
 trap 'umount "$root"/{proc,dev} 2>/dev/null || true; [[ -n ${ARM64_ROOT:-} ]] || rm -rf "$root"' EXIT
 grep -qs binfmt_misc /proc/mounts || mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc

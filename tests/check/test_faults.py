@@ -178,7 +178,8 @@ def web_loaders(tars: Path, world_size: int, num_workers: int, **options: Any) -
     for rank in range(world_size):
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
         dataset = webdataset.WebDataset(paths, shardshuffle=False, **options).map(itemgetter("__key__"))
-        yield DataLoader(dataset, batch_size=4, num_workers=num_workers)
+        context = "fork" if num_workers else None  # A fork server, the default of Python 3.14, keeps its environment.
+        yield DataLoader(dataset, batch_size=4, num_workers=num_workers, multiprocessing_context=context)
 
 
 def delivered(tars: Path, world_size: int, num_workers: int, **options: Any) -> tuple[list[Any], ...]:
