@@ -19,7 +19,7 @@ def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_makes_ahead(loader: DataLoader, num_batches: int) -> None:
-    """Check how many slots an epoch takes: those of the batches made ahead, of the next one, and perhaps the last one."""
+    """Check how many slots an epoch takes: those of the batches made ahead, the next one, and perhaps the last one."""
     assert len(slots_of(loader)) in (num_batches + 1, num_batches + 2)
 
 
