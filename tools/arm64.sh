@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs tests of the last commit on an emulated 64-bit ARM processor, in a Debian of its own. As root:
 #   bash tools/arm64.sh [TEST…]
-# Without arguments, these are the tests of all that depends on the processor. They take about an hour. Needs the
-# packages debootstrap, qemu-user-static and binfmt-support. The system stays in ARM64_ROOT, if that is set. OPENCV is a
-# version of OpenCV to install; by default, it is the newest one.
+# Without arguments, these are the tests of all that depends on the processor. Compiling the kernel alone takes six
+# minutes. Needs the packages debootstrap, qemu-user-static and binfmt-support. The system stays in ARM64_ROOT, if that
+# is set. OPENCV is a version of OpenCV to install; by default, it is the newest one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -108,7 +108,7 @@ def _describe(result: Result) -> dict[str, Any]:
         "name": candidate.name,
         "title": candidate.title,
         "stored": candidate.stored,
-        "problem": result.problem,
+        "problem": result.reason,
         "rounds": result.rounds,
     }
 

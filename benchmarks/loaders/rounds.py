@@ -32,6 +32,11 @@ class Result:
     rounds: list[Figures] = field(default_factory=list)
     problem: str = ""
 
+    @property
+    def reason(self) -> str:
+        """The last line of the problem. Other lines are a traceback, with the paths of this machine."""
+        return self.problem.strip().splitlines()[-1] if self.problem else ""
+
     def figures(self, name: str) -> list[float]:
         """Return a figure in each round."""
         return [figures[name] for figures in self.rounds]

@@ -28,7 +28,7 @@ def make_tables(case: str, results: Sequence[Result]) -> str:
         names = list(measured[0].rounds[0])
         columns = [(_HEADS[name], _figure(name, *_DIGITS[name])) for name in names]
         parts.append(f"**{case}**\n\n" + _table(measured, columns))
-    problems = [f"- {result.candidate.title}: {_last_line(result.problem)}" for result in results if result.problem]
+    problems = [f"- {result.candidate.title}: {result.reason}" for result in results if result.problem]
     if problems:
         parts.append(f"{case}, not measured:\n\n" + "\n".join(problems))
     return "\n\n".join(parts) + "\n"
@@ -96,7 +96,3 @@ def _table(results: Sequence[Result], columns: Sequence[Column]) -> str:
 
 def _median_speed(result: Result) -> float:
     return statistics.median(result.figures("samples_per_s"))
-
-
-def _last_line(problem: str) -> str:
-    return problem.strip().splitlines()[-1]

@@ -18,39 +18,42 @@ def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "divide_threads", lambda num_threads, _: [num_threads])
 
 
-def assert_makes_ahead(loader: DataLoader, num_batches: int) -> None:
-    """Check how many slots an epoch takes: those of the batches made ahead, the next one, and perhaps the last one."""
-    assert len(slots_of(loader)) in (num_batches + 1, num_batches + 2)
+def count_slots(loader: DataLoader) -> int:
+    """Return how many slots an epoch takes: those of the batches made ahead, and of the next batch.
+
+    A fork of this process, by whatever else runs in it, makes the loader replace a slot. So count in two epochs.
+    """
+    return min(len(slots_of(loader)) for _ in range(2))
 
 
 def test_small_batches_are_made_ahead_until_each_worker_has_two_chunks(pictures: Path) -> None:
-    assert_makes_ahead(make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None), 16)
-    assert_makes_ahead(make_loader(pictures, num_workers=2, batch_size=2, prefetch_factor=None), 4)
-    assert_makes_ahead(make_loader(pictures, num_workers=1, batch_size=16, prefetch_factor=None), 2)
+    assert count_slots(make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None)) == 16 + 1
+    assert count_slots(make_loader(pictures, num_workers=2, batch_size=2, prefetch_factor=None)) == 4 + 1
+    assert count_slots(make_loader(pictures, num_workers=1, batch_size=16, prefetch_factor=None)) == 2 + 1
 
 
 @pytest.mark.parametrize("prefetch", [1, 5])
 def test_prefetch_factor_is_the_number_of_batches_made_ahead(pictures: Path, prefetch: int) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=prefetch)
     assert loader.prefetch_factor == prefetch
-    assert_makes_ahead(loader, prefetch)
+    assert count_slots(loader) == prefetch + 1
 
 
 def test_a_prefetch_factor_that_is_set_later_applies(pictures: Path) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None, persistent_workers=True)
-    assert_makes_ahead(loader, 16)
+    assert count_slots(loader) == 16 + 1
     loader.prefetch_factor = 2
-    assert_makes_ahead(loader, 2)
+    assert count_slots(loader) == 2 + 1
     loader.prefetch_factor = None
-    assert_makes_ahead(loader, 16)
+    assert count_slots(loader) == 16 + 1
 
 
 def test_a_loader_re_created_from_attributes_keeps_the_default(pictures: Path) -> None:
     loader = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=None)
     assert loader.prefetch_factor == 2, "as in torch"
     again = make_loader(pictures, num_workers=8, batch_size=2, prefetch_factor=loader.prefetch_factor)
-    assert_makes_ahead(again, 16)
-    assert_makes_ahead(pickle.loads(pickle.dumps(loader)), 16)
+    assert count_slots(again) == 16 + 1
+    assert count_slots(pickle.loads(pickle.dumps(loader))) == 16 + 1
 
 
 def test_torchs_workers_have_torchs_default(pictures: Path) -> None:
