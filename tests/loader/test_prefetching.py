@@ -21,7 +21,7 @@ def _one_worker_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def count_slots(loader: DataLoader) -> int:
     """Return how many slots an epoch takes: those of the batches made ahead, and of the next batch.
 
-    A fork of this process, by whatever else runs in it, makes the loader replace a slot. So count in two epochs.
+    If anything else in this process forks, the loader replaces the slot that the user holds. So count in two epochs.
     """
     return min(len(slots_of(loader)) for _ in range(2))
 
