@@ -48,7 +48,11 @@ def start_process(
 
 def _write_program(function: str) -> str:
     module, _, name = function.partition(":")
-    return f"import sys; sys.path[:] = eval(sys.argv.pop(1)); from {module} import {name}; {name}()"
+    # Imports leave few cycles behind, and looking for them takes a tenth of their time.
+    return (
+        "import gc, sys; gc.disable(); sys.path[:] = eval(sys.argv.pop(1)); "
+        f"from {module} import {name}; gc.enable(); {name}()"
+    )
 
 
 def _absolute_module_path() -> list[str]:

@@ -19,6 +19,9 @@ from shardio import DataLoader, ShardDataset
 from shardio.transforms import RandomResizedCrop
 from tests.sources import write_images
 
+PROGRAM = b"from shardio.loader.processes.fork_server_process import main; gc.enable(); main()"
+"""The end of a fork server's command, by which it is found."""
+
 NUM_SAMPLES = 100
 BATCH_SIZE = 8  # 12 full batches, and one of 4
 PREFETCH = 4
@@ -87,10 +90,31 @@ def slots_of(batches: Iterable[Any]) -> set[int | None]:
     return slots
 
 
+def find_fork_servers() -> set[int]:
+    """Return the ids of the fork servers that this process started and that have not ended."""
+    return {
+        process_id
+        for process_id, parent, command in list_processes()
+        if parent == os.getpid() and command[1:2] == [b"-c"] and command[2].endswith(PROGRAM)
+    }
+
+
 def find_worker_processes() -> set[int]:
-    """Return the ids of this process's worker processes."""
-    folders = (folder for folder in Path("/proc").iterdir() if folder.name.isdigit())
-    return {int(folder.name) for folder in folders if _is_worker_process(folder)}
+    """Return the ids of this process's worker processes that have not ended."""
+    servers = find_fork_servers()
+    return {process_id for process_id, parent, _ in list_processes() if parent in servers}
+
+
+def list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
+    """Yield the id, the parent's id, and the command line of each process that is no zombie."""
+    for process_id in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
+        try:
+            status = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+            command = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # It has ended.
+        if status[0] not in "ZX":
+            yield process_id, int(status[1]), command
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -146,14 +170,6 @@ def without_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _is_worker_process(process: Path) -> bool:
-    try:
-        is_ours = f"PPid:\t{os.getpid()}\n" in (process / "status").read_text()
-        return is_ours and b"shardio.loader.processes.worker_process" in (process / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False  # It has just ended.
 
 
 def _read_mappings(process_id: int) -> Iterator[tuple[int, int, int]]:

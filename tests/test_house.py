@@ -115,7 +115,7 @@ def test_folders_without_torch_load_without_it() -> None:
 
 def test_worker_processes_start_without_what_takes_long_to_import() -> None:
     slow = {"torch", "cv2", "PIL", "numba", "llvmlite", "pydantic", "secrets"}
-    added = modules_after("import shardio.loader.processes.worker_process") - modules_after("import numpy")
+    added = modules_after("import shardio.loader.processes.fork_server_process") - modules_after("import numpy")
     assert not slow & added
 
 

@@ -32,6 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
 import shardio
+from shardio.loader.processes import fork_server
 from shardio.loader.processes import pool as pool_module
 from tests.faults.worker_processes import (
     KINDS,
@@ -46,6 +47,7 @@ from tests.faults.worker_processes import (
     send_signal,
 )
 from tests.files import count_open_files
+from tests.slots import find_fork_servers
 from tests.sources import write_images
 
 PATIENCE_S = 0.3
@@ -70,7 +72,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A run over two epochs with a signal to a worker process in each epoch."""
+    """A run over two epochs with a signal to a worker process or the fork server in each epoch."""
 
     kind: Kind
     num_workers: int
@@ -96,7 +98,7 @@ def draw_case(seed: int) -> Case:
 
 
 def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
-    """Return the failure of a case, or None, and the signals that were sent to worker processes."""
+    """Return the failure of a case, or None, and the signals that were sent."""
     sent = Counter[str]()
     options = {"batch_size": case.batch_size}
     reference = make_loader(data, case.kind, **options)
@@ -106,8 +108,8 @@ def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
 
         def disturb(signal_: signal.Signals, moment_s: float, victim: int, is_over: threading.Event) -> None:
             is_over.wait(moment_s)
-            if hosts := find_worker_processes():
-                send_signal(hosts[victim % len(hosts)], signal_)
+            if victims := [*find_worker_processes(), *find_fork_servers()]:
+                send_signal(victims[victim % len(victims)], signal_)
                 sent[f"{signal_.name}{' after the epoch' if is_over.is_set() else ''}"] += 1
 
         thread = threading.Thread(target=disturb, args=(signal_, moment_s, victim, is_over))
@@ -122,7 +124,8 @@ def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
         if wrong := _compare(batches, batches_of(reference)):
             return wrong, sent
     del loader
-    return (f"worker processes {hosts} are still running" if (hosts := find_worker_processes()) else None), sent
+    left = [*find_worker_processes(), *find_fork_servers()]
+    return (f"processes {left} are still running" if left else None), sent
 
 
 def _compare(batches: Batches, expected: Batches) -> str | None:
@@ -155,9 +158,9 @@ def kills(
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the runs.")] = 0,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
 ) -> None:
-    """Kill or stop a worker process at a random moment of each epoch: no batch is lost, repeated or changed."""
-    warnings.filterwarnings("ignore", message="worker process")  # Worker processes are expected to die.
-    pool_module.PATIENCE_S = pool_module.CLOSE_S = PATIENCE_S
+    """Kill or stop a worker process or the fork server at a random moment: no batch is lost, repeated or changed."""
+    warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.
+    pool_module.PATIENCE_S = fork_server.EXIT_S = PATIENCE_S
     pool_module.STARTUP_PATIENCE_S = STARTUP_PATIENCE_S
     seeds = range(seed << 32, (seed << 32) + runs) if only is None else range(only, only + 1)
     num_sent, started = Counter[str](), time.perf_counter()
@@ -208,7 +211,7 @@ def leaks(loaders: Annotated[int, typer.Option(min=1, help="Number of loaders.")
 
 def _count_resources() -> dict[str, int]:
     return {
-        "processes": len(find_worker_processes()),
+        "processes": len(find_fork_servers()) + len(find_worker_processes()),
         "threads": count_threads(),
         "descriptors": count_open_files(),
         "slots": count_mapped_slots(),
@@ -232,7 +235,7 @@ def epochs(
         for _ in track(range(epochs), epochs, "epochs"):
             for i, _batch in enumerate(loader):
                 if i == len(loader) // 2:
-                    sizes_mb.append(sum(map(_pss_mb, [os.getpid(), *find_worker_processes()])))
+                    sizes_mb.append(sum(map(_pss_mb, [os.getpid(), *find_fork_servers(), *find_worker_processes()])))
     quarter = max(epochs // 4, 1)
     # The first epoch fills caches, so it does not count.
     first, last = median(sizes_mb[1 : 1 + quarter]), median(sizes_mb[-quarter:])

@@ -6,7 +6,7 @@ from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, re
 from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, Rows, Sizes
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.formats import IMAGE_FIELDS, IMAGE_FORMATS, describe_other_images, find_format, read_format
-from shardio.images.kernel import check_kernel, prepare_kernel, why_no_kernel
+from shardio.images.kernel import check_kernel, find_kernel, prepare_kernel, why_no_kernel
 from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
@@ -46,6 +46,7 @@ __all__ = [
     "decode_pil",
     "describe_other_images",
     "find_format",
+    "find_kernel",
     "open_image",
     "prepare_kernel",
     "read_format",

@@ -11,6 +11,7 @@ import pytest
 
 import shardio
 from tests.faults.worker_processes import KINDS, Data, Expected, batches_of, find_worker_processes, make_loader
+from tests.slots import find_fork_servers
 from tests.sources import write_images
 
 
@@ -57,3 +58,4 @@ def no_worker_process_is_left() -> Iterator[None]:
     yield
     gc.collect()  # Tracebacks of errors that were expected hold their loaders.
     assert find_worker_processes() == []
+    assert find_fork_servers() == set()

@@ -101,7 +101,7 @@ def test_ctrl_c(data: Data, tmp_path: Path) -> None:
     assert code == -signal.SIGINT
     assert said.endswith("KeyboardInterrupt\n")
     assert "Exception ignored" not in said
-    assert "worker_process.py" not in said
+    assert "_process.py" not in said
 
 
 @pytest.mark.parametrize("ending", ["wait", "fork persistent", "fork early"])

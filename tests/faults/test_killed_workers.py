@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 
 from shardio import WorkerError
+from shardio.loader.processes import fork_server
 from shardio.loader.processes import pool as pool_module
 from tests.faults.worker_processes import (
     KINDS,
-    PROGRAM,
     Batches,
     Data,
     Expected,
     batches_of,
     find_worker_processes,
     install_slowness,
+    is_alive,
     make_loader,
     plain,
     run_during,
@@ -33,6 +34,7 @@ from tests.faults.worker_processes import (
     wait_until,
     warns_of_deaths,
 )
+from tests.slots import PROGRAM, find_fork_servers
 
 pytestmark = pytest.mark.usefixtures("no_worker_process_is_left")
 
@@ -136,8 +138,8 @@ def test_restarted_worker_processes_find_relative_paths(
 
 
 def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
-    """Kill the first worker processes, up to ``most``, before their first message; return the ids of all started."""
-    start, started = pool_module._start_process, list[int]()
+    """Kill the first fork servers, up to ``most``, before they read anything; return the ids of all started."""
+    start, started = fork_server._start_process, list[int]()
 
     def start_and_kill(*arguments: Any) -> subprocess.Popen[bytes]:
         process = start(*arguments)
@@ -147,27 +149,66 @@ def kill_first(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
             process.wait()
         return process
 
-    monkeypatch.setattr(pool_module, "_start_process", start_and_kill)
+    monkeypatch.setattr(fork_server, "_start_process", start_and_kill)
     return started
 
 
-def test_worker_processes_killed_before_their_first_message(
+def test_fork_servers_killed_before_their_first_message(
     data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = kill_first(monkeypatch, 2)
-    with warns_of_deaths():
+    with warns_of_deaths() as warned:
         assert batches_of(make_loader(data, "shards", 2)) == expected["shards"][0]
-    assert len(started) == 2 + 2
+    assert len(started) == 2 + 1
+    said = [str(warning.message) for warning in warned]
+    assert [text.count("was killed by SIGKILL") for text in said] == [1, 1], "both worker processes died of one cause"
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
-def test_worker_processes_that_always_die_at_once_are_an_error(
+def test_fork_servers_that_always_die_at_once_are_an_error(
     data: Data, monkeypatch: pytest.MonkeyPatch, num_workers: int
 ) -> None:
     started = kill_first(monkeypatch, 50)
-    with warns_of_deaths(), pytest.raises(WorkerError, match="was killed by SIGKILL"):
+    with warns_of_deaths(), pytest.raises(WorkerError, match=r"fork server \d+ was killed by SIGKILL"):
         next(iter(make_loader(data, "shards", num_workers)))
-    assert len(started) <= 4 * num_workers
+    assert len(started) <= 4
+
+
+def await_end_of(process_ids: list[int]) -> None:
+    wait_until(lambda: not any(map(is_alive, process_ids)), "the processes have ended")
+
+
+def test_a_killed_fork_server_takes_its_worker_processes_with_it(data: Data, expected: Expected) -> None:
+    """They and the fork server are replaced."""
+    loader, batches, servers = make_loader(data, "shards", 2, persistent_workers=True), Batches(), list[int]()
+    with warns_of_deaths():
+        for _ in range(2):
+            for batch in loader:
+                if len(batches) in (1, 8):
+                    before, (server,) = find_worker_processes(), find_fork_servers()
+                    servers.append(server)
+                    send_signal(server, signal.SIGKILL)
+                    await_end_of(before)
+                batches.append(plain(batch))
+    assert len(set(servers)) == 2
+    assert find_fork_servers().isdisjoint(servers)
+    assert batches == [*expected["shards"][0], *expected["shards"][1]]
+
+
+def test_a_stopped_fork_server_is_replaced(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(fork_server, "EXIT_S", 0.3)
+    loader = make_loader(data, "shards", 2)
+    iterator = iter(loader)
+    batches = [plain(next(iterator))]
+    (server,) = find_fork_servers()
+    wait_until(have_started, "all worker processes have started")
+    send_signal(server, signal.SIGSTOP)
+    kill_worker_processes()
+    with warns_of_deaths():
+        batches += map(plain, iterator)
+    assert batches == expected["shards"][0]
+    assert not find_fork_servers()
 
 
 def test_worker_processes_killed_while_they_start(data: Data, expected: Expected) -> None:
@@ -185,7 +226,6 @@ def test_worker_processes_killed_while_they_start(data: Data, expected: Expected
 
 def test_stopped_worker_processes_are_killed(data: Data, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool_module, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(pool_module, "CLOSE_S", 0.3)
     loader, batches = make_loader(data, "shards", 1, persistent_workers=True), Batches()
     with warns_of_deaths():
         for _ in range(2):

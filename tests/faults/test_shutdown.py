@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from shardio import DataLoader
-from shardio.loader.processes import pool as pool_module
+from shardio.loader.processes import fork_server
 from shardio.loader.processes.wire import make_pair
 from shardio.reading import SampleReader
 from tests.faults.worker_processes import (
@@ -31,12 +31,14 @@ from tests.faults.worker_processes import (
 )
 from tests.files import count_open_files
 from tests.processes import forkserver_context
+from tests.slots import find_fork_servers
 
 
 def list_resources() -> dict[str, Any]:
     """Return the resources of this process that a loader could leave."""
     gc.collect()
-    return {"worker processes": find_worker_processes(), "files": count_open_files(), "slots": count_mapped_slots()}
+    processes = {*find_fork_servers(), *find_worker_processes()}
+    return {"processes": processes, "files": count_open_files(), "slots": count_mapped_slots()}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def _nothing_is_left(_all_is_started: None) -> Iterator[None]:
     yield
     assert list_resources() == before
     assert count_threads() <= num_threads
-    assert before["worker processes"] == []
+    assert not before["processes"]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -73,7 +75,7 @@ def test_break(data: Data, persistent: bool) -> None:
 def test_worker_processes_end_even_if_another_process_holds_their_sockets(
     data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = pool_module._start_process
+    start = fork_server._start_process
     started: list[subprocess.Popen[bytes]] = []
     copies: list[socket.socket] = []
 
@@ -87,12 +89,12 @@ def test_worker_processes_end_even_if_another_process_holds_their_sockets(
         copies.extend(end.dup() for end in pair)
         return pair
 
-    monkeypatch.setattr(pool_module, "_start_process", start_and_note)
-    monkeypatch.setattr(pool_module, "make_pair", make_pair_and_copy)
+    monkeypatch.setattr(fork_server, "_start_process", start_and_note)
+    monkeypatch.setattr(fork_server, "make_pair", make_pair_and_copy)
     for batch in make_loader(data, "shards", 2):
         del batch
         break
-    assert [process.returncode for process in started] == [0, 0]
+    assert [process.returncode for process in started] == [0]
     for copy in copies:
         copy.close()
 

@@ -18,15 +18,14 @@ import torch
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader import LoaderStats
 from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from tests import slots
+from tests.slots import list_processes
 
 CROP = Compose([RandomResizedCrop(48), RandomHorizontalFlip()])
 """Makes images that are large enough for slots."""
 
 BATCH_SIZE = 16
 """Of six batches an epoch, each of which two or more workers make together."""
-
-PROGRAM = b"from shardio.loader.processes.worker_process import main; main()"
-"""The end of a worker process's command, by which it is found."""
 
 DEADLINE_S = 60.0
 """How long to wait for something before the test fails."""
@@ -90,18 +89,14 @@ def count_images(stats: LoaderStats) -> int:
 
 
 def find_worker_processes() -> list[int]:
-    """Return the ids of the worker processes that this process started, the oldest first."""
-    return [
-        process_id
-        for process_id, parent, command in _list_processes()
-        if parent == os.getpid() and command[1:2] == [b"-c"] and command[2].endswith(PROGRAM)
-    ]
+    """Return the ids of this process's worker processes, the oldest first."""
+    return sorted(slots.find_worker_processes())
 
 
 def find_marked(mark: str) -> list[int]:
     """Return the ids of the living processes that have a word in their environment."""
     found = []
-    for process_id, _, _ in _list_processes():
+    for process_id, _, _ in list_processes():
         try:
             environment = Path(f"/proc/{process_id}/environ").read_bytes()
         except OSError:
@@ -113,19 +108,7 @@ def find_marked(mark: str) -> list[int]:
 
 def is_alive(process_id: int) -> bool:
     """Return whether a process exists and is no zombie."""
-    return process_id in [found for found, _, _ in _list_processes()]
-
-
-def _list_processes() -> Iterator[tuple[int, int, list[bytes]]]:
-    """Yield the id, the parent's id, and the command line of each process that is no zombie."""
-    for process_id in sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()):
-        try:
-            status = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-            command = Path(f"/proc/{process_id}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # It has ended.
-        if status[0] not in "ZX":
-            yield process_id, int(status[1]), command
+    return process_id in [found for found, _, _ in list_processes()]
 
 
 def count_mapped_slots() -> int:
@@ -156,7 +139,7 @@ def warns_of_deaths() -> Any:
     """Expect the warning of worker processes that died and were restarted."""
     return pytest.warns(
         RuntimeWarning,
-        match="worker process .*; (it was|they were) restarted; (its|their) unfinished batches are being redone",
+        match=r"(worker process|fork server) \d+ .*; (it was|they were) restarted; (its|their) unfinished batches are ",
     )
 
 

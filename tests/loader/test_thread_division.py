@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.loader.processes.pool import MAX_SINGLE_THREAD_PROCESSES, THREADS_PER_PROCESS, divide_threads
+from shardio.loader.processes.pool import divide_threads
 from shardio.loader.processes.wire import make_pair, receive, send
 
 
@@ -16,11 +16,9 @@ def test_threads_are_divided_evenly_over_worker_processes(num_threads: int, num_
     assert len(threads) <= num_processors
 
 
-@given(st.integers(1, 300))
-def test_with_enough_processors_few_threads_run_alone_and_many_in_pairs(num_threads: int) -> None:
-    threads = divide_threads(num_threads, num_threads)
-    assert max(threads) <= (1 if num_threads <= MAX_SINGLE_THREAD_PROCESSES else THREADS_PER_PROCESS)
-    assert len(threads) <= max(MAX_SINGLE_THREAD_PROCESSES, -(-num_threads // THREADS_PER_PROCESS))
+@given(st.integers(1, 300), st.integers(0, 300))
+def test_with_enough_processors_each_thread_has_a_process(num_threads: int, num_spare: int) -> None:
+    assert divide_threads(num_threads, num_threads + num_spare) == [1] * num_threads
 
 
 def test_messages_that_an_end_sent_before_it_closed_are_received() -> None:

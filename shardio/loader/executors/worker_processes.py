@@ -76,7 +76,7 @@ class WorkerProcesses:
             return self._workers, self._slots
         dataset = self._planner.dataset.dataset
         num_threads = self._settings.sizing.num_threads
-        workers = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, num_threads=num_threads))
+        workers = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder), num_threads)
         slots = SlotPool(workers.announce, workers.forget, self._memory_callbacks)
         if self._slots is not None and self._slots.layout is not None:
             slots.lay_out(self._slots.layout, self._settings.sizing.num_spare(self._slots.layout))

@@ -1,4 +1,4 @@
-"""The messages between the training process and its worker processes.
+"""The messages between the training process, its fork server and its worker processes.
 
 The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly.
 """
@@ -19,17 +19,44 @@ from shardio.reading import FileReader, SampleReader
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
-    """What a worker process needs before its first chunk.
+    """What worker processes need before their first chunk: the fork server's first message.
 
     Attributes:
         reader: Reads samples.
         decoder: Decodes them.
-        num_threads: The number of chunks that the process makes at a time.
     """
 
     reader: SampleReader | FileReader
     decoder: FieldDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartWorker:
+    """A request to the fork server for a worker process. The end of its socket pair is sent with the message.
+
+    Attributes:
+        worker_id: Its number, larger than that of every earlier worker process.
+        num_threads: The number of chunks that it makes at a time.
+    """
+
+    worker_id: int
     num_threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndWorker:
+    """A request to the fork server to kill a worker process that does not exit within ``patience_s``."""
+
+    worker_id: int
+    patience_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnded:
+    """The answer to :class:`EndWorker`. As in ``subprocess``, a negative exit code is the number of a signal."""
+
+    process_id: int
+    exit_code: int
 
 
 @dataclass(frozen=True, kw_only=True)

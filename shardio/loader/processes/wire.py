@@ -1,4 +1,4 @@
-"""Messages between the training process and its worker processes: Python values and open files over a socket pair.
+"""Messages between the training process and its other processes: Python values and open files over a socket pair.
 
 A message is one packet: a pickle or, if that is long, the descriptor of anonymous memory that holds it. So a sender
 never waits in the middle of a message. Both ends belong to this package: no other program can write to the pair.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import select
 import socket
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from shardio.loader.slots.memory import make_memory
@@ -21,6 +23,9 @@ MAX_INLINE = 8 * 1024
 
 MAX_DESCRIPTORS = 2
 """The most descriptors in a packet: the pickle's and a slot's."""
+
+CHECK_PARENT_S = 1.0
+"""How often a process checks that its parent is alive, because another process may hold the other end open."""
 
 _INLINE, _IN_MEMORY = b"\0", b"\1"
 
@@ -53,6 +58,38 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
         _send(end, [_IN_MEMORY], [memory, *descriptors], flags)
     finally:
         os.close(memory)
+
+
+def send_within(patience_s: float, end: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> bool:
+    """Send a message from an end that does not wait; return False if the other end has read nothing for too long.
+
+    This call waits while the socket is full. It cannot deadlock, because the main threads of the fork server and of
+    worker processes only read and never wait for room to write. Other threads may wait.
+
+    Raises:
+        OSError: If the other end is closed.
+    """
+    room = select.poll()
+    room.register(end, select.POLLOUT)
+    while True:
+        with suppress(BlockingIOError):
+            send(end, message, descriptors)
+            return True
+        if not room.poll(1000 * patience_s):
+            return False
+
+
+def receive_all(end: socket.socket, parent_id: int) -> Iterator[tuple[Any, list[int]]]:
+    """Yield messages and the descriptors that came with them, until the other end is closed or the parent has ended."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    while True:
+        if poll.poll(1000 * CHECK_PARENT_S):
+            if (received := receive(end)) is None:
+                return
+            yield received
+        elif os.getppid() != parent_id:
+            return
 
 
 def receive(end: socket.socket) -> tuple[Any, list[int]] | None:

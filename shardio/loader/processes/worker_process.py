@@ -1,21 +1,19 @@
 """A worker process: a background process that makes chunks in decode threads. It never imports torch or user code.
 
-:mod:`shardio.loader.processes.pool` starts it with one end of a socket pair, over which it receives its setup, then
-slots and chunks. It ends as soon as the other end is closed.
+It is forked by a fork server, and has one end of a socket pair, over which it receives slots and chunks. It ends as
+soon as the other end is closed.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import socket
-import sys
 import threading
 import time
 import traceback
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,47 +31,38 @@ from shardio.loader.processes.messages import (
     Pong,
     WorkerSetup,
 )
-from shardio.loader.processes.wire import receive, send
+from shardio.loader.processes.wire import receive_all, send
 from shardio.loader.slots.memory import Layout, map_memory
-
-CHECK_PARENT_S = 1.0
-"""How often a worker process checks that its parent is alive, because another process may hold the other end open."""
 
 _MappedSlot = tuple[Layout, NDArray[np.uint8]]
 
 
 class WorkerProcess:
-    """The state of a worker process: its slots, and the pending chunks."""
+    """The state of a worker process: its slots, and the pending chunks.
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end = end
+    Args:
+        end: The end of the socket pair.
+        setup: Reads and decodes samples.
+    """
+
+    def __init__(self, end: socket.socket, setup: WorkerSetup) -> None:
+        self._end, self._setup = end, setup
         self._slots: dict[int, _MappedSlot] = {}
         self._chunks: SimpleQueue[Chunk] = SimpleQueue()
         self._newest = self._cancelled = -1
         self._epoch_began = 0.0
 
-    def run(self, parent_id: int) -> None:
-        """Serve until the other end is closed, or the process ``parent_id`` has ended."""
-        poll = select.poll()
-        poll.register(self._end, select.POLLIN)
+    def run(self, num_threads: int, parent_id: int) -> None:
+        """Make chunks in ``num_threads`` until the other end is closed, or the process ``parent_id`` has ended."""
         send(self._end, Pong())
-        while True:
-            if not poll.poll(1000 * CHECK_PARENT_S):
-                if os.getppid() != parent_id:
-                    return
-                continue
-            if (received := receive(self._end)) is None:
-                return
-            message, descriptors = received
+        builder = ChunkBuilder(self._setup.reader, self._setup.decoder)
+        for _ in range(num_threads):
+            threading.Thread(target=self._run_thread, args=(builder,), daemon=True).start()
+        for message, descriptors in receive_all(self._end, parent_id):
             self._handle(message, descriptors)
 
     def _handle(self, message: Any, descriptors: list[int]) -> None:
         match message:
-            case WorkerSetup():
-                self._reader = message.reader
-                builder = ChunkBuilder(message.reader, message.decoder)
-                for _ in range(message.num_threads):
-                    threading.Thread(target=self._run_thread, args=(builder,), daemon=True).start()
             case NewSlot():
                 self._slots[message.slot_id] = message.layout, map_memory(descriptors[0], message.layout.num_bytes)
                 os.close(descriptors[0])
@@ -84,7 +73,7 @@ class WorkerProcess:
                 for chunk in message:
                     if chunk.epoch_began > self._epoch_began:
                         self._epoch_began = chunk.epoch_began
-                        self._reader.close()  # Opening files again notices those that changed between epochs.
+                        self._setup.reader.close()  # Opening files again notices those that changed between epochs.
                     self._newest = chunk.chunk_id
                     self._chunks.put(chunk)
             case Cancel():
@@ -133,10 +122,13 @@ def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s:
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
 
 
-def main() -> None:
-    """Run a worker process. The command line names the descriptor of its socket and the parent process."""
-    with suppress(ConnectionError):  # The other end was closed during a message.
-        descriptor, parent_id = map(int, sys.argv[1:])
-        WorkerProcess(socket.socket(fileno=descriptor)).run(parent_id)
+def run_worker_process(end: socket.socket, setup: WorkerSetup, num_threads: int, parent_id: int) -> NoReturn:
+    """Make this process, which was just forked, a worker process; see :class:`WorkerProcess`."""
+    try:
+        with suppress(ConnectionError):  # The other end was closed during a message.
+            WorkerProcess(end, setup).run(num_threads, parent_id)
+    except BaseException:  # It must not return to what the fork server was doing.
+        traceback.print_exc()
+        os._exit(1)
     # Do not wait for threads that are decoding, or reading from a slow disk.
     os._exit(0)
