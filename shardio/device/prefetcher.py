@@ -107,6 +107,11 @@ class DevicePrefetcher:
         self._iterator = weakref.ref(iterator)  # Weak, so that an iterator that is left early is released.
         return iterator
 
+    def start_workers(self) -> None:
+        """Start the workers of the loader's next epoch now, if it is a shardio loader; see DataLoader.start_workers."""
+        if callable(start_workers := getattr(self.loader, "start_workers", None)):
+            start_workers()
+
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch on the loader, or on its samplers and datasets that take one.
 

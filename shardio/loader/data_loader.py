@@ -182,6 +182,15 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             cursor, split = self._find_start()
             return self._begin(self._find_executor().start(cursor, split), cursor, split)
 
+    def start_workers(self) -> None:
+        """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
+
+        This does not wait for them. It does nothing if they are there already, without workers, or if torch's workers
+        make the batches.
+        """
+        with own_tensors():
+            self._find_executor().start_workers()
+
     def stats(self) -> LoaderStats:
         """Return the counts and times since the latest ``iter`` of the loader.
 

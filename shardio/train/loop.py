@@ -90,6 +90,7 @@ def _train(
     world: World,
 ) -> list[EpochResult]:
     """Train on this rank. On return, everything that refers to other ranks is freed."""
+    batches.start_workers()  # They start while the model is moved and the optimizer is made.
     val_batches = None if val_loader is None else prefetch(val_loader, config, batches.device)
     run = _make_run(model, batches, config, callbacks, world)
     network = unwrap(run.step.model)  # Ranks may have different numbers of validation batches.

@@ -174,6 +174,14 @@ def test_fork_servers_that_always_die_at_once_are_an_error(
     assert len(started) <= 4
 
 
+def test_a_fork_server_has_one_thread(data: Data) -> None:
+    """A fork copies the locks of other threads, which nobody in the child would release."""
+    iterator = iter(make_loader(data, "shards", 2))
+    next(iterator)
+    (server,) = find_fork_servers()
+    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+
+
 def await_end_of(process_ids: list[int]) -> None:
     wait_until(lambda: not any(map(is_alive, process_ids)), "the processes have ended")
 

@@ -62,6 +62,18 @@ def test_a_child_iterates_with_its_own_worker_processes(pictures: Path) -> None:
     assert_passes_in_fresh_process(iterate_in_child, pictures)
 
 
+def fork_after_start_workers(packed: str) -> None:
+    loader, expected = make_loader(Path(packed)), list(make_oracle(Path(packed)))
+    loader.start_workers()
+    ask = fork(lambda: digest(loader))
+    assert ask() == digest(expected)
+    assert_same(list(loader), expected)
+
+
+def test_a_child_does_not_use_worker_processes_that_the_parent_started_ahead(pictures: Path) -> None:
+    assert_passes_in_fresh_process(fork_after_start_workers, pictures)
+
+
 def use_iterator_in_child(packed: str) -> None:
     dataset = ShardMapDataset(packed, fields=("image", "label", "key"), transform=RandomResizedCrop(48))
     for loader in (

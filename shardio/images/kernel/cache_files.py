@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import PIL
@@ -42,6 +41,8 @@ def log_path() -> Path:
 @cache
 def object_name() -> str:
     """Return the name of the object file for this processor. This loads LLVM."""
+    from importlib.metadata import version
+
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()

@@ -46,6 +46,9 @@ class CallingProcess:
         handler = OutcomeHandler(source=source, bad_samples=self.settings.bad_samples, tally=self._tally)
         return _Batches(self, plans, handler)
 
+    def start_workers(self) -> None:
+        """Do nothing: there are no workers."""
+
     def stats(self) -> LoaderStats:
         """Return the statistics of the latest epoch."""
         return self._tally.sum_up()

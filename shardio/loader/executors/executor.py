@@ -37,5 +37,8 @@ class Executor(Protocol):
             split: This rank's share, from the cursor to the end; None in the same case.
         """
 
+    def start_workers(self) -> None:
+        """Start the workers of the next epoch now, unless only the epoch itself can start them."""
+
     def stats(self) -> LoaderStats | None:
         """Return the statistics of the latest epoch; None if this executor has none."""

@@ -35,6 +35,9 @@ class TorchLoader:
         with _endless_collate(loader):
             return TorchBatches(torch.utils.data.DataLoader.__iter__(loader), continues=True)
 
+    def start_workers(self) -> None:
+        """Do nothing: torch starts its workers when the epoch begins."""
+
     def stats(self) -> None:
         """Return None, because torch does not time the stages."""
         return

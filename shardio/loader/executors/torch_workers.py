@@ -44,6 +44,9 @@ class TorchWorkers:
         self._options, self._bad_samples = options, bad_samples
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
+    def start_workers(self) -> None:
+        """Do nothing: torch starts its workers when the epoch begins."""
+
     def stats(self) -> None:
         """Return None, because torch's workers do not time their stages."""
         return

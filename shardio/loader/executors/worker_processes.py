@@ -40,6 +40,7 @@ class WorkerProcesses:
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
         self._workers: WorkerPool | None = None
         self._slots: SlotPool | None = None
+        self._is_unused = False  # Whether the workers were started for an epoch that has not begun.
         self._latest: Callable[[], Pipeline | None] = _none
         self._tally = Tally(num_workers=settings.sizing.num_threads)
 
@@ -62,18 +63,32 @@ class WorkerProcesses:
         self._latest = weakref.ref(pipeline)
         return pipeline
 
+    def start_workers(self) -> None:
+        """Start the worker processes of the next epoch now, unless they are there already."""
+        if self._usable_workers() is None:
+            self._make_workers()
+            self._is_unused = True
+
     def stats(self) -> LoaderStats:
         """Return the statistics of the latest epoch."""
         return self._tally.sum_up()
 
     def _find_workers(self) -> tuple[WorkerPool, SlotPool]:
         """Return the worker processes and slots for the next epoch: those of the latest one, if they persist."""
-        persists = not self._closes_workers
-        if persists and (latest := self._latest()) is not None:
+        if not self._closes_workers and (latest := self._latest()) is not None:
             latest.close()
-        if persists and self._workers is not None and not self._workers.is_closed and self._workers.belongs_here:
-            assert self._slots is not None, "it was created with the workers"
-            return self._workers, self._slots
+        found = self._usable_workers() or self._make_workers()
+        self._is_unused = False
+        return found
+
+    def _usable_workers(self) -> tuple[WorkerPool, SlotPool] | None:
+        """Return the worker processes that the next epoch can use, and their slots."""
+        workers, slots = self._workers, self._slots
+        if workers is None or slots is None or workers.is_closed or not workers.belongs_here:
+            return None
+        return None if self._closes_workers and not self._is_unused else (workers, slots)
+
+    def _make_workers(self) -> tuple[WorkerPool, SlotPool]:
         dataset = self._planner.dataset.dataset
         num_threads = self._settings.sizing.num_threads
         workers = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder), num_threads)

@@ -1,1 +1,1 @@
-"""Worker processes: background processes that run decode threads, and never import torch or the user's script."""
+"""Worker processes, which decode and never import torch or the user's script, and their fork server."""
