@@ -94,6 +94,14 @@ class IdentityError(ShardioError, TypeError):
     """Samples cannot be identified: a batch holds no keys, or the given keys do not identify them."""
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line to an error's traceback, as Python 3.11 does. The error keeps its type and its text."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", []), note]
+
+
 def __getattr__(name: str) -> Any:
     if name == "HostError":
         warnings.warn("shardio.HostError is now shardio.WorkerError", DeprecationWarning, stacklevel=2)

@@ -6,7 +6,7 @@ from shardio.datasets.indices import check_indices
 from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.ordered import Ordered
-from shardio.datasets.samples import mark_valid
+from shardio.datasets.samples import as_tensor, mark_valid
 from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.shard_map_dataset import ShardMapDataset
 from shardio.datasets.subsets import Unwrapped, unwrap_subsets
@@ -22,6 +22,7 @@ __all__ = [
     "ShardMapDataset",
     "Transformed",
     "Unwrapped",
+    "as_tensor",
     "check_indices",
     "find_digest",
     "known_epoch",

@@ -32,6 +32,9 @@ class ImageFolder(MapDataset):
             hold a huge image.
         classes: Class names in the order of their labels, or another dataset that has them; by default, the sorted
             names of the class folders. Classes without a folder are allowed.
+        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
+            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
+            any number of workers, and after a resumption.
 
     Attributes:
         classes: The class names, by label.
@@ -55,6 +58,7 @@ class ImageFolder(MapDataset):
         orientation: Orientation = "ignore",
         max_pixels: int = DEFAULT_MAX_PIXELS,
         classes: Classes | None = None,
+        seed_transforms: bool = True,
     ) -> None:
         decoder = FieldDecoder(
             fields=("image", "label"),
@@ -62,6 +66,7 @@ class ImageFolder(MapDataset):
             decode=decode,
             orientation=orientation,
             max_pixels=max_pixels,
+            seed_transforms=seed_transforms,
         )
         location = parse_location(root)
         self.root = Path(str(location))

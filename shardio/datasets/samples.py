@@ -17,7 +17,7 @@ def make_samples(decoder: FieldDecoder, columns: Sequence[Sequence[Any]]) -> lis
     Images are uint8 tensors [3, height, width], or tuples of these for a MultiCrop.
     """
     columns = [
-        list(map(_as_tensor, column)) if name == "image" else column
+        list(map(as_tensor, column)) if name == "image" else column
         for name, column in zip(decoder.names, columns, strict=True)
     ]
     return list(columns[0]) if isinstance(decoder.fields, str) else list(zip(*columns, strict=True))
@@ -33,10 +33,10 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
     return (*sample, is_valid) if isinstance(sample, tuple) else (sample, is_valid)
 
 
-def _as_tensor(image: Any) -> Any:
+def as_tensor(image: Any) -> Any:
     """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged."""
     if isinstance(image, tuple):
-        return tuple(map(_as_tensor, image))
+        return tuple(map(as_tensor, image))
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
         return torch.from_numpy(image).permute(2, 0, 1)
     return image

@@ -77,6 +77,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         verify: ``first`` compares each sample's tar header and content with the index when a process first reads
             it; ``off`` compares nothing.
+        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
+            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
+            any number of workers, and after a resumption.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -106,6 +109,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         trusted: bool = False,
         classes: Classes | None = None,
         verify: Verify = "first",
+        seed_transforms: bool = True,
     ) -> None:
         super().__init__(remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
         decoder = FieldDecoder(
@@ -115,6 +119,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             orientation=orientation,
             max_pixels=max_pixels,
             trusted=trusted,
+            seed_transforms=seed_transforms,
         )
         self.table = open_table(source)
         decoder.check_fields(self.table.manifest.fields, str(source))

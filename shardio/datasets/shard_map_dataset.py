@@ -32,6 +32,9 @@ class ShardMapDataset(MapDataset):
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.
         classes: Class names, or another dataset that has them: labels follow this list instead of the dataset's own.
         verify: When to compare samples with the index: ``first`` or ``off``.
+        seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
+            Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
+            any number of workers, and after a resumption.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -53,6 +56,7 @@ class ShardMapDataset(MapDataset):
         trusted: bool = False,
         classes: Classes | None = None,
         verify: Verify = "first",
+        seed_transforms: bool = True,
     ) -> None:
         decoder = FieldDecoder(
             fields=fields,
@@ -61,6 +65,7 @@ class ShardMapDataset(MapDataset):
             orientation=orientation,
             max_pixels=max_pixels,
             trusted=trusted,
+            seed_transforms=seed_transforms,
         )
         self.table = open_table(source)
         decoder.check_fields(self.table.manifest.fields, str(source))

@@ -63,7 +63,7 @@ class Transformed:
 
     @property
     def fields(self) -> Fields:
-        """The fields of a sample. Like the four settings below, they are fixed at construction."""
+        """The fields of a sample. Like the five settings below, they are fixed at construction."""
         return self.decoder.fields
 
     @property
@@ -85,6 +85,11 @@ class Transformed:
     def trusted(self) -> bool:
         """Whether fields may be unpickled."""
         return self.decoder.trusted
+
+    @property
+    def seed_transforms(self) -> bool:
+        """Whether samples' rng keys seed the generators of your own transforms."""
+        return self.decoder.seed_transforms
 
     def check_transform(self) -> None:
         """Raise RuntimeError if the transform was set after this copy was made for a worker process."""

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label
 from shardio.decoding.planned_images import PlannedImages, open_images, undecodable
-from shardio.errors import SampleError
+from shardio.errors import SampleError, add_note
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, DecodeError, Orientation, decode_pil, open_image
 from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
-from shardio.transforms import count_crops, plan_crops, refuse_pillow
+from shardio.transforms import Calls, Generators, count_crops, is_builtin, plan_crops, refuse_pillow
 from shardio.values import check_choice, check_flag, check_integer
 
 Joined = TypeVar("Joined")
@@ -30,7 +30,7 @@ _STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (L
 """The stored fields of values that are not named after their field."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class FieldDecoder:
     """A decoder from stored samples to columns of values.
 
@@ -43,6 +43,7 @@ class FieldDecoder:
         max_pixels: The maximum number of pixels in an image; a larger image is an error.
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
+        seed_transforms: Whether people's own callables draw from generators that each sample's rng key seeds.
     """
 
     fields: Fields
@@ -52,6 +53,7 @@ class FieldDecoder:
     max_pixels: int = DEFAULT_MAX_PIXELS
     trusted: bool = False
     labels: tuple[int, ...] | None = None
+    seed_transforms: bool = True
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -60,6 +62,7 @@ class FieldDecoder:
         check_choice("orientation", self.orientation, Orientation)
         object.__setattr__(self, "max_pixels", check_integer("max_pixels", self.max_pixels, at_least=1))
         check_flag("trusted", self.trusted)
+        check_flag("seed_transforms", self.seed_transforms)
         if self.transform is not None and not callable(self.transform):
             raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
         if self.transform is not None and "image" not in self.names:
@@ -74,6 +77,11 @@ class FieldDecoder:
     def names(self) -> tuple[str, ...]:
         """The names of the values, in order."""
         return (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether decoding runs code that is not shardio's: a transform, or what pickles name."""
+        return self.trusted or not is_builtin(self.transform)
 
     @property
     def chunk_size(self) -> int:
@@ -153,15 +161,29 @@ class FieldDecoder:
         """
         open_one = decode_pil if self.decode == "pil" else open_image
         images = open_images(samples, partial(open_one, orientation=self.orientation, max_pixels=self.max_pixels))
+        calls = Calls(self._generators)
         try:
-            crops = plan_crops(self.transform, images, rng_keys)
+            crops = plan_crops(self.transform, images, rng_keys, calls)
         except DecodeError as error:
             raise undecodable(samples, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
             raise RuntimeError(
                 f"the transform {self.transform!r} raised StopIteration: raise a different exception"
             ) from error
-        return PlannedImages(samples=samples, crops=crops)
+        except Exception as error:
+            if calls.failed_row is not None:
+                add_note(error, "while transforming sample {} in {}".format(*samples.describe(calls.failed_row)))
+            raise
+        return PlannedImages(samples=samples, crops=crops, calls=calls)
+
+    @cached_property
+    def _generators(self) -> Generators | None:
+        if self.transform is None or is_builtin(self.transform) or not self.seed_transforms:
+            return None
+        return Generators(self.transform)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
         """Return the values of a field other than the image.

@@ -10,6 +10,7 @@ from shardio.errors import SampleError
 from shardio.images import IMAGE_FIELDS, CropPlan, DecodeError, Pixels, PlannedCrop, RenderedImages, render_crops
 from shardio.interruptions import let_through
 from shardio.reading import StoredSamples
+from shardio.transforms import Calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,11 +19,13 @@ class PlannedImages:
 
     Attributes:
         samples: The images' samples, for errors.
+        calls: The calls of people's own callables.
         crops: The n images of each crop of a MultiCrop, or of the only one: pictures to render and how to render them,
             or finished images without a plan.
     """
 
     samples: StoredSamples
+    calls: Calls
     crops: Sequence[tuple[list[Any], CropPlan | None]]
 
     def fits(self, index: int, rows: Pixels | None) -> bool:
@@ -45,6 +48,8 @@ class PlannedImages:
         """
         planned = [index for index, (_, plan) in enumerate(self.crops) if plan is not None]
         rendered = [RenderedImages(images, []) for images, _ in self.crops]
+        if rendered[0].images and self.crops[0][1] is None:
+            rendered[0] = RenderedImages(rendered[0].images, self.calls.decoder_names[: len(rendered[0].images)])
         if planned:
             crops = [PlannedCrop(images, plan) for images, plan in self.crops if plan is not None]
             try:

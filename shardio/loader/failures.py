@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import traceback
 from dataclasses import dataclass
 
@@ -28,7 +29,10 @@ class Failure:
 
 def describe_failure(error: BaseException) -> Failure:
     """Return a failure that can be sent to another process."""
-    return Failure(error=_make_portable(error), traceback="".join(traceback.format_exception(error)))
+    lines = traceback.format_exception(error)
+    if sys.version_info < (3, 11):  # Python writes notes from then on.
+        lines += [f"{note}\n" for note in getattr(error, "__notes__", [])]
+    return Failure(error=_make_portable(error), traceback="".join(lines))
 
 
 def _make_portable(error: BaseException) -> BaseException:

@@ -3,6 +3,7 @@
 Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
+from shardio.transforms.calls import Calls
 from shardio.transforms.compose import (
     Compose,
     MultiCrop,
@@ -13,12 +14,15 @@ from shardio.transforms.compose import (
     plan_transform,
     refuse_pillow,
 )
+from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
+    "Calls",
     "CenterCrop",
     "Compose",
+    "Generators",
     "Geometry",
     "MultiCrop",
     "RandomHorizontalFlip",

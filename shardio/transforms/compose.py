@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from itertools import groupby
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from shardio.images import IMAGES_AT_ONCE, CropPlan, DecodedPicture, DecodeError, Picture, RenderedImages, render_chunk
 from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
+from shardio.transforms.calls import Calls
 from shardio.transforms.geometry import BUILTINS
 from shardio.transforms.transform import (
     Geometry,
@@ -119,20 +121,20 @@ def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_
 
 
 def plan_crops(
-    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words, calls: Calls | None = None
 ) -> list[tuple[list[Any], CropPlan | None]]:
     """Draw the parameters of a dataset's transform for n images.
 
     Arguments, errors and results are those of :func:`plan_transform`, with one result for each crop of a MultiCrop.
     """
     if not isinstance(transform, MultiCrop):
-        return [plan_transform(transform, images, rng_keys)]
+        return [plan_transform(transform, images, rng_keys, calls)]
     keys = [derive_rng_key(rng_keys, np.array([i], dtype=np.uint64)) for i in range(len(transform.transforms))]
-    return [plan_transform(each, images, own) for each, own in zip(transform.transforms, keys, strict=True)]
+    return [plan_transform(each, images, own, calls) for each, own in zip(transform.transforms, keys, strict=True)]
 
 
 def plan_transform(
-    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words
+    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words, calls: Calls | None = None
 ) -> tuple[list[Any], CropPlan | None]:
     """Draw a transform's parameters for n images, and render only the images whose pixels it needs.
 
@@ -140,6 +142,7 @@ def plan_transform(
         transform: One of shardio's transforms, any other callable, or None.
         images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
         rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys from them.
+        calls: Calls the other callables. By default, their random generators are left as they are.
 
     Returns:
         The images, and the plan to render them by. The plan is None if the images are finished.
@@ -147,25 +150,45 @@ def plan_transform(
     Raises:
         DecodeError: If a picture must be rendered and cannot be decoded.
     """
-    images = list(images)
+    images, calls = list(images), calls or Calls()
     plan = CropPlan.whole(sizes_of(images)) if images and isinstance(images[0], Picture) else None
-    for step, step_keys in _steps_with_keys(transform, rng_keys):
-        if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
-            if plan is None:
-                images = [DecodedPicture(as_pixels(step, image)) for image in images]
-                plan = CropPlan.whole(sizes_of(images))
-            parameters = step.draw(plan.output_size, step_keys)
-            images, plan = _render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
-            plan = step.extend(plan, parameters)
-        elif isinstance(step, Transform):
-            arrays = [as_pixels(step, image) for image in _render_all(images, plan)]
-            sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
-            parameters = step.draw(sizes, step_keys)
-            images, plan = [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)], None
-        else:
+    steps = _steps_with_keys(transform, rng_keys)
+    for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
+        if kind == "other":
+            callables, keys = zip(*group, strict=True)
             # One at a time: whole images are large, but a callable's results may be small.
-            images, plan = [foreign.call(step, image) for image in _render_each(images, plan)], None
+            images, plan = calls.call(callables, _render_each(images, plan, calls), keys[0]), None
+            continue
+        for step, step_keys in group:
+            if kind == "geometry":
+                images, plan = _extend(step, images, plan, step_keys)
+            else:
+                images, plan = _apply(step, _render_all(images, plan), step_keys), None
     return images, plan
+
+
+def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "transform", "other"]:
+    if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
+        return "geometry"
+    return "transform" if isinstance(step, Transform) else "other"
+
+
+def _extend(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
+    """Draw a geometry's parameters and extend the plan by them."""
+    if plan is None:
+        images = [DecodedPicture(as_pixels(step, image)) for image in images]
+        plan = CropPlan.whole(sizes_of(images))
+    parameters = step.draw(plan.output_size, step_keys)
+    images, plan = _render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
+    return images, step.extend(plan, parameters)
+
+
+def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
+    """Draw the parameters of any other of shardio's transforms and apply it."""
+    arrays = [as_pixels(step, image) for image in images]
+    sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
+    parameters = step.draw(sizes, step_keys)
+    return [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)]
 
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
@@ -228,13 +251,15 @@ def _render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
     return images if plan is None else render_chunk(images, plan).images
 
 
-def _render_each(images: list[Any], plan: CropPlan | None) -> Iterator[Any]:
+def _render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
     """Yield the finished images. Only as many as are decoded side by side are in memory at the same time."""
     if plan is None:
         yield from images
         return
     for start in range(0, len(images), IMAGES_AT_ONCE):
-        yield from _render_rows(images, plan, np.arange(start, min(start + IMAGES_AT_ONCE, len(images)))).images
+        rendered = _render_rows(images, plan, np.arange(start, min(start + IMAGES_AT_ONCE, len(images))))
+        calls.decoder_names += rendered.decoder_names
+        yield from rendered.images
 
 
 def _render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:

@@ -47,22 +47,24 @@ def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "decoder_names"),
     [
-        {"decode": "pil"},
-        {"decode": "pil", "transform": np.asarray},
-        {"transform": Compose([CROP, lambda image: image])},
+        ({"decode": "pil"}, []),
+        ({"decode": "pil", "transform": np.asarray}, []),
+        ({"transform": Compose([CROP, lambda image: image])}, ["kernel"] * 5),
     ],
     ids=["Pillow images", "a function of Pillow images", "a function of arrays"],
 )
-def test_images_that_need_pixels_are_finished_when_they_are_planned(options: dict[str, Any]) -> None:
+def test_images_that_need_pixels_are_finished_when_they_are_planned(
+    options: dict[str, Any], decoder_names: list[str]
+) -> None:
     planned = FieldDecoder(fields="image", **options).plan_images(stored(FILES), make_rng_keys(5))
     ((images, plan),) = planned.crops
     assert plan is None
     assert not planned.fits(0, np.zeros((5, *np.asarray(images[0]).shape), np.uint8))
     (rendered,) = planned.render()
     assert rendered.images is images
-    assert rendered.decoder_names == []
+    assert rendered.decoder_names == decoder_names
 
 
 def test_a_damaged_image_is_an_error_of_its_sample_when_it_is_rendered() -> None:

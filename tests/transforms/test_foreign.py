@@ -119,8 +119,8 @@ def seeded(function: Callable[[], Any]) -> Any:
 
 
 def transformed(packed: Path, transform: Any, **options: Any) -> Any:
-    """Return an image of a dataset that knows the epoch, and therefore does not draw from torch's generator."""
-    dataset = ShardMapDataset(packed, fields="image", transform=transform, **options)
+    """Return an image of a dataset that knows the epoch, and leaves torch's generator to the transform."""
+    dataset = ShardMapDataset(packed, fields="image", transform=transform, seed_transforms=False, **options)
     dataset.set_epoch(0)
     return dataset[3]
 

@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from shardio.bad_samples import all_skipped
+from shardio.datasets import as_tensor
 from shardio.decoding import FieldDecoder
 from shardio.device.batches import map_tensors
 from shardio.interruptions import let_through
 from shardio.loader.collate import collate_column
 from shardio.loader.executors.in_flight import Batch
 from shardio.loader.failures import Failure
+from shardio.loader.slots.forms import is_image
 from shardio.loader.slots.memory import Column
 from shardio.loader.slots.slot_pool import Views
 from shardio.loader.stats import Tally
@@ -86,9 +88,13 @@ def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDAr
         return torch.from_numpy(np.concatenate(pieces))  # type: ignore[arg-type]  # all are arrays
     values: list[Any] = []
     for piece, part_rows in zip(pieces, rows, strict=True):
-        values += list(view[part_rows]) if piece is None and view is not None else list(piece)  # type: ignore[arg-type]
+        if piece is None:
+            assert view is not None, "a piece that is None is in the slot"
+            values += _as_images(name, torch.from_numpy(view)[part_rows])
+        else:
+            values += piece
     if name == "image":
-        values = [torch.from_numpy(image).permute(2, 0, 1) for image in values]
+        values = list(map(as_tensor, values))
     return collate_column(values)
 
 
@@ -102,4 +108,6 @@ def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:
 
 
 def _as_images(name: str, column: torch.Tensor) -> torch.Tensor:
-    return column.permute(0, 3, 1, 2) if name == "image" else column
+    """Return images [N, height, width, 3] as [N, 3, height, width], and any other column unchanged."""
+    item = column.numpy()[:0]
+    return column.permute(0, 3, 1, 2) if is_image(name, item.dtype, item.shape[1:]) else column

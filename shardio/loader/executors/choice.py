@@ -21,9 +21,9 @@ from shardio.loader.executors.torch_loader import TorchLoader
 from shardio.loader.executors.torch_options import torch_options
 from shardio.loader.executors.torch_workers import IndexTorchWorkers, ShardTorchWorkers
 from shardio.loader.executors.worker_processes import WorkerProcesses
+from shardio.loader.processes.setup import why_not_sendable
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import LoaderOrder
-from shardio.transforms import is_builtin
 
 
 def make_executor(
@@ -123,11 +123,4 @@ def _why_not_dataset(dataset: Any) -> str | None:
         )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, which needs Linux with glibc 2.27 or newer"
-    decoder = inner.decoder
-    if decoder.trusted:
-        return "trusted=True lets fields run code"
-    if decoder.decode != "array":
-        return f"decode={decoder.decode!r} is set"
-    if not is_builtin(decoder.transform):
-        return f"the transform {decoder.transform!r} is not one of shardio's"
-    return None
+    return why_not_sendable(inner.decoder)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from shardio.loader.slots.forms import as_stored
 from shardio.loader.slots.memory import Column, Layout
 
 MIN_CHUNK = 8
@@ -14,9 +13,6 @@ MIN_CHUNK = 8
 
 DEFAULT_PREFETCH = 2
 """The smallest default number of batches made ahead: one that is ready, and one in progress."""
-
-MIN_FIXED_BYTES = 4096
-"""Smaller items, except images, are not stored in slots, so that keeping them does not keep a slot."""
 
 
 class DefaultPrefetch(int):
@@ -69,14 +65,8 @@ def choose_layout(names: Sequence[str], sample: Sequence[Column], num_rows: int)
         num_rows: The number of samples in a full batch.
     """
     columns = {
-        column_index: (values[0].dtype.str, values[0].shape)
+        column_index: (stored.dtype.str, stored.shape)
         for column_index, (name, values) in enumerate(zip(names, sample, strict=True))
-        if isinstance(values, list) and _is_fixed(name, values[0])
+        if isinstance(values, list) and (stored := as_stored(name, values[0])) is not None
     }
     return Layout(num_rows=num_rows, columns=columns)
-
-
-def _is_fixed(name: str, value: object) -> bool:
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc" or not value.dtype.isnative:
-        return False
-    return name == "image" or value.nbytes >= MIN_FIXED_BYTES

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from shardio.decoding import FieldDecoder, refuse_wide
 from shardio.images import DecoderName, prepare_kernel
 from shardio.loader.processes.messages import Chunk, Made, StageTimes
+from shardio.loader.slots.forms import as_stored
 from shardio.loader.slots.memory import Column
 from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
@@ -50,13 +51,15 @@ class ChunkBuilder:
                 before = time.perf_counter()
                 planned = decoder.plan_images(stored, chunk.rng_keys)
                 transform_s += time.perf_counter() - before
-                given = [rows.get(len(columns) + crop) for crop in range(len(planned.crops))]
-                given = [each if planned.fits(crop, each) else None for crop, each in enumerate(given)]
+                if planned.calls.elapsed_s:  # The images were decoded for people's own transforms.
+                    transform_s = planned.calls.elapsed_s
+                places = [rows.get(len(columns) + crop) for crop in range(len(planned.crops))]
+                given = [each if planned.fits(crop, each) else None for crop, each in enumerate(places)]
                 rendered = planned.render(given)
                 num_images_by_decoder.update(rendered[0].decoder_names)  # Each image counts once.
                 columns += [
-                    made.images if destination is None else None
-                    for made, destination in zip(rendered, given, strict=True)
+                    _store(name, made.images, place) if destination is None else None
+                    for made, destination, place in zip(rendered, given, places, strict=True)
                 ]
             else:
                 values = decoder.decode_field(name, stored)
@@ -71,11 +74,16 @@ def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> 
     """Return a column as it is sent: labels as int64 [n]; None for arrays that were copied to the slot."""
     if name in ("label", LABEL_FIELD):
         return np.array(values, np.int64)
-    if destination is not None and all(
-        isinstance(value, np.ndarray) and value.dtype == destination.dtype and value.shape == destination.shape[1:]
-        for value in values
-    ):
-        for row, value in zip(destination, values, strict=True):
-            row[...] = value
-        return None
-    return values
+    return _store(name, values, destination)
+
+
+def _store(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
+    """Copy values to their rows and return None, or return the values if they do not fit."""
+    if destination is None:
+        return values
+    stored = [as_stored(name, value) for value in values]
+    if any(each is None or (each.dtype, each.shape) != (destination.dtype, destination.shape[1:]) for each in stored):
+        return values
+    for row, value in zip(destination, stored, strict=True):
+        row[...] = value
+    return None

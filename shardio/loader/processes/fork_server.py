@@ -12,6 +12,7 @@ from typing import Any
 
 from shardio.background import start_process
 from shardio.loader.processes.messages import EndWorker, StartWorker, WorkerEnded, WorkerSetup
+from shardio.loader.processes.setup import dump_setup
 from shardio.loader.processes.wire import make_pair, receive, send, send_within
 
 CLOSE_S = 5.0
@@ -94,12 +95,13 @@ class ForkServer:
         self._end, theirs = make_pair()
         try:
             with theirs:
-                self._process = _start_process(theirs.fileno())
+                # Readers hold absolute paths, and this directory may be gone. But people's code may open files.
+                self._process = _start_process(theirs.fileno(), None if self._setup.decoder.runs_user_code else "/")
         except BaseException:
             self._end.close()
             raise
         with suppress(ConnectionError):  # It has died already; the first worker process shows it.
-            send(self._end, self._setup)
+            send(self._end, dump_setup(self._setup))
         self._end.setblocking(False)
 
     def _ask(self, request: Any, patience_s: float) -> WorkerEnded | None:
@@ -132,13 +134,13 @@ def _describe_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def _start_process(descriptor: int) -> subprocess.Popen[bytes]:
+def _start_process(descriptor: int, cwd: str | None) -> subprocess.Popen[bytes]:
     return start_process(
         "shardio.loader.processes.fork_server_process:main",
         [descriptor, os.getpid()],
-        # numpy and OpenCV would start a thread for each core. A fork server must have no threads, and decode threads
-        # already keep all cores busy.
-        environment={"OPENBLAS_NUM_THREADS": "1", "OPENCV_FOR_THREADS_NUM": "1"},
+        # Libraries would start a thread for each core. A fork server must have no threads, and decode threads already
+        # keep all cores busy.
+        environment=dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1"),
         descriptors=[descriptor],
-        cwd="/",  # Readers hold absolute paths, and this process's directory may be gone.
+        cwd=cwd,
     )

@@ -16,7 +16,9 @@ import time
 from contextlib import suppress
 
 from shardio.images import find_kernel
+from shardio.loader.failures import Failure
 from shardio.loader.processes.messages import EndWorker, StartWorker, WorkerEnded, WorkerSetup
+from shardio.loader.processes.setup import load_setup
 from shardio.loader.processes.wire import receive_all, send
 from shardio.loader.processes.worker_process import run_worker_process
 
@@ -38,8 +40,9 @@ class ForkServerProcess:
     def run(self, parent_id: int) -> None:
         """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
         messages = receive_all(self._end, parent_id)
-        setup, _ = next(messages)
-        if "image" in setup.decoder.names:
+        content, _ = next(messages)
+        setup = load_setup(content)
+        if isinstance(setup, WorkerSetup) and "image" in setup.decoder.names:
             find_kernel()  # It is loaded once for all worker processes.
         # The collector of cycles would write to all objects, and pages that are written to are not shared.
         gc.freeze()
@@ -60,7 +63,7 @@ class ForkServerProcess:
         for process_id in self._process_ids.values():
             os.waitpid(process_id, 0)
 
-    def _fork(self, end: socket.socket, setup: WorkerSetup, num_threads: int) -> int:
+    def _fork(self, end: socket.socket, setup: WorkerSetup | Failure, num_threads: int) -> int:
         server_id, process_id = os.getpid(), os.fork()
         if process_id == 0:
             self._end.close()  # Only the fork server may keep it open.

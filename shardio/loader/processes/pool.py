@@ -76,7 +76,9 @@ class WorkerPool:
         self._dying: dict[_Process, str] = {}  # Unreachable processes, and why they are killed.
         self._finalizer = weakref.finalize(self, _close_all, self._server, self._processes, os.getpid())
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
-        for threads in divide_threads(num_threads, count_processors()):
+        # People's code may hold the GIL, and draws from generators that all threads of a process share.
+        is_split = setup.decoder.runs_user_code
+        for threads in [1] * num_threads if is_split else divide_threads(num_threads, count_processors()):
             self._processes.append(_Process(self._server, next(self._worker_ids), threads))
 
     @property

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.loader.failures import describe_failure
+from shardio.loader.failures import Failure, describe_failure
 from shardio.loader.processes.chunk_builder import ChunkBuilder
 from shardio.loader.processes.messages import (
     Cancel,
@@ -35,6 +38,7 @@ from shardio.loader.processes.wire import receive_all, send
 from shardio.loader.slots.memory import Layout, map_memory
 
 _MappedSlot = tuple[Layout, NDArray[np.uint8]]
+_MakeChunk = Callable[[Chunk, _MappedSlot | None, float], Outcome]
 
 
 class WorkerProcess:
@@ -42,10 +46,10 @@ class WorkerProcess:
 
     Args:
         end: The end of the socket pair.
-        setup: Reads and decodes samples.
+        setup: Reads and decodes samples, or why that is impossible: all chunks fail then.
     """
 
-    def __init__(self, end: socket.socket, setup: WorkerSetup) -> None:
+    def __init__(self, end: socket.socket, setup: WorkerSetup | Failure) -> None:
         self._end, self._setup = end, setup
         self._slots: dict[int, _MappedSlot] = {}
         self._chunks: SimpleQueue[Chunk] = SimpleQueue()
@@ -55,9 +59,15 @@ class WorkerProcess:
     def run(self, num_threads: int, parent_id: int) -> None:
         """Make chunks in ``num_threads`` until the other end is closed, or the process ``parent_id`` has ended."""
         send(self._end, Pong())
-        builder = ChunkBuilder(self._setup.reader, self._setup.decoder)
+        setup = self._setup
+        if isinstance(setup, Failure):
+            make = partial(_fail, setup)
+        else:
+            make = partial(_make, ChunkBuilder(setup.reader, setup.decoder))
+            if setup.decoder.runs_user_code and (torch := sys.modules.get("torch")) is not None:
+                torch.set_num_threads(1)  # As torch's own workers do.
         for _ in range(num_threads):
-            threading.Thread(target=self._run_thread, args=(builder,), daemon=True).start()
+            threading.Thread(target=self._run_thread, args=(make,), daemon=True).start()
         for message, descriptors in receive_all(self._end, parent_id):
             self._handle(message, descriptors)
 
@@ -73,7 +83,8 @@ class WorkerProcess:
                 for chunk in message:
                     if chunk.epoch_began > self._epoch_began:
                         self._epoch_began = chunk.epoch_began
-                        self._setup.reader.close()  # Opening files again notices those that changed between epochs.
+                        if isinstance(self._setup, WorkerSetup):
+                            self._setup.reader.close()  # Opening files again notices those that changed between epochs.
                     self._newest = chunk.chunk_id
                     self._chunks.put(chunk)
             case Cancel():
@@ -84,14 +95,14 @@ class WorkerProcess:
                 with suppress(BlockingIOError):
                     send(self._end, Pong(), flags=socket.MSG_DONTWAIT)
 
-    def _run_thread(self, builder: ChunkBuilder) -> None:
+    def _run_thread(self, make: _MakeChunk) -> None:
         try:
-            self._make_chunks(builder)
+            self._make_chunks(make)
         except BaseException:  # Otherwise the process would still answer, but never finish this thread's chunks.
             traceback.print_exc()
             os._exit(1)
 
-    def _make_chunks(self, builder: ChunkBuilder) -> None:
+    def _make_chunks(self, make: _MakeChunk) -> None:
         while True:
             began = time.perf_counter()
             chunk = self._chunks.get()
@@ -99,7 +110,7 @@ class WorkerProcess:
             slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
             if chunk.chunk_id > self._cancelled:
                 idle_s = time.perf_counter() - max(began, chunk.epoch_began)
-                self._report(_make(builder, chunk, slot, idle_s))
+                self._report(make(chunk, slot, idle_s))
             del slot  # Otherwise it would stay mapped until the next chunk arrives.
 
     def _report(self, outcome: Outcome) -> None:
@@ -122,7 +133,11 @@ def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s:
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
 
 
-def run_worker_process(end: socket.socket, setup: WorkerSetup, num_threads: int, parent_id: int) -> NoReturn:
+def _fail(failure: Failure, chunk: Chunk, slot: _MappedSlot | None, idle_s: float) -> Outcome:
+    return Failed(chunk_id=chunk.chunk_id, failure=failure)
+
+
+def run_worker_process(end: socket.socket, setup: WorkerSetup | Failure, num_threads: int, parent_id: int) -> NoReturn:
     """Make this process, which was just forked, a worker process; see :class:`WorkerProcess`."""
     try:
         with suppress(ConnectionError):  # The other end was closed during a message.

@@ -1,0 +1,57 @@
+"""Calls of people's own callables with the images of a chunk, one image at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from shardio.images import DecoderName
+from shardio.order import Words
+from shardio.transforms import foreign
+from shardio.transforms.generators import Generators, borrowed_generators
+
+
+class Calls:
+    """The calls of people's own callables for a chunk.
+
+    Args:
+        generators: The generators to seed from each image's rng key; None to leave them as they are.
+
+    Attributes:
+        elapsed_s: How long the calls took, in seconds.
+        decoder_names: The decoder of each image that was rendered for them.
+        failed_row: The row of the image with which a callable raised an error; None if none did.
+    """
+
+    def __init__(self, generators: Generators | None = None) -> None:
+        self._generators = generators
+        self.elapsed_s = 0.0
+        self.decoder_names: list[DecoderName] = []
+        self.failed_row: int | None = None
+
+    def call(self, callables: Sequence[Callable[..., Any]], images: Iterable[Any], rng_keys: Words) -> list[Any]:
+        """Return each image after all callables, one after the other.
+
+        Args:
+            callables: Transforms of other libraries and functions.
+            images: n images.
+            rng_keys: uint64 [n]. All callables draw from the generators that an image's rng key seeds.
+        """
+        results = list[Any]()
+        with nullcontext() if self._generators is None else borrowed_generators():
+            for image, rng_key in zip(images, rng_keys.tolist(), strict=True):
+                began = time.perf_counter()
+                try:
+                    if self._generators is not None:
+                        self._generators.seed(rng_key)
+                    for each in callables:
+                        image = foreign.call(each, image)
+                except BaseException:
+                    self.failed_row = len(results)
+                    raise
+                finally:
+                    self.elapsed_s += time.perf_counter() - began
+                results.append(image)
+        return results

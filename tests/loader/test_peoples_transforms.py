@@ -1,0 +1,188 @@
+"""People's own transforms run in shardio's worker processes, and give what they give anywhere else, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import albumentations
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from numpy.typing import NDArray
+
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+from shardio.loader.collate import collate_channels_last
+from shardio.models import import_library
+from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
+from tests.slots import assert_same, slot_of
+
+import_library("torchvision")
+v2 = pytest.importorskip("torchvision.transforms.v2")
+
+Pixels = NDArray[np.uint8]
+
+
+def as_floats() -> Callable[[Pixels], Any]:
+    return lambda image: image[:40, :40].astype(np.float32) / 255
+
+
+def draw_from_all() -> Callable[[Pixels], Any]:
+    def transform(image: Pixels) -> Any:
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # as people do
+        return np.array([*drawn, float(image.mean())])
+
+    return transform
+
+
+def hidden_albumentations() -> Callable[[Pixels], Any]:
+    pipeline = albumentations.Compose([albumentations.RandomCrop(32, 32), albumentations.ColorJitter(p=1)])
+    return lambda image: pipeline(image=image)["image"]
+
+
+CASES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "a lambda after a crop": lambda: (Compose([RandomResizedCrop(48), as_floats(), np.negative]), {}),
+    "a function before a flip": lambda: (Compose([lambda image: image[:30, :40], RandomHorizontalFlip()]), {}),
+    "all global generators": lambda: (draw_from_all(), {}),
+    "one channel": lambda: (lambda image: np.ascontiguousarray(image[:20, :24, :1]), {}),
+    "four channels": lambda: (lambda image: np.dstack([image, image[..., 0]])[:20, :24], {}),
+    "tensors of images": lambda: (lambda image: torch.from_numpy(image[:30, :30].copy()).permute(2, 0, 1), {}),
+    "tensors of halves": lambda: (lambda image: torch.from_numpy(image[:30, :30].copy()).half(), {}),
+    "what numpy has no dtype for": lambda: (lambda image: torch.from_numpy(image[:9, :9].copy()).bfloat16(), {}),
+    "dicts": lambda: (lambda image: {"pixels": image[:8, :8].copy(), "mean": float(image.mean())}, {}),
+    "torchvision on tensors": lambda: (
+        v2.Compose([v2.RandomResizedCrop(32), v2.ColorJitter(0.5), v2.ToDtype(torch.float32, scale=True)]),
+        {},
+    ),
+    "torchvision on Pillow images": lambda: (
+        v2.Compose([v2.RandomResizedCrop(32), v2.RandomRotation(20), v2.PILToTensor()]),
+        {"decode": "pil"},
+    ),
+    "Albumentations": lambda: (
+        albumentations.Compose([albumentations.RandomResizedCrop((32, 32)), albumentations.HorizontalFlip()], seed=1),
+        {},
+    ),
+    "Albumentations in a function": lambda: (hidden_albumentations(), {}),
+    "several crops": lambda: (MultiCrop([RandomResizedCrop(32), Compose([RandomResizedCrop(48), as_floats()])]), {}),
+}
+IN_SLOTS = {
+    *("a lambda after a crop", "a function before a flip", "tensors of images", "tensors of halves"),
+    *("torchvision on tensors", "torchvision on Pillow images", "Albumentations", "Albumentations in a function"),
+}
+
+
+def oracle(dataset: ShardMapDataset, epoch: int) -> Iterator[Any]:
+    """Yield the batches of an epoch as torch makes them of the samples."""
+    dataset.set_epoch(epoch)
+    sampler = EpochSampler(dataset)
+    sampler.set_epoch(epoch)
+    loader = torch.utils.data.DataLoader(dataset, 8, sampler=list(sampler), collate_fn=collate_channels_last)
+    yield from loader
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batches_are_those_of_the_dataset_itself(pictures: Path, name: str) -> None:
+    transform, settings = CASES[name]()
+    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=transform, **settings)
+    epochs = [list(oracle(dataset, epoch)) for epoch in range(2)]
+    for num_workers in (0, 2):
+        dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=transform, **settings)
+        options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
+        loader = DataLoader(dataset, 8, sampler=EpochSampler(dataset), **options)
+        assert not loader.runs_torchs_workers
+        for expected in epochs:
+            got = list(loader)
+            assert_same(got, expected)
+            if num_workers and name in IN_SLOTS:
+                assert slot_of(got[-1][0]) is not None
+
+
+def test_any_number_of_workers_draws_the_same_also_after_a_resumption(pictures: Path) -> None:
+    def make(num_workers: int) -> DataLoader:
+        transform = Compose([RandomResizedCrop(32), hidden_albumentations(), v2.RandomPhotometricDistort()])
+        dataset = ShardDataset(pictures, fields=("image", "key"), shuffle=True, transform=transform)
+        return DataLoader(dataset, 8, num_workers=num_workers)
+
+    expected = list(make(0))
+    assert_same(list(make(4)), expected)
+    begun = make(2)
+    iterator = iter(begun)
+    got = [next(iterator) for _ in range(5)]
+    resumed = make(3)
+    resumed.load_state_dict(begun.state_dict())
+    assert_same([*got, *resumed], expected)
+
+
+def test_the_generators_of_the_calling_process_stay_as_they_are(pictures: Path) -> None:
+    def draw() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+    def seed() -> None:
+        random.seed(1), np.random.seed(1), torch.manual_seed(1)
+
+    dataset = ShardMapDataset(pictures, fields="image", transform=draw_from_all())
+    dataset.set_epoch(0)
+    seed()
+    expected = draw()
+    seed()
+    first = dataset[3]
+    assert draw() == expected
+    assert np.array_equal(dataset[3], first)
+
+
+def test_without_seeds_transforms_draw_from_the_generators_as_they_are(pictures: Path) -> None:
+    dataset = ShardMapDataset(pictures, fields="image", transform=draw_from_all(), seed_transforms=False)
+    dataset.set_epoch(0)
+    assert not np.array_equal(dataset[3], dataset[3])
+
+
+def fail(image: Pixels) -> Pixels:
+    raise KeyError("of the user")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_keeps_its_type_and_names_the_sample(pictures: Path, num_workers: int) -> None:
+    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=Compose([RandomResizedCrop(16), fail]))
+    with pytest.raises(KeyError, match="of the user") as error_info:
+        next(iter(DataLoader(dataset, 4, num_workers=num_workers)))
+    said = "".join([*getattr(error_info.value, "__notes__", []), str(error_info.value.__cause__)])
+    assert "while transforming sample " in said
+    assert ".tar" in said
+    if num_workers:
+        assert 'raise KeyError("of the user")' in said
+
+
+class Unloadable:
+    """A transform that can be pickled, but not loaded again."""
+
+    def __call__(self, image: Pixels) -> Pixels:
+        return image
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fail, (None,)
+
+
+def test_a_transform_that_cannot_be_loaded_is_an_error_that_says_so(pictures: Path) -> None:
+    dataset = ShardMapDataset(pictures, fields="image", transform=Unloadable())
+    with pytest.raises(KeyError, match="of the user") as error_info:
+        next(iter(DataLoader(dataset, 4, num_workers=1)))
+    assert "while loading the dataset's transform in a worker process" in str(error_info.value.__cause__)
+
+
+def test_a_transform_that_cannot_be_pickled_runs_in_torchs_workers(images: Path) -> None:
+    lock = threading.Lock()
+
+    def transform(image: Pixels) -> Pixels:
+        with lock:
+            return image[:16, :16].copy()
+
+    folder = ImageFolder(images, transform=transform)
+    loader = DataLoader(folder, 4, sampler=EpochSampler(folder), num_workers=1, multiprocessing_context="fork")
+    assert loader.runs_torchs_workers
+    assert [len(batch) for batch, _ in loader] == [4, 4, 4, 4, 4, 1]
+    with pytest.raises(TypeError, match="the transform cannot be pickled"):
+        DataLoader(folder, 4).stats()
