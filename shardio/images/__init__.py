@@ -16,6 +16,7 @@ from shardio.images.pictures import (
     DecoderName,
     Picture,
     TooManyPixels,
+    sizes_of,
 )
 from shardio.images.pixels import Pixels
 from shardio.images.resizing import Resampling, resize, use_one_thread
@@ -53,6 +54,7 @@ __all__ = [
     "render_chunk",
     "render_crops",
     "resize",
+    "sizes_of",
     "use_one_thread",
     "why_no_kernel",
     "why_not_by_kernel",

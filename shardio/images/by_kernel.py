@@ -16,7 +16,7 @@ from shardio.images.kernel import find_kernel
 from shardio.images.kernel.compiled.records import LUMA_FACTORS, MAX_BYTES, MIRRORED, PLAN, TRANSPOSED, UPSIDE_DOWN
 from shardio.images.kernel.functions import RESAMPLINGS
 from shardio.images.orientation import UPRIGHT
-from shardio.images.pictures import Picture
+from shardio.images.pictures import Picture, sizes_of
 from shardio.images.rendering import MAX_RESIZED_PIXELS, is_too_large_to_average
 
 _FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in LUMA_FACTORS)
@@ -68,12 +68,14 @@ def render_by_kernel(crops: Sequence[PlannedCrop], rows: Sequence[Rows]) -> NDAr
     is_for_kernel = np.stack(
         [_find_suitable(crop, pictures, given) for crop, given in zip(crops, rows, strict=True)], 1
     )
+    if len(crops) == 1:
+        is_for_kernel[:, 0] &= ~_is_for_libjpeg(crops[0])
     is_used: list[bool] = np.asarray(is_for_kernel.any(axis=1)).tolist()
     contents = [
         picture.content if used and isinstance(picture, JpegPicture) else b""
         for picture, used in zip(pictures, is_used, strict=True)
     ]
-    if not any(is_used) or _is_for_libjpeg(contents, crops):
+    if not any(is_used):
         return is_rendered
     records = np.stack([as_records(crop.plan) for crop in crops], axis=1)
     records["height"][~is_for_kernel] = 0
@@ -99,16 +101,19 @@ def _find_suitable(crop: PlannedCrop, pictures: Sequence[Picture], rows: Rows) -
     return is_suitable
 
 
-def _is_for_libjpeg(contents: Sequence[bytes], crops: Sequence[PlannedCrop]) -> bool:
-    """Return whether only one image is for the kernel, and libjpeg-turbo decodes it faster.
+def _is_for_libjpeg(crop: PlannedCrop) -> NDArray[np.bool_]:
+    """Return which images are decoded faster by libjpeg-turbo: whole ones that are neither tiled nor resized, bool [n].
 
-    Its scan is a single stream, while the kernel decodes three. Images that are resized or tiled are faster even so.
+    The kernel saves time on what a crop leaves out, and on resizing what is still in the processor's caches.
     """
-    rows = [row for row, content in enumerate(contents) if content]
-    if len(rows) > 1 or len(crops) > 1 or has_tiles(contents[rows[0]]):
-        return False
-    plan = crops[0].plan
-    return bool((plan.size[rows] == plan.box[rows, 2:]).all())
+    sizes = sizes_of(crop.pictures)
+    is_whole: NDArray[np.bool_] = (
+        (crop.plan.size == sizes) & (crop.plan.box[:, 2:] == sizes) & (crop.plan.output_size == sizes)
+    ).all(axis=1)
+    for row in np.flatnonzero(is_whole).tolist():
+        picture = crop.pictures[row]
+        is_whole[row] = isinstance(picture, JpegPicture) and not has_tiles(picture.content)
+    return is_whole
 
 
 def _is_for_libraries(plan: CropPlan) -> NDArray[np.bool_]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
+import numpy as np
 import simplejpeg
 
 from shardio.images.errors_of_pillow import errors_of_pillow
-from shardio.images.jpeg.codec import prepare_part
+from shardio.images.jpeg import has_tiles
+from shardio.images.jpeg.codec import decode_whole, prepare_part
 from shardio.images.jpeg.head import JpegHead, read_head, why_irregular
 from shardio.images.jpeg.regions import Box
 from shardio.images.jpeg.standard import APP1, JPEG_START
 from shardio.images.orientation import UPRIGHT, Orientation, Turn, read_jpeg_turn
 from shardio.images.pictures import Part, Picture, check_size
+from shardio.images.pixels import Pixels
 
 _USUAL_FACTORS = frozenset((luma, (1, 1), (1, 1)) for luma in [(1, 1), (2, 1), (2, 2), (1, 2), (4, 1), (1, 4)])
 """Sampling factors of 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1 and 4:4:1."""
@@ -45,6 +49,19 @@ class JpegPicture(Picture):
         stored = turn.stored_box(box, -(-head.height // scale), -(-head.width // scale))
         decode = prepare_part(self.content, head, stored, scale, is_regular=self._is_regular)
         return decode if turn == UPRIGHT else lambda: turn.apply(decode())
+
+    def prepare_copy(self, box: Box) -> Callable[[Pixels], object]:
+        head = self._head
+        if self.turn != UPRIGHT or box != (0, 0, head.height, head.width) or has_tiles(self.content):
+            return super().prepare_copy(box)
+
+        def decode(out: Pixels) -> None:
+            is_direct = out.flags.c_contiguous
+            pixels = decode_whole(self.content, head.height, head.width, out=out if is_direct else None)
+            if not is_direct:
+                np.copyto(out, pixels)
+
+        return decode
 
 
 def open_by_libjpeg(content: bytes, orientation: Orientation, max_pixels: int) -> Picture | None:

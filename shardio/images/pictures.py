@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardio.images.jpeg.regions import Box
 from shardio.images.pixels import Pixels
@@ -56,6 +59,11 @@ class Picture(ABC):
         """Read a part of the picture. The pixels are valid until this thread reads the next part."""
         return self.part(box, scale)()
 
+    def prepare_copy(self, box: Box) -> Callable[[Pixels], object]:
+        """Return a function that writes a part of the picture to uint8 [box.height, box.width, 3]."""
+        part = self.part(box)
+        return lambda out: np.copyto(out, part())
+
     def origin(self, scale: int) -> tuple[float, float]:
         """Return the position of the picture's top left corner, in pixels of the picture at 1/scale of its size.
 
@@ -83,6 +91,11 @@ class DecodedPicture(Picture):
         assert scale == 1, "decoded pixels are not scaled"
         pixels = self.pixels[box.top : box.top + box.height, box.left : box.left + box.width]
         return lambda: pixels
+
+
+def sizes_of(pictures: Sequence[Picture]) -> NDArray[np.int64]:
+    """Return the heights and widths of n pictures, int64 [n, 2]."""
+    return np.array([picture.size for picture in pictures], dtype=np.int64).reshape(-1, 2)
 
 
 def check_size(height: int, width: int, max_pixels: int) -> None:

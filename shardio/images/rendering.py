@@ -83,8 +83,7 @@ def _prepare_visible(
             return _prepare_scaled(picture, box, height, width, visible, scale)
         resampling = "antialiased bilinear"
     if (box.height, box.width) == (height, width):
-        part = picture.part(_inside(box, visible))
-        return lambda out: np.copyto(out, part())
+        return picture.prepare_copy(_inside(box, visible))
     if visible == (0, 0, height, width):
         whole = picture.part(box)
         return lambda out: resize(whole(), height, width, resampling, out=out)

@@ -10,7 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import IMAGES_AT_ONCE, CropPlan, DecodedPicture, DecodeError, Picture, RenderedImages, render_chunk
+from shardio.images import (
+    IMAGES_AT_ONCE,
+    CropPlan,
+    DecodedPicture,
+    DecodeError,
+    Picture,
+    RenderedImages,
+    render_chunk,
+    sizes_of,
+)
 from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
 from shardio.transforms.calls import Calls
@@ -21,7 +30,6 @@ from shardio.transforms.transform import (
     as_pixels,
     check_call,
     rng_keys_from_torch,
-    sizes_of,
 )
 
 

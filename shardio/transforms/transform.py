@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import CropPlan, DecodedPicture, Picture, Pixels, Sizes, render_chunk
+from shardio.images import CropPlan, DecodedPicture, Pixels, Sizes, render_chunk, sizes_of
 from shardio.order import Words
 from shardio.transforms import foreign
 
@@ -81,11 +80,6 @@ def rng_keys_from_torch(num_keys: int) -> Words:
     import torch
 
     return torch.randint(-(2**63), 2**63 - 1, (num_keys,), device="cpu").numpy().view(np.uint64)
-
-
-def sizes_of(pictures: Sequence[Picture]) -> Sizes:
-    """Return the heights and widths of n pictures, int64 [n, 2]."""
-    return np.array([picture.size for picture in pictures], dtype=np.int64).reshape(-1, 2)
 
 
 def as_pixels(transform: Transform, image: Any) -> Pixels:

@@ -136,15 +136,21 @@ def test_an_image_does_not_depend_on_what_else_is_decoded(contents: list[bytes])
         list(threads.map(render_some, range(200)))
 
 
+def without_last_row(sizes: NDArray[np.int64]) -> CropPlan:
+    """Return a plan for pictures of these sizes: whole ones would be left to libjpeg-turbo."""
+    top_left, after = np.zeros_like(sizes), sizes - [1, 0]
+    return CropPlan.whole(sizes).crop(np.concatenate([top_left, after], axis=1))
+
+
 def test_rows_of_different_sizes_are_rendered_one_by_one(
     contents: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pictures = [open_image(content) for content in contents]
-    plans = CropPlan.whole(np.array([picture.size for picture in pictures]))
-    rows = [np.zeros((*picture.size, 3), np.uint8) for picture in pictures]
+    plans = without_last_row(np.array([picture.size for picture in pictures]))
+    rows = [np.zeros((picture.size[0] - 1, picture.size[1], 3), np.uint8) for picture in pictures]
     assert render_chunk_by_kernel(pictures, plans, rows).all()
     for content, row in zip(contents, rows, strict=True):
-        np.testing.assert_array_equal(row, simplejpeg.decode_jpeg(content))
+        np.testing.assert_array_equal(row, simplejpeg.decode_jpeg(content)[:-1])
 
 
 def _others() -> dict[str, bytes]:
@@ -210,9 +216,9 @@ def test_a_row_is_written_completely_or_not_at_all() -> None:
 def test_images_that_do_not_fit_into_one_group_are_rendered_in_several() -> None:
     content = by_pillow(noise(700, 700), quality=98, subsampling=0)
     assert len(content) > 1.1 * 2**20, "three of them do not fit into the workspace"
-    plans = CropPlan.whole(np.full((7, 2), 700))
-    expected = np.asarray(simplejpeg.decode_jpeg(content))
-    rows = np.zeros((7, 700, 700, 3), np.uint8)
+    plans = without_last_row(np.full((7, 2), 700))
+    expected = np.asarray(simplejpeg.decode_jpeg(content))[:-1]
+    rows = np.zeros((7, 699, 700, 3), np.uint8)
     small = by_pillow(make_picture(700, 700), quality=50)
     contents = [content, content, small, content, content, content, small]
     assert render_chunk_by_kernel([open_image(content) for content in contents], plans, rows).all()

@@ -28,6 +28,8 @@ ENOUGH = MAX_SIDE // 16
 def is_rendered(content: bytes, *, num_copies: int = 2) -> bool | None:
     """Return whether the kernel renders the upper left corners of an image, or None if the image cannot be read.
 
+    They are resized, because whole untiled images that are not are left to libjpeg-turbo.
+
     Args:
         content: The image's file.
         num_copies: How many are rendered at once.
@@ -37,8 +39,9 @@ def is_rendered(content: bytes, *, num_copies: int = 2) -> bool | None:
     except ValueError:
         return None
     height, width = (min(side, ENOUGH) for side in picture.size)
-    plan = _crop(picture.size, Box(0, 0, height, width)).take(np.zeros(num_copies, np.int64))
-    rows = np.zeros((num_copies, height, width, 3), np.uint8)
+    plan = _crop(picture.size, Box(0, 0, height, width)).resize(np.array([[height + 1, width]]))
+    plan = plan.take(np.zeros(num_copies, np.int64))
+    rows = np.zeros((num_copies, height + 1, width, 3), np.uint8)
     return bool(render_chunk_by_kernel([picture] * num_copies, plan, rows).all())
 
 
@@ -74,14 +77,18 @@ def test_tiling_does_not_change_the_prediction(files: list[JpegFile]) -> None:
             assert is_rendered(tiled), file.name
 
 
-def test_a_lone_image_is_left_to_libjpeg_unless_it_is_tiled() -> None:
-    """Its scan is one stream, and the kernel decodes three side by side. (Images that are resized are not left.)"""
-    content = by_pillow(make_picture(200, 300))
-    assert not is_rendered(content, num_copies=1)
-    assert is_rendered(content)
-    assert is_rendered(tile_jpeg(content), num_copies=1)
-    plan = CropPlan.whole(np.array([[200, 300]])).resize(np.array([[150, 150]]))
-    assert render_chunk_by_kernel([open_image(content)], plan, np.zeros((1, 150, 150, 3), np.uint8)).all()
+def test_whole_images_are_left_to_libjpeg_unless_they_are_tiled_or_resized() -> None:
+    content, whole = by_pillow(make_picture(200, 300)), CropPlan.whole(np.array([[200, 300]]))
+    part = whole.crop(np.array([[0, 0, 200, 299]]))
+    resized = whole.resize(np.array([[150, 150]]))
+    for given, plan, expected in (
+        (content, whole, False),
+        (tile_jpeg(content), whole, True),
+        (content, part, True),
+        (content, resized, True),
+    ):
+        rows = np.zeros((1, *plan.output_size[0], 3), np.uint8)
+        assert render_chunk_by_kernel([open_image(given)], plan, rows).all() == expected
 
 
 _PICTURE = make_picture(20, 30)

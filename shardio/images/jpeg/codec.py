@@ -60,14 +60,23 @@ def prepare_part(
     return decode
 
 
-def decode_whole(content: bytes | bytearray, height: int, width: int, scale: int = 1) -> NDArray[np.uint8]:
+def decode_whole(
+    content: bytes | bytearray, height: int, width: int, scale: int = 1, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
     """Decode a JPEG of a known size to uint8 [height / scale, width / scale, 3], sizes rounded up.
+
+    Args:
+        content: The file.
+        height: Its height.
+        width: Its width.
+        scale: 1, 2, 4 or 8.
+        out: Where to write the pixels, without gaps between the rows; by default, to scratch memory.
 
     Raises:
         ValueError: If libjpeg-turbo reports an error or a warning. After a warning, the scratch memory still holds the
             pixels.
     """
-    pixels = _destination(height, width, scale)
+    pixels = _destination(height, width, scale) if out is None else out
     min_height, min_width = (0, 0) if scale == 1 else pixels.shape[:2]
     decoded = simplejpeg.decode_jpeg(content, min_height=min_height, min_width=min_width, buffer=pixels)
     assert decoded.shape == pixels.shape, "shardio and libjpeg read the same size from the head"
