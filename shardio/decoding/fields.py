@@ -16,7 +16,7 @@ from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
-from shardio.transforms import Calls, Generators, count_crops, is_builtin, plan_crops, refuse_pillow
+from shardio.transforms import Calls, Generators, count_crops, is_builtin, plan_crops, plan_pillow_steps, refuse_pillow
 from shardio.values import check_choice, check_flag, check_integer
 
 Joined = TypeVar("Joined")
@@ -86,7 +86,7 @@ class FieldDecoder:
     @property
     def chunk_size(self) -> int:
         """How many samples to decode together."""
-        is_lean = self.decode == "array" and self.orientation == "ignore" and self.transform is not None
+        is_lean = self._pipeline[1] == "array" and self.orientation == "ignore" and self.transform is not None
         return CHUNK if is_lean else CHUNK_OF_WHOLE
 
     @property
@@ -159,11 +159,12 @@ class FieldDecoder:
         Raises:
             SampleError: If an image is missing or damaged.
         """
-        open_one = decode_pil if self.decode == "pil" else open_image
+        transform, decode = self._pipeline
+        open_one = decode_pil if decode == "pil" else open_image
         images = open_images(samples, partial(open_one, orientation=self.orientation, max_pixels=self.max_pixels))
         calls = Calls(self._generators)
         try:
-            crops = plan_crops(self.transform, images, rng_keys, calls)
+            crops = plan_crops(transform, images, rng_keys, calls)
         except DecodeError as error:
             raise undecodable(samples, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
@@ -177,13 +178,20 @@ class FieldDecoder:
         return PlannedImages(samples=samples, crops=crops, calls=calls)
 
     @cached_property
+    def _pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
+        """The transform, and what it takes. It takes arrays if what it begins with was recognised."""
+        if self.decode == "pil" and (found := plan_pillow_steps(self.transform)) is not None:
+            return found, "array"
+        return self.transform, self.decode
+
+    @cached_property
     def _generators(self) -> Generators | None:
         if self.transform is None or is_builtin(self.transform) or not self.seed_transforms:
             return None
         return Generators(self.transform)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_generators"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_generators", "_pipeline")}
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
         """Return the values of a field other than the image.

@@ -16,6 +16,7 @@ from shardio.transforms.compose import (
 )
 from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.recognition import plan_pillow_steps
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "count_crops",
     "is_builtin",
     "plan_crops",
+    "plan_pillow_steps",
     "plan_transform",
     "refuse_pillow",
     "rng_keys_from_torch",

@@ -1,0 +1,114 @@
+"""torchvision's crops, resizes and flips on Pillow images become crop plans, with torchvision's pixels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio import DataLoader, ShardMapDataset
+from shardio.models import import_library
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.recognition import plan_pillow_steps, recognise
+
+import_library("torchvision")
+v1 = pytest.importorskip("torchvision.transforms")
+v2 = pytest.importorskip("torchvision.transforms.v2")
+BICUBIC = v2.InterpolationMode.BICUBIC
+
+
+class Subclass(v2.RandomHorizontalFlip):  # type: ignore[misc,name-defined]  # torchvision has no types.
+    """A subclass, which may do anything."""
+
+
+RECOGNISED: dict[str, tuple[Any, Any]] = {
+    "RandomResizedCrop": (
+        v2.RandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5)),
+        RandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5), antialias=True),
+    ),
+    "RandomResizedCrop of v1, bicubic": (
+        v1.RandomResizedCrop(24, interpolation=BICUBIC),
+        RandomResizedCrop(24, interpolation="bicubic", antialias=True),
+    ),
+    "Resize of the shorter side": (v2.Resize(25), Resize(25, antialias=True)),
+    "Resize of v1": (v1.Resize(25), Resize(25, antialias=True)),
+    "Resize of both sides": (v2.Resize((25, 31)), Resize((25, 31), antialias=True)),
+    "CenterCrop": (v2.CenterCrop(70), CenterCrop(70)),
+    "RandomHorizontalFlip": (v2.RandomHorizontalFlip(0.3), RandomHorizontalFlip(0.3)),
+}
+OTHERS: dict[str, Any] = {
+    "a subclass": Subclass(),
+    "Resize with a longest side": v2.Resize(25, max_size=40),
+    "another interpolation": v2.Resize(25, interpolation=v2.InterpolationMode.NEAREST),
+    "RandomCrop": v2.RandomCrop(20),
+    "a function": np.asarray,
+}
+
+
+@pytest.mark.parametrize("name", RECOGNISED)
+def test_transforms_are_replaced_with_all_their_settings(name: str) -> None:
+    theirs, ours = RECOGNISED[name]
+    assert repr(recognise(theirs)) == repr(ours)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_may_do_something_else_is_not_replaced(name: str) -> None:
+    assert recognise(OTHERS[name]) is None
+    assert plan_pillow_steps(v2.Compose([OTHERS[name], v2.CenterCrop(20)])) is None
+
+
+def resized_across_first(image: Image.Image, height: int, width: int, resample: Any) -> Image.Image:
+    """Resize as Pillow did before version 13, which chooses another order for some sizes."""
+    return image.resize((width, image.height), resample).resize((width, height), resample)
+
+
+def pixels_of(packed: Path, transform: Any) -> list[NDArray[np.uint8]]:
+    """Return the images of a dataset whose transform returns Pillow images or tensors [3, height, width]."""
+    dataset = ShardMapDataset(packed, fields="image", transform=transform, decode="pil")
+    dataset.set_epoch(0)
+    images = [dataset[index] for index in range(len(dataset))]
+    return [
+        image.permute(1, 2, 0).numpy() if isinstance(image, torch.Tensor) else np.asarray(image) for image in images
+    ]
+
+
+def test_pixels_are_those_of_pillow(packed: Path) -> None:
+    originals = [Image.fromarray(image) for image in pixels_of(packed, None)]
+    for resample, interpolation in ((Image.Resampling.BILINEAR, v2.InterpolationMode.BILINEAR), (3, BICUBIC)):
+        made = pixels_of(packed, v2.Compose([v2.Resize((25, 31), interpolation), v2.PILToTensor()]))
+        for image, original in zip(made, originals, strict=True):
+            assert np.array_equal(image, np.asarray(resized_across_first(original, 25, 31, resample)))
+    evaluated = v2.Compose([v2.CenterCrop(70), v2.RandomHorizontalFlip(1.0)])
+    for image, original in zip(pixels_of(packed, evaluated), originals, strict=True):
+        assert np.array_equal(image, np.asarray(evaluated(original)))
+
+
+def test_the_rest_of_a_pipeline_gets_pillow_images(packed: Path) -> None:
+    seen = list[type]()
+
+    def look(image: Any) -> Any:
+        seen.append(type(image))
+        return image
+
+    plain = Compose([RandomResizedCrop(24, antialias=True), RandomHorizontalFlip()])
+    theirs = v2.Compose([v2.RandomResizedCrop(24), v2.Compose([v2.RandomHorizontalFlip()]), v2.Lambda(look)])
+    dataset = ShardMapDataset(packed, fields="image", transform=theirs, decode="pil")
+    dataset.set_epoch(0)
+    oracle = ShardMapDataset(packed, fields="image", transform=plain)
+    oracle.set_epoch(0)
+    for index in range(5):
+        assert np.array_equal(np.asarray(dataset[index]), oracle[index].permute(1, 2, 0).numpy())
+    assert seen == [Image.Image] * 5
+
+
+def test_only_the_crop_is_decoded(packed: Path) -> None:
+    transform = v2.Compose([v2.RandomResizedCrop(24), v2.PILToTensor()])
+    dataset = ShardMapDataset(packed, fields="image", transform=transform, decode="pil")
+    loader = DataLoader(dataset, 8)
+    assert sum(len(batch) for batch in loader) == len(dataset)
+    assert loader.stats().num_images_by_decoder["kernel"] > 0
