@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -34,7 +35,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 import shardio
 from shardio.loader.processes import fork_server
 from shardio.loader.processes import pool as pool_module
+from shardio.models import import_library
+from shardio.transforms import Compose
 from tests.faults.worker_processes import (
+    CROP,
     KINDS,
     Batches,
     Data,
@@ -65,6 +69,9 @@ MAX_GROWTH = 1.05
 INTERRUPTED = 130
 """The exit code that shells report after Ctrl-C."""
 
+PIPELINES = ("shardio", "a function", "Albumentations", "torchvision")
+"""Transforms that start worker processes with people's own code."""
+
 Item = TypeVar("Item")
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -81,9 +88,26 @@ class Case:
     signals: tuple[signal.Signals, ...]
     moments_s: tuple[float, ...]
     victims: tuple[int, ...]
+    pipeline: str
 
 
-def draw_case(seed: int) -> Case:
+def make_pipeline(name: str) -> Any:
+    """Return people's own code after a crop of shardio's; the libraries are slow to import."""
+    if name == "shardio":
+        return CROP
+    if name == "Albumentations":
+        import albumentations
+
+        return albumentations.Compose(
+            [albumentations.RandomResizedCrop((48, 48)), albumentations.HorizontalFlip(), albumentations.ColorJitter()]
+        )
+    if name == "torchvision":
+        v2 = import_library("torchvision.transforms.v2")
+        return v2.Compose([v2.RandomResizedCrop(48), v2.ColorJitter(0.4, 0.4), v2.RandomHorizontalFlip()])
+    return Compose([CROP, lambda image: (image * random.random() + np.random.rand()).astype(np.float32)])
+
+
+def draw_case(seed: int, *, with_others: bool = False) -> Case:
     """Return the case of a seed."""
     rng = random.Random(seed)
     return Case(
@@ -94,13 +118,14 @@ def draw_case(seed: int) -> Case:
         signals=(rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)), signal.SIGKILL),
         moments_s=(rng.uniform(0, LATEST_S), rng.uniform(0, LATEST_S)),
         victims=(rng.randrange(60), rng.randrange(60)),
+        pipeline=rng.choice(PIPELINES) if with_others else "shardio",
     )
 
 
 def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
     """Return the failure of a case, or None, and the signals that were sent."""
     sent = Counter[str]()
-    options = {"batch_size": case.batch_size}
+    options = {"batch_size": case.batch_size, "transform": make_pipeline(case.pipeline)}
     reference = make_loader(data, case.kind, **options)
     loader = make_loader(data, case.kind, case.num_workers, persistent_workers=case.persistent, **options)
     for signal_, moment_s, victim in zip(case.signals, case.moments_s, case.victims, strict=True):
@@ -157,6 +182,7 @@ def kills(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the runs.")] = 0,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
+    others: Annotated[bool, typer.Option(help="Whether transforms are people's own, too.")] = False,
 ) -> None:
     """Kill or stop a worker process or the fork server at a random moment: no batch is lost, repeated or changed."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.
@@ -166,12 +192,13 @@ def kills(
     num_sent, started = Counter[str](), time.perf_counter()
     with dataset(per_class=80, side=320) as data:
         for case_seed in track(seeds, len(seeds), "runs"):
-            case = draw_case(case_seed)
+            case = draw_case(case_seed, with_others=others)
             wrong, sent = run_case(data, case)
             num_sent += sent
             if wrong is not None:
                 typer.echo(
                     f"{wrong}\n{case}\nTo rerun only this case: tools/loader_campaign.py kills --only {case_seed}"
+                    f"{' --others' if others else ''}"
                 )
                 raise typer.Exit(1)
     signals = ", ".join(f"{num_signals} {name}" for name, num_signals in sorted(num_sent.items()))

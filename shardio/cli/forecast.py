@@ -27,7 +27,7 @@ def _decoder_texts() -> dict[str, str]:
     from shardio.images import DECODER_DESCRIPTIONS
 
     texts: dict[str, str] = {name: f"by {description}" for name, description in DECODER_DESCRIPTIONS.items()}
-    texts["kernel"] += " (by libjpeg-turbo if a crop has more than a million pixels)"
+    texts["kernel"] += " (by libjpeg-turbo if a crop has more than a million pixels, or without a crop)"
     return {**texts, UNREADABLE: "unreadable"}
 
 

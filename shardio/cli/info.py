@@ -29,7 +29,7 @@ def info(
     """Show what a dataset contains, how it was packed, and which decoders its images need on this machine.
 
     The decoders are estimated from the headers of up to 1,000 evenly spaced images.
-    libjpeg-turbo decodes every JPEG crop of more than a million pixels.
+    libjpeg-turbo decodes every JPEG crop of more than a million pixels, and whole untiled JPEGs that are not resized.
     A loader's stats() counts the images that each decoder actually decoded.
     """
     from shardio.shards import open_table

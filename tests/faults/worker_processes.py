@@ -52,16 +52,18 @@ class Data:
     shards: Path
 
 
-def make_loader(data: Data, kind: Kind = "shards", num_workers: int = 0, **options: Any) -> DataLoader:
+def make_loader(
+    data: Data, kind: Kind = "shards", num_workers: int = 0, *, transform: Any = CROP, **options: Any
+) -> DataLoader:
     """Return a shuffling loader over one kind of dataset, the same for any number of workers. None of them hangs."""
     timeout = DEADLINE_S if num_workers else 0
     options = {"batch_size": BATCH_SIZE, "num_workers": num_workers, "timeout": timeout, **options}
     fields = ("image", "label", "key")
     if kind == "shards":
-        return DataLoader(ShardDataset(data.shards, fields=fields, shuffle=True, transform=CROP), **options)
-    dataset: Any = ImageFolder(data.images, transform=CROP)
+        return DataLoader(ShardDataset(data.shards, fields=fields, shuffle=True, transform=transform), **options)
+    dataset: Any = ImageFolder(data.images, transform=transform)
     if kind == "map":
-        dataset = ShardMapDataset(data.shards, fields=fields, transform=CROP)
+        dataset = ShardMapDataset(data.shards, fields=fields, transform=transform)
     return DataLoader(dataset, sampler=EpochSampler(dataset), **options)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from shardio.loader.executors.worker_processes import WorkerProcesses
 from shardio.loader.processes.setup import why_not_sendable
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import LoaderOrder
+
+_log = logging.getLogger("shardio")
 
 
 def make_executor(
@@ -62,6 +65,7 @@ def make_executor(
             timeout_s=settings.timeout_s,
             closes_workers=not settings.persistent_workers,
         )
+    _log.info("torch makes the batches of this loader: %s", why_not_ours(loader))
     if order is None:
         return TorchLoader(loader)
     options, ordered = torch_options(settings), order.ordered
