@@ -16,7 +16,7 @@ from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
-from shardio.transforms import Calls, Generators, count_crops, is_builtin, plan_crops, plan_pillow_steps, refuse_pillow
+from shardio.transforms import Calls, Generators, count_crops, is_builtin, plan_crops, refuse_pillow, replace_leading
 from shardio.values import check_choice, check_flag, check_integer
 
 Joined = TypeVar("Joined")
@@ -180,9 +180,8 @@ class FieldDecoder:
     @cached_property
     def _pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
         """The transform, and what it takes. It takes arrays if what it begins with was recognised."""
-        if self.decode == "pil" and (found := plan_pillow_steps(self.transform)) is not None:
-            return found, "array"
-        return self.transform, self.decode
+        found = replace_leading(self.transform, self.decode)
+        return (self.transform, self.decode) if found is None else (found, "array")
 
     @cached_property
     def _generators(self) -> Generators | None:

@@ -165,9 +165,8 @@ def _choose_scale(box: Box, height: int, width: int) -> int:
 def _sources(start: int, length: int, num_before: int, num_after: int, resampling: Resampling) -> range:
     """Return the pixels of a side that a part of the resized side depends on."""
     ratio = num_before / num_after
-    reach = {"bilinear": 1.0, "antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}[
-        resampling
-    ]
+    reaches = {"antialiased bilinear": max(ratio, 1.0), "antialiased bicubic": 2 * max(ratio, 1.0)}
+    reach = reaches.get(resampling, 1.0)
     first = math.floor((start + 0.5) * ratio - 0.5 - reach)
     stop = math.ceil((start + length - 0.5) * ratio + 0.5 + reach)
     return range(max(first, 0), min(stop, num_before))

@@ -15,9 +15,10 @@ from shardio.images.pixels import Pixels
 if TYPE_CHECKING:
     import PIL.Image
 
-Resampling = Literal["bilinear", "antialiased bilinear", "antialiased bicubic"]
-"""How to resize: "bilinear" computes each new pixel from the nearest four (:mod:`shardio.images.bilinear`). The others
-average over all pixels when shrinking (Pillow's BILINEAR and BICUBIC)."""
+Resampling = Literal["bilinear", "plain bilinear", "antialiased bilinear", "antialiased bicubic"]
+"""How to resize. "plain bilinear" computes each new pixel from the nearest four (:mod:`shardio.images.bilinear`). So
+does "bilinear", unless a crop plan halves both sides: see CropPlan.is_halved. The others average over all pixels when
+shrinking (Pillow's BILINEAR and BICUBIC)."""
 
 
 def use_one_thread() -> None:
@@ -44,7 +45,7 @@ def resize(
     """
     if image.shape[:2] == (height, width):
         resized = image
-    elif resampling != "bilinear":
+    elif resampling not in ("bilinear", "plain bilinear"):
         resized = np.asarray(_resize_by_pillow(image, height, width, resampling))
     elif not is_opencv_equal():
         resized = resize_bilinear(image, height, width)

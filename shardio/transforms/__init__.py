@@ -16,7 +16,7 @@ from shardio.transforms.compose import (
 )
 from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from shardio.transforms.recognition import plan_pillow_steps
+from shardio.transforms.recognition import replace_leading
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
@@ -34,8 +34,8 @@ __all__ = [
     "count_crops",
     "is_builtin",
     "plan_crops",
-    "plan_pillow_steps",
     "plan_transform",
     "refuse_pillow",
+    "replace_leading",
     "rng_keys_from_torch",
 ]

@@ -1,58 +1,95 @@
-"""Recognition of torchvision's crops, resizes and flips, which shardio's own replace where the pixels are the same.
+"""Recognition of other libraries' crops, resizes and flips, which shardio's own replace where the pixels are the same.
 
-On Pillow images, torchvision resizes by Pillow, whose pixels shardio's transforms give with ``antialias=True``. So what
-a pipeline of torchvision's begins with is drawn from the same distribution here, and only the part of an image that the
-crop needs is decoded. (Pillow 13 resizes some crops down first and then across. shardio always resizes as earlier
-versions do, so these crops may differ by 1: see decision 0027.) On tensors, torchvision's own resize differs from
-Pillow's by 1 in 4 % of the values, so nothing is recognised there.
+What a pipeline begins with is then drawn from the same distribution, as a function of the sample, and only the part of
+an image that the crop needs is decoded.
+
+- torchvision's, on Pillow images: it resizes by Pillow, whose pixels shardio's transforms give with ``antialias=True``.
+  (Pillow 13 resizes some crops down first and then across. shardio always resizes as earlier versions do, so these
+  crops may differ by 1: see decision 0027.) Not on tensors, where torchvision's own resize differs from Pillow's by 1
+  in 4 % of the values.
+- Albumentations', on arrays: it resizes by OpenCV's INTER_LINEAR, which never averages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import Boxes, CropPlan, Sizes
 from shardio.transforms import foreign
 from shardio.transforms.compose import Compose
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.transform import Geometry
 
-_MODULES = ("torchvision.transforms.v2._geometry", "torchvision.transforms.transforms")
+Form = Literal["array", "pil"]
+"""What a dataset's transform takes."""
+
+_FROM_TORCHVISION = ("torchvision.transforms.v2._geometry", "torchvision.transforms.transforms")
+_FROM_ALBUMENTATIONS = "albumentations.augmentations."
+_INTER_LINEAR = 1
+"""OpenCV's number for it."""
 
 
-def plan_pillow_steps(transform: Callable[[Any], Any] | None) -> Compose | None:
-    """Return a pipeline that takes arrays and gives what ``transform`` gives for Pillow images.
+class PlainRandomResizedCrop(RandomResizedCrop):
+    """A RandomResizedCrop that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
 
-    Return None if it does not begin with a transform that is recognised.
+    def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
+        sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
+        return plan.crop(parameters).resize(sizes, "plain bilinear")
+
+
+class PlainResize(Resize):
+    """A Resize that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
+
+    def extend(self, plan: CropPlan, parameters: Sizes) -> CropPlan:
+        return plan.resize(parameters, "plain bilinear")
+
+
+def replace_leading(transform: Callable[[Any], Any] | None, form: Form) -> Compose | None:
+    """Return a pipeline of shardio's transforms and the rest of another library's, which takes arrays.
+
+    Args:
+        transform: A dataset's transform.
+        form: What it takes: arrays or Pillow images.
+
+    Returns:
+        The pipeline; None if the transform does not begin with one that is recognised.
     """
     steps = list(_flatten(transform))
     own = list[Geometry]()
     for step in steps:
-        if (found := recognise(step)) is None:
+        if (found := recognise(step, form)) is None:
             break
         own.append(found)
-    return Compose([*own, as_pillow, *steps[len(own) :]]) if own else None
-
-
-def recognise(transform: Any) -> Geometry | None:
-    """Return the transform of shardio's that equals one of torchvision's on Pillow images; None if there is none."""
-    kind = type(transform)
-    if kind.__module__ not in _MODULES:  # A subclass of the user's may do anything.
+    if not own:
         return None
+    return Compose([*own, *([as_pillow] if form == "pil" else []), *steps[len(own) :]])
+
+
+def recognise(transform: Any, form: Form) -> Geometry | None:
+    """Return the transform of shardio's that equals another library's; None if there is none."""
+    kind = type(transform)
     try:
-        return _convert(kind.__name__, transform)
+        if form == "pil" and kind.__module__ in _FROM_TORCHVISION:  # A subclass of the user's may do anything.
+            return _replace_torchvision(kind.__name__, transform)
+        if form == "array" and kind.__module__.startswith(_FROM_ALBUMENTATIONS):
+            return _replace_albumentations(kind.__name__, transform)
     except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
         return None
+    return None
 
 
-def as_pillow(image: Any) -> Any:
+def as_pillow(image: NDArray[np.uint8]) -> Any:
     """Return pixels as a Pillow image."""
     from PIL import Image
 
     return Image.fromarray(image)
 
 
-def _convert(name: str, transform: Any) -> Geometry | None:
+def _replace_torchvision(name: str, transform: Any) -> Geometry | None:
     match name:
         case "RandomResizedCrop":
             resampling = {"interpolation": transform.interpolation, "antialias": True}
@@ -68,10 +105,40 @@ def _convert(name: str, transform: Any) -> Geometry | None:
     return None
 
 
+def _replace_albumentations(name: str, transform: Any) -> Geometry | None:
+    match name:
+        case "RandomResizedCrop" if _is_plain(transform):
+            return PlainRandomResizedCrop(transform.size, tuple(transform.scale), tuple(transform.ratio))
+        case "Resize" if _is_plain(transform):
+            return PlainResize((transform.height, transform.width))
+        case "HorizontalFlip":
+            return RandomHorizontalFlip(transform.p)
+    return None
+
+
+def _is_plain(transform: Any) -> bool:
+    """Return whether one of Albumentations' transforms is always applied, and always resizes by INTER_LINEAR."""
+    return bool(transform.p == 1 and transform.interpolation == _INTER_LINEAR and transform.area_for_downscale is None)
+
+
 def _flatten(transform: Any) -> Iterator[Any]:
-    """Yield the transforms in torchvision's sequences, at any depth."""
-    if (inner := foreign.steps_of(transform)) is not None:
+    """Yield the transforms in another library's sequences, at any depth."""
+    inner = foreign.steps_of(transform)
+    if inner is None and _is_mere_sequence(transform):
+        inner = transform.transforms
+    if inner is not None:
         for each in inner:
             yield from _flatten(each)
     elif transform is not None:
         yield transform
+
+
+def _is_mere_sequence(transform: Any) -> bool:
+    """Return whether this is Albumentations' Compose, without boxes and the like, which calls transforms in order."""
+    kind = type(transform)
+    return bool(
+        f"{kind.__module__}.{kind.__qualname__}" == "albumentations.core.composition.Compose"
+        and transform.p == 1
+        and not transform.processors
+        and not getattr(transform, "save_applied_params", False)
+    )

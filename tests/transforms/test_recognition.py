@@ -1,10 +1,12 @@
-"""torchvision's crops, resizes and flips on Pillow images become crop plans, with torchvision's pixels."""
+"""Crops, resizes and flips of torchvision and Albumentations become crop plans, with the pixels of those libraries."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import albumentations
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,7 @@ from PIL import Image
 from shardio import DataLoader, ShardMapDataset
 from shardio.models import import_library
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
-from shardio.transforms.recognition import plan_pillow_steps, recognise
+from shardio.transforms.recognition import PlainRandomResizedCrop, PlainResize, recognise, replace_leading
 
 import_library("torchvision")
 v1 = pytest.importorskip("torchvision.transforms")
@@ -53,13 +55,13 @@ OTHERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", RECOGNISED)
 def test_transforms_are_replaced_with_all_their_settings(name: str) -> None:
     theirs, ours = RECOGNISED[name]
-    assert repr(recognise(theirs)) == repr(ours)
+    assert repr(recognise(theirs, "pil")) == repr(ours)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_may_do_something_else_is_not_replaced(name: str) -> None:
-    assert recognise(OTHERS[name]) is None
-    assert plan_pillow_steps(v2.Compose([OTHERS[name], v2.CenterCrop(20)])) is None
+    assert recognise(OTHERS[name], "pil") is None
+    assert replace_leading(v2.Compose([OTHERS[name], v2.CenterCrop(20)]), "pil") is None
 
 
 def resized_across_first(image: Image.Image, height: int, width: int, resample: Any) -> Image.Image:
@@ -112,3 +114,64 @@ def test_only_the_crop_is_decoded(packed: Path) -> None:
     loader = DataLoader(dataset, 8)
     assert sum(len(batch) for batch in loader) == len(dataset)
     assert loader.stats().num_images_by_decoder["kernel"] > 0
+
+
+ALBUMENTATIONS: dict[str, tuple[Any, Any]] = {
+    "RandomResizedCrop": (
+        albumentations.RandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5)),
+        PlainRandomResizedCrop((20, 30), scale=(0.2, 0.9), ratio=(0.5, 1.5)),
+    ),
+    "Resize": (albumentations.Resize(25, 31), PlainResize((25, 31))),
+    "HorizontalFlip": (albumentations.HorizontalFlip(p=0.3), RandomHorizontalFlip(0.3)),
+}
+OTHER_ALBUMENTATIONS: dict[str, Any] = {
+    "another interpolation": albumentations.RandomResizedCrop((20, 20), interpolation=cv2.INTER_CUBIC),
+    "INTER_AREA for shrinking": albumentations.Resize(20, 20, area_for_downscale="image"),
+    "not always": albumentations.RandomResizedCrop((20, 20), p=0.5),
+    "CenterCrop, which refuses small images": albumentations.CenterCrop(20, 20),
+    "a choice": albumentations.OneOf([albumentations.HorizontalFlip(p=1)]),
+    "a sequence that is not always applied": albumentations.Compose([albumentations.HorizontalFlip()], p=0.5),
+}
+
+
+@pytest.mark.parametrize("name", ALBUMENTATIONS)
+def test_albumentations_are_replaced_with_all_their_settings(name: str) -> None:
+    theirs, ours = ALBUMENTATIONS[name]
+    found = recognise(theirs, "array")
+    assert type(found) is type(ours)
+    assert vars(found) == vars(ours)
+    assert recognise(theirs, "pil") is None
+
+
+@pytest.mark.parametrize("name", OTHER_ALBUMENTATIONS)
+def test_other_albumentations_are_not_replaced(name: str) -> None:
+    assert replace_leading(OTHER_ALBUMENTATIONS[name], "array") is None
+
+
+@pytest.mark.parametrize("side", [7, 20, 32, 50, 120])
+def test_pixels_are_those_of_opencv_also_where_sides_are_halved(packed: Path, side: int) -> None:
+    pipeline = albumentations.Compose([albumentations.Resize(side, 31), albumentations.HorizontalFlip(p=1)])
+    dataset = ShardMapDataset(packed, fields="image", transform=pipeline)
+    originals = ShardMapDataset(packed, fields="image")
+    for index in range(len(dataset)):
+        expected = pipeline(image=originals[index].permute(1, 2, 0).numpy())["image"]
+        assert np.array_equal(dataset[index].permute(1, 2, 0).numpy(), expected)
+
+
+def test_the_rest_of_albumentations_gets_the_crop(packed: Path) -> None:
+    class Look(albumentations.ImageOnlyTransform):  # type: ignore[misc]  # Albumentations has no types.
+        """Note the shape of what arrives."""
+
+        def apply(self, img: Any, **_: Any) -> Any:
+            shapes.append(img.shape)
+            return img
+
+    shapes = list[tuple[int, ...]]()
+    pipeline = albumentations.Compose([albumentations.RandomResizedCrop((24, 20)), Look(p=1)])
+    dataset = ShardMapDataset(packed, fields="image", transform=pipeline)
+    oracle = ShardMapDataset(packed, fields="image", transform=Compose([PlainRandomResizedCrop((24, 20))]))
+    for each in (dataset, oracle):
+        each.set_epoch(0)
+    for index in range(5):
+        assert torch.equal(dataset[index], oracle[index])
+    assert shapes == [(24, 20, 3)] * 5

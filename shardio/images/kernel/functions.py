@@ -31,6 +31,7 @@ from shardio.processors import count_processors
 
 RESAMPLINGS: dict[Resampling, int] = {
     "bilinear": OPENCV_BILINEAR,
+    "plain bilinear": OPENCV_BILINEAR,
     "antialiased bilinear": PILLOW_BILINEAR,
     "antialiased bicubic": PILLOW_BICUBIC,
 }
