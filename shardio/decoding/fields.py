@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Literal, TypeVar
 
 from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label
@@ -16,7 +16,17 @@ from shardio.interruptions import let_through
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
-from shardio.transforms import Calls, Generators, count_crops, is_builtin, plan_crops, refuse_pillow, replace_leading
+from shardio.transforms import (
+    Calls,
+    Compose,
+    Generators,
+    Geometry,
+    count_crops,
+    is_builtin,
+    plan_crops,
+    refuse_pillow,
+    replace_leading,
+)
 from shardio.values import check_choice, check_flag, check_integer
 
 Joined = TypeVar("Joined")
@@ -82,6 +92,14 @@ class FieldDecoder:
     def runs_user_code(self) -> bool:
         """Whether decoding runs code that is not shardio's: a transform, or what pickles name."""
         return self.trusted or not is_builtin(self.transform)
+
+    @property
+    def replacements(self) -> list[Any]:
+        """shardio's transforms that replace what another library's pipeline begins with."""
+        transform, _ = self._pipeline
+        if transform is self.transform or not isinstance(transform, Compose):
+            return []
+        return list(takewhile(lambda step: isinstance(step, Geometry), transform.transforms))
 
     @property
     def chunk_size(self) -> int:

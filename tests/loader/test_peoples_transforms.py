@@ -173,7 +173,10 @@ def test_a_transform_that_cannot_be_loaded_is_an_error_that_says_so(pictures: Pa
     assert "while loading the dataset's transform in a worker process" in str(error_info.value.__cause__)
 
 
-def test_a_transform_that_cannot_be_pickled_runs_in_torchs_workers(images: Path) -> None:
+def test_a_transform_that_cannot_be_pickled_runs_in_torchs_workers(
+    images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "shardio")
     lock = threading.Lock()
 
     def transform(image: Pixels) -> Pixels:
@@ -184,5 +187,6 @@ def test_a_transform_that_cannot_be_pickled_runs_in_torchs_workers(images: Path)
     loader = DataLoader(folder, 4, sampler=EpochSampler(folder), num_workers=1, multiprocessing_context="fork")
     assert loader.runs_torchs_workers
     assert [len(batch) for batch, _ in loader] == [4, 4, 4, 4, 4, 1]
+    assert "torch makes the batches of this loader: the transform cannot be pickled" in caplog.text
     with pytest.raises(TypeError, match="the transform cannot be pickled"):
         DataLoader(folder, 4).stats()

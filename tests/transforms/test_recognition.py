@@ -108,12 +108,15 @@ def test_the_rest_of_a_pipeline_gets_pillow_images(packed: Path) -> None:
     assert seen == [Image.Image] * 5
 
 
-def test_only_the_crop_is_decoded(packed: Path) -> None:
+def test_only_the_crop_is_decoded_and_the_log_says_so(packed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "shardio")
     transform = v2.Compose([v2.RandomResizedCrop(24), v2.PILToTensor()])
     dataset = ShardMapDataset(packed, fields="image", transform=transform, decode="pil")
     loader = DataLoader(dataset, 8)
     assert sum(len(batch) for batch in loader) == len(dataset)
     assert loader.stats().num_images_by_decoder["kernel"] > 0
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("shardio's transforms replace what this dataset's transform begins with: RandomResizedCrop(")
 
 
 ALBUMENTATIONS: dict[str, tuple[Any, Any]] = {

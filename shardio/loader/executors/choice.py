@@ -47,6 +47,9 @@ def make_executor(
     """
     if settings.is_ours:
         assert settings.decoder is not None, "the dataset is shardio's"
+        if replacements := settings.decoder.replacements:
+            names = ", ".join(map(repr, replacements))
+            _log.info("shardio's transforms replace what this dataset's transform begins with: %s", names)
         planner = _make_planner(settings, order)
         sizing = ChunkSizing(
             num_threads=max(settings.num_workers, 1),
