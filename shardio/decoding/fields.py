@@ -95,7 +95,7 @@ class FieldDecoder:
 
     @property
     def replacements(self) -> list[Any]:
-        """shardio's transforms that replace what another library's pipeline begins with."""
+        """Shardio's transforms that replace what another library's pipeline begins with."""
         transform, _ = self._pipeline
         if transform is self.transform or not isinstance(transform, Compose):
             return []

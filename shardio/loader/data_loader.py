@@ -57,9 +57,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     >>> loader = DataLoader(ShardDataset("out", shuffle=True), batch_size=128)  # doctest: +SKIP
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
-    On Linux, shardio's worker processes, with ``num_workers`` threads in total, decode shardio's datasets (not their
-    subclasses) and torch's Subsets of the map-style ones, if all transforms are shardio's and none of these is used:
-    ``decode="pil"``, ``trusted=True``, ``batch_size=None``, ``collate_fn``, ``worker_init_fn``,
+    On Linux, ``num_workers`` worker processes of shardio's (or fewer with as many threads, on few processors) decode
+    shardio's datasets (not their subclasses) and torch's Subsets of the map-style ones, with any transform that can be
+    pickled, if none of these is used: ``batch_size=None``, ``collate_fn``, ``worker_init_fn``,
     ``multiprocessing_context``. They write to memory that is reused when a batch is freed, so its tensors cannot be
     enlarged in place. torch's workers make all other batches.
 

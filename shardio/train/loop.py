@@ -41,9 +41,9 @@ def train(
     Under torchrun, ranks average their gradients, and the loader gives each rank its own part of
     the data. With a ``directory``, the same call resumes an interrupted run, on any number of
     ranks. On the same number of ranks, the resumed run equals an uninterrupted one, with two
-    exceptions: your own transforms draw different numbers if they use the generators of torch,
-    numpy or Python, and results are bitwise equal only on a CPU with ``deterministic``. On a different
-    number of ranks, each sample is still used once per epoch.
+    exceptions: in datasets that are not shardio's, transforms draw different numbers if they use the
+    generators of torch, numpy or Python, and results are bitwise equal only on a CPU with
+    ``deterministic``. On a different number of ranks, each sample is still used once per epoch.
 
     Args:
         model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved

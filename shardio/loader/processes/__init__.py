@@ -1,1 +1,1 @@
-"""Worker processes, which decode and never import torch or the user's script, and their fork server."""
+"""Worker processes, which decode and transform without running the user's script, and their fork server."""

@@ -1,4 +1,6 @@
-"""A worker process: a background process that makes chunks in decode threads. It never imports torch or user code.
+"""A worker process: a background process that makes chunks in decode threads.
+
+It imports torch and people's code only if a transform of theirs needs that, and never runs their script.
 
 It is forked by a fork server, and has one end of a socket pair, over which it receives slots and chunks. It ends as
 soon as the other end is closed.
