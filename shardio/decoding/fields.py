@@ -95,7 +95,7 @@ class FieldDecoder:
 
     @property
     def replacements(self) -> list[Any]:
-        """Shardio's transforms that replace what another library's pipeline begins with."""
+        """The transforms of shardio's that replace what another library's pipeline begins with."""
         transform, _ = self._pipeline
         if transform is self.transform or not isinstance(transform, Compose):
             return []

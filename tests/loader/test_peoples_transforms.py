@@ -140,13 +140,18 @@ def test_without_seeds_transforms_draw_from_the_generators_as_they_are(pictures:
     assert not np.array_equal(dataset[3], dataset[3])
 
 
-def fail(image: Pixels) -> Pixels:
-    raise KeyError("of the user")
+def failing() -> Callable[[Any], Any]:
+    """Return a function that is sent by value, so that worker processes do not import this module."""
+
+    def fail(image: Any) -> Any:
+        raise KeyError("of the user")
+
+    return fail
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_keeps_its_type_and_names_the_sample(pictures: Path, num_workers: int) -> None:
-    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=Compose([RandomResizedCrop(16), fail]))
+    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=Compose([RandomResizedCrop(16), failing()]))
     with pytest.raises(KeyError, match="of the user") as error_info:
         next(iter(DataLoader(dataset, 4, num_workers=num_workers)))
     said = "".join([*getattr(error_info.value, "__notes__", []), str(error_info.value.__cause__)])
@@ -156,17 +161,16 @@ def test_an_error_keeps_its_type_and_names_the_sample(pictures: Path, num_worker
         assert 'raise KeyError("of the user")' in said
 
 
-class Unloadable:
-    """A transform that can be pickled, but not loaded again."""
-
-    def __call__(self, image: Pixels) -> Pixels:
-        return image
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return fail, (None,)
-
-
 def test_a_transform_that_cannot_be_loaded_is_an_error_that_says_so(pictures: Path) -> None:
+    class Unloadable:
+        """It can be pickled, but not loaded again."""
+
+        def __call__(self, image: Pixels) -> Pixels:
+            return image
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return failing(), (None,)
+
     dataset = ShardMapDataset(pictures, fields="image", transform=Unloadable())
     with pytest.raises(KeyError, match="of the user") as error_info:
         next(iter(DataLoader(dataset, 4, num_workers=1)))
