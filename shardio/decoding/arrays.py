@@ -1,9 +1,11 @@
-"""Arrays in the npy format (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html)."""
+"""Arrays in the npy and npz formats (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html)."""
 
 from __future__ import annotations
 
 import io
 import math
+import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -37,3 +39,15 @@ def decode_npy(content: bytes, *, trusted: bool = False) -> Any:
         )
     file.seek(0)
     return np.lib.format.read_array(file, allow_pickle=trusted)
+
+
+def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:
+    """Return the arrays in an npz file, by name. Arguments and errors are those of :func:`decode_npy`."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return {
+                name.removesuffix(".npy"): decode_npy(archive.read(name), trusted=trusted)
+                for name in archive.namelist()
+            }
+    except (zipfile.BadZipFile, NotImplementedError, zlib.error, EOFError) as error:
+        raise ValueError(f"it is not an intact npz file: {error}") from error

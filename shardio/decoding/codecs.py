@@ -12,7 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from shardio.decoding.arrays import decode_npy
+import safetensors.numpy
+
+from shardio.decoding.arrays import decode_npy, decode_npz
 from shardio.shards import LABEL_FIELD
 
 
@@ -35,6 +37,8 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "json": json.loads,
     "txt": bytes.decode,
     "npy": decode_npy,
+    "npz": decode_npz,
+    "safetensors": safetensors.numpy.load,
 }
 """The decoder of each field, by the field's name. Fields without a decoder stay bytes."""
 
@@ -44,6 +48,7 @@ UNBOUNDED = frozenset({"json"})
 TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     **DECODERS,
     "npy": partial(decode_npy, trusted=True),
+    "npz": partial(decode_npz, trusted=True),
     "pkl": pickle.loads,
     "pickle": pickle.loads,
     "pyd": pickle.loads,

@@ -1,16 +1,21 @@
-"""npy files whose headers declare too much are refused before memory is allocated for them."""
+"""Arrays in files: what their headers declare too much is refused before memory is allocated for it."""
 
 from __future__ import annotations
 
 import io
 import struct
 import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
-from shardio.decoding.arrays import decode_npy
+import shardio
+from shardio import ShardDataset
+from shardio.decoding.arrays import decode_npy, decode_npz
+from tests.sources import write_images
 
 
 def write(shape: str, descr: str = "'<f8'", body: bytes = b"") -> bytes:
@@ -80,3 +85,33 @@ def test_objects_are_read_only_if_the_caller_trusts_them() -> None:
     assert decode_npy(content, trusted=True).tolist() == [{"a": 1}]
     with pytest.raises(ValueError, match="trusted=True"):
         decode_npy(content)
+
+
+@pytest.mark.parametrize("save_all", [np.savez, np.savez_compressed])
+def test_npz_and_safetensors_files_are_dicts_of_arrays(save_all: Any, tmp_path: Path) -> None:
+    arrays: dict[str, Any] = {"a": np.arange(12).reshape(3, 4), "b.c": np.zeros(0, np.float16), "d": np.array(3.5)}
+    file = io.BytesIO()
+    save_all(file, **arrays)
+    write_images(tmp_path / "images", classes=1, per_class=2, width=16, height=16)
+    for image in list((tmp_path / "images").rglob("*.jpg")):
+        image.with_suffix(".npz").write_bytes(file.getvalue())
+        image.with_suffix(".safetensors").write_bytes(safetensors.numpy.save(arrays))
+    shardio.pack(tmp_path / "images", tmp_path / "packed")
+    for sample in ShardDataset(tmp_path / "packed", fields=("npz", "safetensors")):
+        for found in sample:
+            assert found.keys() == arrays.keys()
+            for name, array in arrays.items():
+                assert found[name].dtype == array.dtype
+                assert np.array_equal(found[name], array)
+
+
+def test_damaged_npz_files_and_those_with_objects_are_refused() -> None:
+    whole = save_zip()
+    for content in (whole[:-10], whole[10:], whole.replace(b"NUMPY", b"NUMPI"), b""):
+        with pytest.raises(ValueError, match=r"."):
+            decode_npz(content)
+    file = io.BytesIO()
+    np.savez(file, a=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(ValueError, match="it holds Python objects"):
+        decode_npz(file.getvalue())
+    assert decode_npz(file.getvalue(), trusted=True)["a"].tolist() == [{"a": 1}]
