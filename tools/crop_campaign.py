@@ -111,7 +111,7 @@ def check_crops(photographs: list[Photograph], num_crops: int, random: np.random
 
 def _draw_plan(photographs: list[Photograph], random: np.random.Generator) -> CropPlan:
     """Draw a crop of each photograph. All have one size."""
-    n, resampling = len(photographs), get_args(Resampling)[random.integers(3)]
+    n, resampling = len(photographs), random.choice(get_args(Resampling))
     height, width = random.integers(1, LARGEST, 2).tolist()
     boxes = [random_boxes(*photograph.picture.size, 1, random)[0] for photograph in photographs]
     sizes = np.array([(height, width)] * n)

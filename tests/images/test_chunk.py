@@ -297,7 +297,7 @@ def test_concurrent_threads_give_the_pixels_of_a_single_one() -> None:
         chunks.append(
             (
                 chosen,
-                _plan(boxes, sizes, windows=windows, flips=flips, resampling=get_args(Resampling)[random.integers(3)]),
+                _plan(boxes, sizes, windows=windows, flips=flips, resampling=random.choice(get_args(Resampling))),
             )
         )
 

@@ -83,7 +83,7 @@ def _draw_plans(sizes: list[tuple[int, int]], random: np.random.Generator) -> Cr
         afters.append(after)
         windows.append((*corner, height, width))
     flips = random.integers(0, 2, len(sizes)).astype(np.bool_)
-    resampling = get_args(Resampling)[random.integers(3)]
+    resampling = random.choice(get_args(Resampling))
     return CropPlan(
         box=np.array(boxes), size=np.array(afters), window=np.array(windows), flip=flips, resampling=resampling
     )
