@@ -225,7 +225,7 @@ def divide_threads(num_threads: int, num_processors: int) -> list[int]:
 def _close_all(server: ForkServer, processes: list[_Process], process_id: int) -> None:
     if os.getpid() != process_id:
         return
-    server.close()
-    for process in processes:
+    for process in processes:  # First, because Ctrl-C may interrupt the wait for the fork server.
         process.end.close()
+    server.close()
     processes.clear()
