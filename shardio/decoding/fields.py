@@ -195,9 +195,12 @@ class FieldDecoder:
             raise
         return PlannedImages(samples=samples, crops=crops, calls=calls)
 
-    @cached_property
+    @property
     def _pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
-        """The transform, and what it takes. It takes arrays if what it begins with was recognised."""
+        """The transform, and what it takes: arrays, if what it begins with was recognised.
+
+        It is not kept, because people change the settings of their transforms between epochs.
+        """
         found = replace_leading(self.transform, self.decode)
         return (self.transform, self.decode) if found is None else (found, "array")
 
@@ -208,7 +211,7 @@ class FieldDecoder:
         return Generators(self.transform)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_generators", "_pipeline")}
+        return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
         """Return the values of a field other than the image.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -44,14 +46,28 @@ class Calls:
             for image, rng_key in zip(images, rng_keys.tolist(), strict=True):
                 began = time.perf_counter()
                 try:
-                    if self._generators is not None:
-                        self._generators.seed(rng_key)
-                    for each in callables:
-                        image = foreign.call(each, image)
-                except BaseException:
+                    results.append(self._call_with_seed(callables, image, rng_key))
+                except BaseException:  # Re-raised: the caller adds the sample to it.
                     self.failed_row = len(results)
                     raise
                 finally:
                     self.elapsed_s += time.perf_counter() - began
-                results.append(image)
         return results
+
+    def _call_with_seed(self, callables: Sequence[Callable[..., Any]], image: Any, rng_key: int) -> Any:
+        if self._generators is None:
+            return _call_all(callables, image)
+        original = None if "torch" in sys.modules else copy.copy(image)
+        self._generators.seed(rng_key)
+        result = _call_all(callables, image)
+        if original is None or "torch" not in sys.modules:
+            return result
+        # A callable has just imported torch, and may have drawn from a generator that had no seed.
+        self._generators.seed(rng_key)
+        return _call_all(callables, original)
+
+
+def _call_all(callables: Sequence[Callable[..., Any]], image: Any) -> Any:
+    for each in callables:
+        image = foreign.call(each, image)
+    return image

@@ -19,6 +19,7 @@ from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMa
 from shardio.loader.collate import collate_channels_last
 from shardio.models import import_library
 from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
+from tests.processes import run_python
 from tests.slots import assert_same, slot_of
 
 import_library("torchvision")
@@ -39,6 +40,18 @@ def draw_from_all() -> Callable[[Pixels], Any]:
     return transform
 
 
+def import_torch_late() -> Callable[[Pixels], Any]:
+    """Return a function whose worker process does not know torch before the first call. It changes its input."""
+
+    def transform(image: Pixels) -> Any:
+        import torch
+
+        image[:] //= 2
+        return np.array([float(torch.rand(())), float(image.mean())])
+
+    return transform
+
+
 def hidden_albumentations() -> Callable[[Pixels], Any]:
     pipeline = albumentations.Compose([albumentations.RandomCrop(32, 32), albumentations.ColorJitter(p=1)])
     return lambda image: pipeline(image=image)["image"]
@@ -48,6 +61,7 @@ CASES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "a lambda after a crop": lambda: (Compose([RandomResizedCrop(48), as_floats(), np.negative]), {}),
     "a function before a flip": lambda: (Compose([lambda image: image[:30, :40], RandomHorizontalFlip()]), {}),
     "all global generators": lambda: (draw_from_all(), {}),
+    "a late import of torch": lambda: (Compose([RandomResizedCrop(16), import_torch_late()]), {}),
     "one channel": lambda: (lambda image: np.ascontiguousarray(image[:20, :24, :1]), {}),
     "four channels": lambda: (lambda image: np.dstack([image, image[..., 0]])[:20, :24], {}),
     "tensors of images": lambda: (lambda image: torch.from_numpy(image[:30, :30].copy()).permute(2, 0, 1), {}),
@@ -194,3 +208,45 @@ def test_a_transform_that_cannot_be_pickled_runs_in_torchs_workers(
     assert "torch makes the batches of this loader: the transform cannot be pickled" in caplog.text
     with pytest.raises(TypeError, match="the transform cannot be pickled"):
         DataLoader(folder, 4).stats()
+
+
+SCRIPT = """
+import sys
+import numpy as np
+from shardio import DataLoader, ShardMapDataset
+
+print("the script runs")  # And has no guard: a worker process that ran it would start others.
+SCALE = 3
+
+class Half:
+    def __init__(self, side):
+        self.side = side
+    def __call__(self, image):
+        return shrink(image, self.side)
+
+def shrink(image, side):
+    return (image[:side, :side] // SCALE).astype(np.uint8)
+
+dataset = ShardMapDataset(sys.argv[1], fields="image", transform=Half(20))
+batch = next(iter(DataLoader(dataset, 4, num_workers=1)))
+assert batch.tolist() == next(iter(DataLoader(dataset, 4))).tolist()
+print(tuple(batch.shape))
+"""
+
+
+def test_what_the_script_defines_is_sent_without_running_the_script_again(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = run_python(tmp_path / "script.py", pictures)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines() == ["the script runs", "(4, 3, 20, 20)"]
+
+
+def test_settings_that_change_between_epochs_apply(pictures: Path) -> None:
+    """Also those of a transform that is replaced by shardio's."""
+    crop = albumentations.RandomResizedCrop((32, 32))
+    dataset = ShardMapDataset(pictures, fields="image", transform=albumentations.Compose([crop]))
+    for num_workers in (0, 1):
+        loader = DataLoader(dataset, 8, num_workers=num_workers)
+        for side in (32, 24):
+            crop.size = (side, side)
+            assert next(iter(loader)).shape == (8, 3, side, side)
