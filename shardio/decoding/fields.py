@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, takewhile
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label
 from shardio.decoding.planned_images import PlannedImages, open_images, undecodable
@@ -19,6 +19,7 @@ from shardio.shards import LABEL_FIELD
 from shardio.transforms import (
     Calls,
     Compose,
+    Decode,
     Generators,
     Geometry,
     count_crops,
@@ -31,7 +32,6 @@ from shardio.values import check_choice, check_flag, check_integer
 
 Joined = TypeVar("Joined")
 Fields = str | Sequence[str]
-Decode = Literal["array", "pil"]
 
 CHUNK, CHUNK_OF_WHOLE = 64, 16
 """How many samples are decoded together: fewer if whole images are in memory before they are cropped."""

@@ -16,13 +16,14 @@ from shardio.transforms.compose import (
 )
 from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from shardio.transforms.recognition import replace_leading
+from shardio.transforms.recognition import Decode, replace_leading
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
     "Calls",
     "CenterCrop",
     "Compose",
+    "Decode",
     "Generators",
     "Geometry",
     "MultiCrop",

@@ -27,7 +27,29 @@ NUM_TRIES = 10
 """How many random boxes RandomResizedCrop tries before it falls back to a central one, as in torchvision."""
 
 
-class RandomResizedCrop(Geometry):
+class _Resizing(Geometry):
+    """The base class of transforms that resize.
+
+    Attributes:
+        interpolation: The name of the interpolation.
+        antialias: Whether to average when shrinking.
+    """
+
+    interpolation: Interpolation
+    antialias: bool
+
+    @property
+    def _resampling(self) -> Resampling:
+        if not self.antialias:
+            return "bilinear"
+        return "antialiased bicubic" if self.interpolation == "bicubic" else "antialiased bilinear"
+
+    def _show_resampling(self) -> str:
+        shown = f"antialias={self.antialias}"
+        return shown if self.interpolation == "bilinear" else f"interpolation={self.interpolation!r}, {shown}"
+
+
+class RandomResizedCrop(_Resizing):
     """Crop a random part of the image, then resize it.
 
     Args:
@@ -76,7 +98,7 @@ class RandomResizedCrop(Geometry):
 
     def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
         sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
-        return plan.crop(parameters).resize(sizes, _choose_resampling(self))
+        return plan.crop(parameters).resize(sizes, self._resampling)
 
     def _central_crop(self, sizes: Sizes) -> Boxes:
         """Return the largest central crops whose ratio is within bounds, int64 [n, 4]."""
@@ -87,10 +109,10 @@ class RandomResizedCrop(Geometry):
         return np.concatenate([(sizes - crop) // 2, crop], axis=1)
 
     def __repr__(self) -> str:
-        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio}, {_show_resampling(self)})"
+        return f"RandomResizedCrop(size={self.size}, scale={self.scale}, ratio={self.ratio}, {self._show_resampling()})"
 
 
-class Resize(Geometry):
+class Resize(_Resizing):
     """Resize the image.
 
     Args:
@@ -118,10 +140,10 @@ class Resize(Geometry):
         return plan.is_final
 
     def extend(self, plan: CropPlan, parameters: Sizes) -> CropPlan:
-        return plan.resize(parameters, _choose_resampling(self))
+        return plan.resize(parameters, self._resampling)
 
     def __repr__(self) -> str:
-        return f"Resize(size={self.size}, {_show_resampling(self)})"
+        return f"Resize(size={self.size}, {self._show_resampling()})"
 
 
 class CenterCrop(Geometry):
@@ -187,17 +209,6 @@ def _check_interpolation(interpolation: object, *, antialias: bool) -> Interpola
     if name == "bicubic" and not antialias:
         raise ValueError("interpolation='bicubic' requires antialias=True")
     return cast(Interpolation, name)
-
-
-def _choose_resampling(transform: RandomResizedCrop | Resize) -> Resampling:
-    if not transform.antialias:
-        return "bilinear"
-    return "antialiased bicubic" if transform.interpolation == "bicubic" else "antialiased bilinear"
-
-
-def _show_resampling(transform: RandomResizedCrop | Resize) -> str:
-    shown = f"antialias={transform.antialias}"
-    return shown if transform.interpolation == "bilinear" else f"interpolation={transform.interpolation!r}, {shown}"
 
 
 def _pair(size: object) -> tuple[int, int]:

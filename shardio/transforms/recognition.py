@@ -18,14 +18,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Boxes, CropPlan, Sizes
+from shardio.images import Resampling
 from shardio.transforms import foreign
 from shardio.transforms.compose import Compose
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.transform import Geometry
 
-Form = Literal["array", "pil"]
-"""What a dataset's transform takes."""
+Decode = Literal["array", "pil"]
+"""What a dataset's transform takes: arrays or Pillow images."""
 
 _FROM_TORCHVISION = ("torchvision.transforms.v2._geometry", "torchvision.transforms.transforms")
 _FROM_ALBUMENTATIONS = "albumentations.augmentations."
@@ -36,24 +36,21 @@ _INTER_LINEAR = 1
 class PlainRandomResizedCrop(RandomResizedCrop):
     """A RandomResizedCrop that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
 
-    def extend(self, plan: CropPlan, parameters: Boxes) -> CropPlan:
-        sizes = np.broadcast_to(np.array(self.size, dtype=np.int64), (len(parameters), 2))
-        return plan.crop(parameters).resize(sizes, "plain bilinear")
+    _resampling: Resampling = "plain bilinear"
 
 
 class PlainResize(Resize):
     """A Resize that never averages, whatever it shrinks: OpenCV's INTER_LINEAR."""
 
-    def extend(self, plan: CropPlan, parameters: Sizes) -> CropPlan:
-        return plan.resize(parameters, "plain bilinear")
+    _resampling: Resampling = "plain bilinear"
 
 
-def replace_leading(transform: Callable[[Any], Any] | None, form: Form) -> Compose | None:
+def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> Compose | None:
     """Return a pipeline of shardio's transforms and the rest of another library's, which takes arrays.
 
     Args:
         transform: A dataset's transform.
-        form: What it takes: arrays or Pillow images.
+        decode: What it takes.
 
     Returns:
         The pipeline; None if the transform does not begin with one that is recognised.
@@ -61,21 +58,21 @@ def replace_leading(transform: Callable[[Any], Any] | None, form: Form) -> Compo
     steps = list(_flatten(transform))
     own = list[Geometry]()
     for step in steps:
-        if (found := recognise(step, form)) is None:
+        if (found := recognise(step, decode)) is None:
             break
         own.append(found)
     if not own:
         return None
-    return Compose([*own, *([as_pillow] if form == "pil" else []), *steps[len(own) :]])
+    return Compose([*own, *([as_pillow] if decode == "pil" else []), *steps[len(own) :]])
 
 
-def recognise(transform: Any, form: Form) -> Geometry | None:
+def recognise(transform: Any, decode: Decode) -> Geometry | None:
     """Return the transform of shardio's that equals another library's; None if there is none."""
     kind = type(transform)
     try:
-        if form == "pil" and kind.__module__ in _FROM_TORCHVISION:  # A subclass of the user's may do anything.
+        if decode == "pil" and kind.__module__ in _FROM_TORCHVISION:  # A subclass of the user's may do anything.
             return _replace_torchvision(kind.__name__, transform)
-        if form == "array" and kind.__module__.startswith(_FROM_ALBUMENTATIONS):
+        if decode == "array" and kind.__module__.startswith(_FROM_ALBUMENTATIONS):
             return _replace_albumentations(kind.__name__, transform)
     except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
         return None

@@ -97,7 +97,7 @@ class ForkServer:
             with theirs:
                 # Readers hold absolute paths, and this directory may be gone. But people's code may open files.
                 self._process = _start_process(theirs.fileno(), None if self._setup.decoder.runs_user_code else "/")
-        except BaseException:
+        except BaseException:  # Ctrl-C must not leave it open either.
             self._end.close()
             raise
         with suppress(ConnectionError):  # It has died already; the first worker process shows it.

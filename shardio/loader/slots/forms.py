@@ -29,8 +29,10 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
     if name == "image" and value.dtype == np.uint8 and value.ndim == 3:
         if is_tensor and len(value) == 3:
             value = value.transpose(1, 2, 0)
-        elif is_tensor == (value.shape[2] == 3):
-            return None  # It would have the shape of an image, or be one of other channels, whose axes move.
+        elif is_tensor and value.shape[2] == 3:
+            return None  # It has the shape of an image [height, width, 3], but is none.
+        elif not is_tensor and value.shape[2] != 3:
+            return None  # An image of other channels, which a batch holds as [channels, height, width].
     return value if name == "image" or value.nbytes >= MIN_FIXED_BYTES else None
 
 
