@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -212,6 +213,11 @@ class FieldDecoder:
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
+
+    def diverge(self) -> None:
+        """If samples do not seed people's callables, let them draw other numbers than in other forked processes."""
+        if self.transform is not None and not self.seed_transforms:
+            Generators(self.transform).seed(secrets.randbits(64))
 
     def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
         """Return the values of a field other than the image.

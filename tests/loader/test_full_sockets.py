@@ -13,6 +13,7 @@ import pytest
 from shardio import DataLoader, ShardMapDataset
 from shardio.loader.processes import pool as pool_module
 from shardio.loader.processes.deaths import Death
+from shardio.loader.processes.fork_server import ForkServer
 from shardio.loader.processes.messages import WorkerSetup
 from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomResizedCrop
@@ -63,7 +64,7 @@ def test_worker_processes_survive_when_many_batches_are_freed_at_once(
 
 def test_a_worker_process_that_reads_nothing_is_killed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=RandomResizedCrop(48))
-    pool = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder), num_threads=1)
+    pool = WorkerPool(ForkServer(), WorkerSetup(reader=dataset.reader, decoder=dataset.decoder), num_threads=1)
     try:
         assert pool.receive(None) == [], "it has started and sent a Pong"
         monkeypatch.setattr(pool_module, "PATIENCE_S", 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.utils.data
 from numpy.typing import NDArray
+from torch.utils.data import Subset
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader.collate import collate_channels_last
@@ -154,6 +156,19 @@ def test_without_seeds_transforms_draw_from_the_generators_as_they_are(pictures:
     assert not np.array_equal(dataset[3], dataset[3])
 
 
+def test_without_seeds_each_worker_process_draws_other_numbers(pictures: Path) -> None:
+    """Although all are forked from the same process, in each epoch."""
+    pipeline = albumentations.Compose([albumentations.GaussNoise(p=1)], seed=1)
+
+    def transform(image: Pixels) -> Any:
+        return np.array([*draw_from_all()(image)[:3], float(pipeline(image=image)["image"].std())])
+
+    dataset = ShardMapDataset(pictures, fields="image", transform=transform, seed_transforms=False)
+    loader = DataLoader(Subset(dataset, [0] * 64), 32, num_workers=4, prefetch_factor=1)
+    for column in torch.cat([*loader, *loader]).T:
+        assert len(set(column.tolist())) == 2 * 64
+
+
 def failing() -> Callable[[Any], Any]:
     """Return a function that is sent by value, so that worker processes do not import this module."""
 
@@ -189,6 +204,21 @@ def test_a_transform_that_cannot_be_loaded_is_an_error_that_says_so(pictures: Pa
     with pytest.raises(KeyError, match="of the user") as error_info:
         next(iter(DataLoader(dataset, 4, num_workers=1)))
     assert "while loading the dataset's transform in a worker process" in str(error_info.value.__cause__)
+
+
+def test_a_module_that_could_not_be_loaded_is_loaded_again_in_the_next_epoch(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, original = tmp_path / "mended.py", "def transform(image):\n    return image[:16, :16].copy()\n"
+    path.write_text(original)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    transform = importlib.import_module("mended").transform
+    loader = DataLoader(ShardMapDataset(pictures, fields="image", transform=transform), 4, num_workers=1)
+    path.write_text("raise KeyError('of the user')")
+    with pytest.raises(KeyError, match="of the user"):
+        next(iter(loader))
+    path.write_text(original)
+    assert next(iter(loader)).shape == (4, 3, 16, 16)
 
 
 def test_a_transform_that_cannot_be_pickled_runs_in_torchs_workers(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
 import shardio
-from shardio import DataLoader, EpochSampler, ShardMapDataset
+from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.train import Callback, TrainConfig, train
+from shardio.transforms import Compose, RandomResizedCrop
 from tests.slots import (
     assert_same,
     find_fork_servers,
@@ -60,6 +65,57 @@ def test_worker_processes_that_were_started_in_vain_end_with_the_loader(pictures
     loader.start_workers()
     del loader
     assert find_worker_processes() | find_fork_servers() == before
+
+
+def as_environment_says(image: Any) -> Any:
+    """Return a pixel as bright as the environment says."""
+    return np.full((1, 1, 3), int(os.environ.get("BRIGHTNESS", "0")), np.uint8)
+
+
+@pytest.mark.parametrize("transform", [RandomResizedCrop(48), Compose([RandomResizedCrop(48), np.negative])])
+def test_later_epochs_have_new_worker_processes_of_the_same_fork_server(pictures: Path, transform: Any) -> None:
+    dataset = ShardDataset(pictures, fields=("image", "key"), shuffle=True, transform=transform)
+    loader, oracle = DataLoader(dataset, 8, num_workers=2), DataLoader(dataset, 8)
+    before, seen = find_fork_servers(), list[set[int]]()
+    for _ in range(3):
+        iterator = iter(loader)
+        got = [next(iterator)]
+        seen.append(find_worker_processes())
+        got += iterator
+        assert find_worker_processes().isdisjoint(seen[-1]), "an epoch's worker processes end with it"
+        assert_same(got, list(oracle))
+        assert len(find_fork_servers() - before) == 1
+    assert len(set().union(*seen)) == 3 * 2
+    (server,) = find_fork_servers() - before
+    assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
+    del loader, iterator
+    assert find_fork_servers() == before
+
+
+def test_epochs_at_the_same_time_have_their_own_fork_servers(pictures: Path) -> None:
+    loader, oracle = make_loader(pictures), make_oracle(pictures)
+    before, first, second = find_fork_servers(), iter(loader), iter(loader)
+    assert_same(list(zip(first, second, strict=True)), list(zip(list(oracle), list(oracle), strict=True)))
+    assert len(find_fork_servers() - before) == 2
+    del first
+    assert len(find_fork_servers() - before) == 1, "the second one's is kept for the next epoch"
+
+
+def test_a_fork_server_that_died_between_epochs_is_replaced_in_silence(pictures: Path) -> None:
+    loader, oracle, before = make_loader(pictures), make_oracle(pictures), find_fork_servers()
+    for _ in range(2):
+        assert_same(list(loader), list(oracle))
+        for server in find_fork_servers() - before:
+            os.kill(server, signal.SIGKILL)
+        wait_until(lambda: find_fork_servers() == before)
+
+
+def test_a_changed_environment_reaches_peoples_code(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = ShardMapDataset(pictures, fields="image", transform=as_environment_says)
+    loader = DataLoader(dataset, 8, num_workers=1)
+    for brightness in (0, 7, 7, 9):
+        monkeypatch.setenv("BRIGHTNESS", str(brightness))
+        assert next(iter(loader)).unique().tolist() == [brightness]
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1, "worker_init_fn": print}])

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from shardio.loader.batch_plans import Planner
 from shardio.loader.executors.in_flight import BatchSettings
 from shardio.loader.executors.pipeline import Pipeline
+from shardio.loader.processes.fork_server import ForkServer
 from shardio.loader.processes.messages import WorkerSetup
 from shardio.loader.processes.pool import WorkerPool
 from shardio.loader.slots.slot_pool import MemoryCallback, SlotPool
@@ -24,7 +25,7 @@ class WorkerProcesses:
         settings: What all batches of the loader have in common.
         memory_callbacks: Called once with each slot's memory.
         timeout_s: How long to wait for a batch; 0 waits forever.
-        closes_workers: Whether the worker processes end with each epoch.
+        closes_workers: Whether the worker processes end with each epoch. Their fork server stays for the next ones.
     """
 
     def __init__(
@@ -88,10 +89,16 @@ class WorkerProcesses:
             return None
         return None if self._closes_workers and not self._is_unused else (workers, slots)
 
+    def _free_server(self) -> ForkServer | None:
+        """Return the fork server of the latest worker processes, if they have ended."""
+        workers = self._workers
+        return workers.server if workers is not None and workers.is_closed and workers.belongs_here else None
+
     def _make_workers(self) -> tuple[WorkerPool, SlotPool]:
         dataset = self._planner.dataset.dataset
         num_threads = self._settings.sizing.num_threads
-        workers = WorkerPool(WorkerSetup(reader=dataset.reader, decoder=dataset.decoder), num_threads)
+        setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder)
+        workers = WorkerPool(self._free_server() or ForkServer(), setup, num_threads)
         slots = SlotPool(workers.announce, workers.forget, self._memory_callbacks)
         if self._slots is not None and self._slots.layout is not None:
             slots.lay_out(self._slots.layout, self._settings.sizing.num_spare(self._slots.layout))

@@ -1,4 +1,4 @@
-"""A fork server: the process from which all worker processes of a pool are forked.
+"""A fork server: the process from which all worker processes of a pool are forked, and those of the pools after it.
 
 It imports what they need and reads their setup once. A fork then takes 1 ms instead of the 150 ms of the imports, and
 worker processes share the memory of both. It has one thread, so that its forks are safe. It ends, and ends all worker
@@ -17,7 +17,14 @@ from contextlib import suppress
 
 from shardio.images import find_kernel
 from shardio.loader.failures import Failure
-from shardio.loader.processes.messages import EndWorker, StartWorker, WorkerEnded, WorkerSetup
+from shardio.loader.processes.messages import (
+    AllWorkersEnded,
+    EndAllWorkers,
+    EndWorker,
+    StartWorker,
+    WorkerEnded,
+    WorkerSetup,
+)
 from shardio.loader.processes.setup import load_setup
 from shardio.loader.processes.wire import receive_all, send
 from shardio.loader.processes.worker_process import run_worker_process
@@ -39,22 +46,25 @@ class ForkServerProcess:
 
     def run(self, parent_id: int) -> None:
         """Start and end worker processes until the other end is closed, or the process ``parent_id`` has ended."""
-        messages = receive_all(self._end, parent_id)
-        content, _ = next(messages)
-        setup = load_setup(content)
-        if isinstance(setup, WorkerSetup) and "image" in setup.decoder.names:
-            find_kernel()  # It is loaded once for all worker processes.
-        # The collector of cycles would write to all objects, and pages that are written to are not shared.
-        gc.freeze()
-        for message, descriptors in messages:
+        setup: WorkerSetup | Failure | None = None
+        for message, descriptors in receive_all(self._end, parent_id):
             match message:
+                case bytes() | bytearray():
+                    setup = None  # Not two at a time.
+                    setup = _load(message)
                 case StartWorker():
+                    assert setup is not None, "it is the first message"
                     with socket.socket(fileno=descriptors[0]) as end:
                         self._process_ids[message.worker_id] = self._fork(end, setup, message.num_threads)
                 case EndWorker():
                     process_id = self._process_ids.pop(message.worker_id)
                     code = _end_process(process_id, message.patience_s)
                     send(self._end, WorkerEnded(process_id=process_id, exit_code=code))
+                case EndAllWorkers():
+                    self.end_all()
+                    if isinstance(setup, Failure):
+                        return  # The next pool gets a new process, which imports people's modules again.
+                    send(self._end, AllWorkersEnded())
 
     def end_all(self) -> None:
         """Kill all worker processes."""
@@ -62,6 +72,7 @@ class ForkServerProcess:
             os.kill(process_id, signal.SIGKILL)
         for process_id in self._process_ids.values():
             os.waitpid(process_id, 0)
+        self._process_ids.clear()
 
     def _fork(self, end: socket.socket, setup: WorkerSetup | Failure, num_threads: int) -> int:
         server_id, process_id = os.getpid(), os.fork()
@@ -69,6 +80,19 @@ class ForkServerProcess:
             self._end.close()  # Only the fork server may keep it open.
             run_worker_process(end, setup, num_threads, server_id)
         return process_id
+
+
+def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
+    """Return the setup, and prepare the memory that worker processes are going to share."""
+    if gc.get_freeze_count():  # A setup before this one may have left cycles.
+        gc.unfreeze()
+        gc.collect()
+    setup = load_setup(content)
+    if isinstance(setup, WorkerSetup) and "image" in setup.decoder.names:
+        find_kernel()  # It is loaded once for all worker processes.
+    # The collector of cycles would write to all objects, and pages that are written to are not shared.
+    gc.freeze()
+    return setup
 
 
 def _end_process(process_id: int, patience_s: float) -> int:

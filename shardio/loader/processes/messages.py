@@ -19,7 +19,7 @@ from shardio.reading import FileReader, SampleReader
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
-    """What worker processes need before their first chunk: the fork server's first message.
+    """What worker processes need before their first chunk. The fork server receives it as bytes.
 
     Attributes:
         reader: Reads samples.
@@ -57,6 +57,16 @@ class WorkerEnded:
 
     process_id: int
     exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndAllWorkers:
+    """A request to the fork server to kill all its worker processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllWorkersEnded:
+    """The answer to :class:`EndAllWorkers`."""
 
 
 @dataclass(frozen=True, kw_only=True)

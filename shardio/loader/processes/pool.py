@@ -58,28 +58,31 @@ class WorkerPool:
     """The worker processes of one loader. They end when the pool is closed or freed.
 
     Args:
+        server: Starts and ends them. No other pool that is open has it.
         setup: What they need before their first chunk.
         num_threads: How many chunks they make at a time.
 
     Attributes:
+        server: The same fork server, for another pool when this one is closed.
         num_threads: How many chunks are made at a time.
         is_closed: Whether the pool was closed.
     """
 
-    def __init__(self, setup: WorkerSetup, num_threads: int) -> None:
+    def __init__(self, server: ForkServer, setup: WorkerSetup, num_threads: int) -> None:
+        self.server = server
         self.num_threads = num_threads
         self.is_closed = False
         self._process_id = os.getpid()
         self._chunk_ids, self._worker_ids = count(), count()
-        self._server = ForkServer(setup)
         self._processes: list[_Process] = []
         self._dying: dict[_Process, str] = {}  # Unreachable processes, and why they are killed.
-        self._finalizer = weakref.finalize(self, _close_all, self._server, self._processes, os.getpid())
+        self._finalizer = weakref.finalize(self, _close_all, server, self._processes, os.getpid())
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
+        server.set_up(setup)
         # People's code may hold the GIL, and draws from generators that all threads of a process share.
         is_split = setup.decoder.runs_user_code
         for threads in [1] * num_threads if is_split else divide_threads(num_threads, count_processors()):
-            self._processes.append(_Process(self._server, next(self._worker_ids), threads))
+            self._processes.append(_Process(server, next(self._worker_ids), threads))
 
     @property
     def belongs_here(self) -> bool:
@@ -136,7 +139,6 @@ class WorkerPool:
 
     def leave_to_parent(self) -> None:
         """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
-        self._server.leave_to_parent()
         for process in self._processes:
             process.end.close()
 
@@ -187,17 +189,17 @@ class WorkerPool:
         while dying := {process: why for process, why in self._dying.items() if process not in deaths}:
             for process, why in dying.items():
                 in_flight = tuple(process.unanswered)[: process.num_threads]
-                ended = self._server.end_worker(process.worker_id, is_exiting=not why, patience_s=process.patience_s)
+                ended = self.server.end_worker(process.worker_id, is_exiting=not why, patience_s=process.patience_s)
                 deaths[process] = Death(cause=why + ended, in_flight=in_flight, was_ready=process.is_ready)
-            if not self._server.is_running:  # All worker processes ended with it.
+            if not self.server.is_running:  # All worker processes ended with it.
                 self._dying.update((process, "") for process in self._processes if process not in self._dying)
             self.cancel()  # This may reveal more dead processes.
-        if not self._server.is_running:  # Otherwise it has waited for them.
+        if not self.server.is_running:  # Otherwise it has waited for them.
             for process in deaths:
                 process.await_end()
         for process in deaths:  # Afterwards, because a new process may die at once.
             process.end.close()
-            restarted = _Process(self._server, next(self._worker_ids), process.num_threads)
+            restarted = _Process(self.server, next(self._worker_ids), process.num_threads)
             self._processes[self._processes.index(process)] = restarted
             del self._dying[process]
         if not deaths:
@@ -227,5 +229,5 @@ def _close_all(server: ForkServer, processes: list[_Process], process_id: int) -
         return
     for process in processes:  # First, because Ctrl-C may interrupt the wait for the fork server.
         process.end.close()
-    server.close()
+    server.end_all_workers()
     processes.clear()

@@ -23,7 +23,7 @@ def dump_setup(setup: WorkerSetup) -> bytes:
     return _dump(setup) if setup.decoder.runs_user_code else pickle.dumps(setup, protocol=5)
 
 
-def load_setup(content: bytes) -> WorkerSetup | Failure:
+def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
     """Return the setup, or why it cannot be loaded in this process."""
     try:
         if b"torchvision" in content:

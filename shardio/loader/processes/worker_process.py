@@ -66,6 +66,7 @@ class WorkerProcess:
             make = partial(_fail, setup)
         else:
             make = partial(_make, ChunkBuilder(setup.reader, setup.decoder))
+            setup.decoder.diverge()
             if setup.decoder.runs_user_code and (torch := sys.modules.get("torch")) is not None:
                 torch.set_num_threads(1)  # As torch's own workers do.
         for _ in range(num_threads):
