@@ -20,8 +20,12 @@ As in the standard library, arguments out of range raise ValueError, and argumen
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+Stage = Literal["read", "decode", "transform"]
+"""What can fail for a sample."""
 
 
 class ShardioError(Exception):
@@ -47,17 +51,19 @@ class SampleError(ShardioError):
         row: The sample's row among the samples that were requested together.
         key: Its key, or "" if unknown.
         where: Where it is stored, or "" if unknown.
+        stage: What failed: to ``read`` or ``decode`` the sample, or your own code, which is to ``transform`` it.
     """
 
-    def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "") -> None:
+    def __init__(self, message: str, *, row: int = 0, key: str = "", where: str = "", stage: Stage = "read") -> None:
         super().__init__(message)
         self.row = row
         self.key = key
         self.where = where
+        self.stage: Stage = stage
 
     def at_row(self, row: int) -> SampleError:
         """Return the same error for another row."""
-        return type(self)(str(self), row=row, key=self.key, where=self.where)
+        return type(self)(str(self), row=row, key=self.key, where=self.where, stage=self.stage)
 
 
 class WorkerError(ShardioError):
@@ -100,6 +106,42 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     else:
         error.__notes__ = [*getattr(error, "__notes__", []), note]
+
+
+_MARK = "_shardio_sample"
+
+
+def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, during: str) -> None:
+    """Add to an error of the user's own code which sample it is about. The error keeps its type and its text.
+
+    Args:
+        error: The error.
+        stage: What failed.
+        row: The sample's row among those that were requested together.
+        key: Its key.
+        where: Where it is stored.
+        during: What the user's code did, such as "while transforming sample".
+    """
+    add_note(error, f"{during} {key} in {where}")
+    with suppress(Exception):  # Classes with __slots__ and the like have no room for it.
+        setattr(error, _MARK, {"stage": stage, "row": row, "key": key, "where": where})
+
+
+def move_mark(error: Exception, first_row: int) -> None:
+    """Count the row of a marked error from an earlier first row on."""
+    if (mark := getattr(error, _MARK, None)) is not None:
+        mark["row"] += first_row
+
+
+def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleError | None:
+    """Return the SampleError that an error is or stands for, if it is about one of the stages; None otherwise."""
+    if not isinstance(error, SampleError):
+        if (mark := getattr(error, _MARK, None)) is None:
+            return None
+        said = f"{type(error).__name__}: {error}"
+        error, cause = SampleError(f"sample {mark['key']} in {mark['where']}: {said}", **mark), error
+        error.__cause__ = cause
+    return error if error.stage in stages else None
 
 
 def __getattr__(name: str) -> Any:

@@ -35,6 +35,8 @@ class ImageFolder(MapDataset):
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
             any number of workers, and after a resumption.
+        transform_sample: A callable applied to each whole sample, ``{"image": array, "label": label}``; see
+            :class:`shardio.ShardDataset`.
 
     Attributes:
         classes: The class names, by label.
@@ -59,6 +61,7 @@ class ImageFolder(MapDataset):
         max_pixels: int = DEFAULT_MAX_PIXELS,
         classes: Classes | None = None,
         seed_transforms: bool = True,
+        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
     ) -> None:
         decoder = FieldDecoder(
             fields=("image", "label"),
@@ -67,6 +70,7 @@ class ImageFolder(MapDataset):
             orientation=orientation,
             max_pixels=max_pixels,
             seed_transforms=seed_transforms,
+            transform_sample=transform_sample,
         )
         location = parse_location(root)
         self.root = Path(str(location))

@@ -11,10 +11,10 @@ from torch.utils.data import Dataset
 
 from shardio.datasets.indices import check_indices
 from shardio.datasets.map_epoch import MapEpoch
-from shardio.datasets.samples import make_samples
+from shardio.datasets.samples import decode_samples
 from shardio.datasets.transformed import Transformed
 from shardio.decoding import FieldDecoder
-from shardio.errors import SampleError
+from shardio.errors import SampleError, move_mark
 from shardio.order import Words, check_epoch
 from shardio.reading import FileReader, SampleReader
 from shardio.torch_modes import own_tensors
@@ -118,7 +118,10 @@ class MapDataset(Transformed, Dataset[Any]):
             try:
                 with own_tensors():
                     stored = self.reader.read(self.locate(indices[chunk]), self.decoder.stored_fields)
-                    values += make_samples(self.decoder, self.decoder.decode_columns(stored, rng_keys[chunk]))
+                    values += decode_samples(self.decoder, stored, rng_keys[chunk])
             except SampleError as error:
                 raise error.at_row(start + error.row) from error
+            except Exception as error:  # Re-raised: one of the user's own code.
+                move_mark(error, start)
+                raise
         return values

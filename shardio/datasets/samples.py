@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from shardio.decoding import FieldDecoder
+from shardio.order import Words
+from shardio.reading import StoredSamples
+from shardio.transforms import is_image_array
 
 
-def make_samples(decoder: FieldDecoder, columns: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return a tuple of values for each sample, or its bare value.
+def decode_samples(decoder: FieldDecoder, stored: StoredSamples, rng_keys: Words) -> list[Any]:
+    """Return the samples that a dataset yields, decoded from stored ones.
 
-    Images are uint8 tensors [3, height, width], or tuples of these for a MultiCrop.
+    These are tuples of values, or bare values: images are uint8 tensors [3, height, width], or tuples of these for a
+    MultiCrop. ``transform_sample`` may return anything else.
+
+    Args:
+        decoder: Decodes them.
+        stored: n samples.
+        rng_keys: uint64 [n], one for each sample's random transforms.
+
+    Raises:
+        SampleError: If a field is missing or cannot be decoded.
     """
+    columns = decoder.decode_columns(stored, rng_keys)
+    if decoder.transform_sample is not None:
+        return list(map(_convert_images, decoder.transform_samples(columns, stored, rng_keys)))
     columns = [
         list(map(as_tensor, column)) if name == "image" else column
         for name, column in zip(decoder.names, columns, strict=True)
@@ -31,6 +45,17 @@ def mark_valid(sample: Any, is_valid: bool) -> Any:
     if isinstance(sample, dict):
         return {**sample, "valid": is_valid}
     return (*sample, is_valid) if isinstance(sample, tuple) else (sample, is_valid)
+
+
+def _convert_images(value: Any) -> Any:
+    """Return a sample with its arrays uint8 [height, width, 3] as tensors uint8 [3, height, width]."""
+    if is_image_array(value):
+        return as_tensor(value)
+    if type(value) is dict:
+        return {name: _convert_images(each) for name, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_convert_images, value))
+    return value
 
 
 def as_tensor(image: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,10 @@ from shardio.datasets.epoch_cell import EpochCell
 from shardio.datasets.labels import follow_classes
 from shardio.datasets.ordered import Ordered
 from shardio.datasets.sample_iterator import SampleIterator
-from shardio.datasets.samples import make_samples, mark_valid
+from shardio.datasets.samples import decode_samples, mark_valid
 from shardio.datasets.torch_length import warn_of_other_length
 from shardio.datasets.transformed import Transformed
-from shardio.decoding import Decode, FieldDecoder, Fields
+from shardio.decoding import Decode, FieldDecoder, Fields, Missing
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.order import (
     Cursor,
@@ -80,6 +80,12 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
             any number of workers, and after a resumption.
+        transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
+            arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
+            [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
+            Albumentations' transforms get the values as keyword arguments.
+        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
+        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -110,6 +116,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         classes: Classes | None = None,
         verify: Verify = "first",
         seed_transforms: bool = True,
+        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        missing: Missing = "error",
     ) -> None:
         super().__init__(remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
         decoder = FieldDecoder(
@@ -120,6 +129,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             max_pixels=max_pixels,
             trusted=trusted,
             seed_transforms=seed_transforms,
+            transform_sample=transform_sample,
+            decoders=dict(decoders or {}),
+            missing=missing,
         )
         self.table = open_table(source)
         decoder.check_fields(self.table.manifest.fields, str(source))
@@ -257,7 +269,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         self.check_transform()
         with own_tensors():
             stored = self.reader.read(indices, self.decoder.stored_fields)
-            return make_samples(self.decoder, self.decoder.decode_columns(stored, rng_keys))
+            return decode_samples(self.decoder, stored, rng_keys)
 
     def __getstate__(self) -> dict[str, Any]:
         # A pickled copy may go to a worker process, which sees neither torch.distributed nor the callers here.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardio.classes import Classes
 from shardio.datasets.labels import follow_classes
 from shardio.datasets.map_dataset import MapDataset
-from shardio.decoding import Decode, FieldDecoder, Fields
+from shardio.decoding import Decode, FieldDecoder, Fields, Missing
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.reading import SampleReader, Verify
 from shardio.shards import DatasetSource, open_table
@@ -35,6 +35,12 @@ class ShardMapDataset(MapDataset):
         seed_transforms: Whether a sample's rng key seeds the global generators of torch, numpy and Python, and those of
             Albumentations, before your own transforms get its image. They then draw the same random numbers for it on
             any number of workers, and after a resumption.
+        transform_sample: A callable applied to each whole sample: it gets a dict of the values by field, images as
+            arrays (or Pillow images, with ``decode="pil"`` and no ``transform``), and returns the sample. uint8 arrays
+            [height, width, 3] in what it returns, also in dicts, lists and tuples, become tensors [3, height, width].
+            Albumentations' transforms get the values as keyword arguments.
+        decoders: Your own decoders: a function from bytes to the value, for each field that shardio shall not decode.
+        missing: What happens if a sample lacks a field other than the image: ``error``, or None as its value.
 
     Raises:
         FileNotFoundError: If ``source`` does not exist.
@@ -57,6 +63,9 @@ class ShardMapDataset(MapDataset):
         classes: Classes | None = None,
         verify: Verify = "first",
         seed_transforms: bool = True,
+        transform_sample: Callable[[dict[str, Any]], Any] | None = None,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        missing: Missing = "error",
     ) -> None:
         decoder = FieldDecoder(
             fields=fields,
@@ -66,6 +75,9 @@ class ShardMapDataset(MapDataset):
             max_pixels=max_pixels,
             trusted=trusted,
             seed_transforms=seed_transforms,
+            transform_sample=transform_sample,
+            decoders=dict(decoders or {}),
+            missing=missing,
         )
         self.table = open_table(source)
         decoder.check_fields(self.table.manifest.fields, str(source))

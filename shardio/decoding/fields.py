@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label
+from shardio.decoding.field_values import Missing, call_decoder, check_decoders, decode_values
 from shardio.decoding.planned_images import PlannedImages, open_images, undecodable
-from shardio.errors import SampleError, add_note
+from shardio.errors import mark_sample
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, DecodeError, Orientation, decode_pil, open_image
-from shardio.interruptions import let_through
-from shardio.order import Words
+from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
 from shardio.transforms import (
@@ -23,6 +23,7 @@ from shardio.transforms import (
     Decode,
     Generators,
     Geometry,
+    call_with_sample,
     count_crops,
     is_builtin,
     plan_crops,
@@ -55,6 +56,9 @@ class FieldDecoder:
         trusted: Whether fields may be unpickled, which can run code.
         labels: The label to return for each stored label, or None to return the stored labels.
         seed_transforms: Whether people's own callables draw from generators that each sample's rng key seeds.
+        transform_sample: Applied to the dict of a sample's values, or None.
+        decoders: The user's own decoders of fields, by name.
+        missing: What a sample has that lacks a field other than the image: an ``error``, or the value None.
     """
 
     fields: Fields
@@ -65,6 +69,9 @@ class FieldDecoder:
     trusted: bool = False
     labels: tuple[int, ...] | None = None
     seed_transforms: bool = True
+    transform_sample: Callable[[dict[str, Any]], Any] | None = None
+    decoders: Mapping[str, Callable[[bytes], Any]] = field(default_factory=dict)
+    missing: Missing = "error"
 
     def __post_init__(self) -> None:
         if not self.names:
@@ -74,8 +81,12 @@ class FieldDecoder:
         object.__setattr__(self, "max_pixels", check_integer("max_pixels", self.max_pixels, at_least=1))
         check_flag("trusted", self.trusted)
         check_flag("seed_transforms", self.seed_transforms)
-        if self.transform is not None and not callable(self.transform):
-            raise TypeError(f"transform must be callable, got {type(self.transform).__name__}")
+        for name in ("transform", "transform_sample"):
+            if (given := getattr(self, name)) is not None and not callable(given):
+                raise TypeError(f"{name} must be callable, got {type(given).__name__}")
+        check_decoders(self.decoders, self.names)
+        if self.missing not in ("error", None):
+            raise ValueError(f"missing must be 'error' or None, got {self.missing!r}")
         if self.transform is not None and "image" not in self.names:
             raise ValueError(
                 f"transform= is applied to the field 'image', but fields={self.fields!r} does not name it: add 'image' "
@@ -91,8 +102,10 @@ class FieldDecoder:
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether decoding runs code that is not shardio's: a transform, or what pickles name."""
-        return self.trusted or not is_builtin(self.transform)
+        """Whether decoding runs code that is not shardio's: a transform, a decoder, or what pickles name."""
+        return (
+            self.trusted or bool(self.decoders) or self.transform_sample is not None or not is_builtin(self.transform)
+        )
 
     @property
     def replacements(self) -> list[Any]:
@@ -145,7 +158,7 @@ class FieldDecoder:
             if name == "image":
                 columns += [crop.images for crop in self.plan_images(samples, rng_keys).render()]
             else:
-                columns.append(self.decode_field(name, samples))
+                columns.append(self.decode_field(name, samples, rng_keys))
         return self.join_crops(columns, lambda crops: list(zip(*crops, strict=True)))
 
     @property
@@ -191,8 +204,7 @@ class FieldDecoder:
                 f"the transform {self.transform!r} raised StopIteration: raise a different exception"
             ) from error
         except Exception as error:
-            if calls.failed_row is not None:
-                add_note(error, "while transforming sample {} in {}".format(*samples.describe(calls.failed_row)))
+            self._mark(error, calls, samples)
             raise
         return PlannedImages(samples=samples, crops=crops, calls=calls)
 
@@ -207,48 +219,61 @@ class FieldDecoder:
 
     @cached_property
     def _generators(self) -> Generators | None:
-        if self.transform is None or is_builtin(self.transform) or not self.seed_transforms:
-            return None
-        return Generators(self.transform)
+        return Generators(self._callables) if self._callables and self.seed_transforms else None
+
+    @property
+    def _callables(self) -> list[Callable[..., Any]]:
+        """The user's own callables."""
+        own = [] if is_builtin(self.transform) else [self.transform]
+        return [each for each in (*own, self.transform_sample, *self.decoders.values()) if each is not None]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_generators"}
 
     def diverge(self) -> None:
         """If samples do not seed people's callables, let them draw other numbers than in other forked processes."""
-        if self.transform is not None and not self.seed_transforms:
-            Generators(self.transform).seed(secrets.randbits(64))
+        if not self.seed_transforms:
+            Generators(self._callables).seed(secrets.randbits(64))
 
-    def decode_field(self, name: str, samples: StoredSamples) -> list[Any]:
+    def decode_field(self, name: str, samples: StoredSamples, rng_keys: Words) -> list[Any]:
         """Return the values of a field other than the image.
+
+        Args:
+            name: The field.
+            samples: n samples.
+            rng_keys: uint64 [n], for the generators that the user's own decoder draws from.
 
         Raises:
             SampleError: If the field is missing or cannot be decoded.
         """
         if name == "key":
             return samples.keys()
+        if (own := self.decoders.get(name)) is not None:
+            return call_decoder(own, samples, name, self.missing, Calls(self._generators), rng_keys)
         field = LABEL_FIELD if name == "label" else name
-        column = samples.columns[field]
-        if None in column:
-            raise _missing(samples, column.index(None), field)
         decode = (TRUSTED_DECODERS if self.trusted else DECODERS).get(field)
-        if decode is None:
-            return list(column)
         if field == LABEL_FIELD and self.labels is not None:
             decode = self._decode_renumbered
-        values = list[Any]()
+        return decode_values(samples, field, decode, self.missing)
+
+    def transform_samples(self, columns: Sequence[Sequence[Any]], samples: StoredSamples, rng_keys: Words) -> list[Any]:
+        """Return what ``transform_sample`` makes of samples, given their columns."""
+        assert self.transform_sample is not None, "the caller checks this"
+        dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
+        calls = Calls(self._generators)
+        # Other numbers than those that the image's transform has drawn.
+        own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:
-            values.extend(map(decode, column))  # type: ignore[arg-type]  # None was excluded above.
-        except Exception as error:  # Each decoder raises its own errors.
-            let_through(error)
-            row = len(values)
-            key, where = samples.describe(row, (field,))
-            if isinstance(error, MemoryError):  # The sample is not necessarily at fault.
-                message = f"out of memory while decoding field {field!r} of sample {key} in {where}"
-                raise MemoryError(message) from error
-            message = f"field {field!r} of sample {key} in {where} cannot be decoded: {str(error) or repr(error)}"
-            raise SampleError(message, row=row, key=key, where=where) from error
-        return values
+            return calls.call([partial(call_with_sample, self.transform_sample)], dicts, own_keys)
+        except Exception as error:
+            self._mark(error, calls, samples)
+            raise
+
+    def _mark(self, error: Exception, calls: Calls, samples: StoredSamples) -> None:
+        """Add the sample to an error of the user's own code."""
+        if calls.failed_row is not None:
+            during = "while transforming sample"
+            mark_sample(error, "transform", calls.failed_row, *samples.describe(calls.failed_row), during)
 
     def _decode_renumbered(self, content: bytes) -> int:
         assert self.labels is not None, "the caller checks this"
@@ -256,9 +281,3 @@ class FieldDecoder:
         if not 0 <= label < len(self.labels):
             raise ValueError(f"label {label} is outside the dataset's {len(self.labels)} classes")
         return self.labels[label]
-
-
-def _missing(samples: StoredSamples, row: int, field: str) -> SampleError:
-    key, where = samples.describe(row)
-    message = f"sample {key} in {where} has no field {field!r}: request only fields that every sample has"
-    return SampleError(message, row=row, key=key, where=where)

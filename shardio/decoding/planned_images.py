@@ -96,4 +96,4 @@ def undecodable(samples: StoredSamples, row: int, why: ValueError | str) -> Samp
     opened = [field for field in present if samples.columns[field][row]] or present
     key, where = samples.describe(row, opened[:1])
     message = f"the image of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
-    return SampleError(message, row=row, key=key, where=where)
+    return SampleError(message, row=row, key=key, where=where, stage="decode")

@@ -14,6 +14,7 @@ from shardio.transforms.compose import (
     plan_transform,
     refuse_pillow,
 )
+from shardio.transforms.foreign import call_with_sample, is_image_array
 from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.recognition import Decode, replace_leading
@@ -32,8 +33,10 @@ __all__ = [
     "Resize",
     "Transform",
     "apply_transform",
+    "call_with_sample",
     "count_crops",
     "is_builtin",
+    "is_image_array",
     "plan_crops",
     "plan_transform",
     "refuse_pillow",

@@ -57,7 +57,7 @@ class Calls:
     def _call_with_seed(self, callables: Sequence[Callable[..., Any]], image: Any, rng_key: int) -> Any:
         if self._generators is None:
             return _call_all(callables, image)
-        original = None if "torch" in sys.modules else copy.copy(image)
+        original = None if "torch" in sys.modules else copy.deepcopy(image)
         self._generators.seed(rng_key)
         result = _call_all(callables, image)
         if original is None or "torch" not in sys.modules:

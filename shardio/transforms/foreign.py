@@ -63,6 +63,32 @@ def call(transform: Callable[..., Any], image: Any) -> Any:
         return transform(form)
 
 
+def call_with_sample(transform: Callable[..., Any], sample: dict[str, Any]) -> Any:
+    """Call a transform of whole samples with a sample.
+
+    Albumentations' transforms get the values as keyword arguments. torchvision's get images as its own tensors, because
+    they ignore arrays. All others get the dict.
+
+    Args:
+        transform: Another library's transform, or any callable.
+        sample: The values by field.
+    """
+    match _family(transform):
+        case "albumentations":
+            return transform(**sample)
+        case "v2":
+            tv_tensors = sys.modules["torchvision.tv_tensors"]  # The transform's class has imported it.
+            images = [name for name, value in sample.items() if is_image_array(value)]
+            return transform({**sample, **{name: tv_tensors.Image(next(_forms(sample[name]))) for name in images}})
+        case _:
+            return transform(sample)
+
+
+def is_image_array(value: Any) -> bool:
+    """Return whether a value is a uint8 array [height, width, 3]."""
+    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3
+
+
 def is_pillow_image(image: Any) -> bool:
     """Return whether an image is one of Pillow's. There are none before Pillow is imported."""
     pillow = sys.modules.get("PIL.Image")

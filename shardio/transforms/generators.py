@@ -6,7 +6,7 @@ import functools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType, MethodType
 from typing import Any
@@ -42,13 +42,13 @@ class Generators:
     found wherever the transform refers to them: in sequences, closures, attributes, and globals that a function names.
 
     Args:
-        transform: The transform.
+        transforms: The transforms, and any other callables.
     """
 
-    def __init__(self, transform: Callable[..., Any]) -> None:
+    def __init__(self, transforms: Sequence[Callable[..., Any]]) -> None:
         self._python, self._numpy = random.Random(0), np.random.Generator(np.random.PCG64(0))
         self._has_owners = False
-        for found in _reachable(transform):
+        for found in _reachable(transforms):
             if _owns_generators(found):
                 found.set_random_state(self._numpy, self._python)
                 self._has_owners = True
@@ -72,9 +72,9 @@ def _owns_generators(found: object) -> bool:
     return "albumentations" in modules and hasattr(found, "set_random_state") and not isinstance(found, type)
 
 
-def _reachable(transform: object) -> Iterator[Any]:
-    """Yield the objects that a transform refers to, itself included, nearest first."""
-    queue, seen = deque([transform]), dict[int, object]()
+def _reachable(transforms: object) -> Iterator[Any]:
+    """Yield the objects that transforms refer to, themselves included, nearest first."""
+    queue, seen = deque([transforms]), dict[int, object]()
     while queue and len(seen) < MAX_SEARCHED:
         found = queue.popleft()
         if id(found) not in seen:

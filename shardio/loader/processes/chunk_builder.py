@@ -62,7 +62,7 @@ class ChunkBuilder:
                     for made, destination, place in zip(rendered, given, places, strict=True)
                 ]
             else:
-                values = decoder.decode_field(name, stored)
+                values = decoder.decode_field(name, stored, chunk.rng_keys)
                 refuse_wide(stored, name, values)  # The batch will hold tensors.
                 columns.append(_compact(name, values, rows.get(len(columns))))
         decode_s = time.perf_counter() - began - read_s - transform_s
@@ -72,7 +72,7 @@ class ChunkBuilder:
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:
     """Return a column as it is sent: labels as int64 [n]; None for arrays that were copied to the slot."""
-    if name in ("label", LABEL_FIELD):
+    if name in ("label", LABEL_FIELD) and None not in values:
         return np.array(values, np.int64)
     return _store(name, values, destination)
 
