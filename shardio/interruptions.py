@@ -50,7 +50,7 @@ def no_end(error: Exception) -> Exception:
     """Return an error unchanged, but a RuntimeError for StopIteration, which would end the epoch silently (PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
-    failure = RuntimeError("a dataset, transform or collate_fn raised StopIteration: raise a different exception")
+    failure = RuntimeError("a dataset, decoder, transform or collate_fn raised StopIteration: raise another exception")
     failure.__cause__ = error
     return failure
 

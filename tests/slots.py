@@ -7,11 +7,13 @@ import hashlib
 import os
 import time
 import traceback
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import shardio
@@ -62,7 +64,10 @@ def assert_same(got: Any, expected: Any) -> None:
     if isinstance(expected, torch.Tensor):
         assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
         assert torch.equal(got, expected)
-    elif isinstance(expected, dict):
+    elif isinstance(expected, np.ndarray):
+        assert (got.dtype, got.shape, got.strides) == (expected.dtype, expected.shape, expected.strides)
+        assert np.array_equal(got, expected)
+    elif isinstance(expected, dict | UserDict):
         assert_same(list(got), list(expected))
         assert_same(list(got.values()), list(expected.values()))
     else:

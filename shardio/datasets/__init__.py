@@ -6,7 +6,7 @@ from shardio.datasets.indices import check_indices
 from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.ordered import Ordered
-from shardio.datasets.samples import as_tensor, mark_valid
+from shardio.datasets.samples import as_tensor, decode_samples, mark_valid
 from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.shard_map_dataset import ShardMapDataset
 from shardio.datasets.subsets import Unwrapped, unwrap_subsets
@@ -24,6 +24,7 @@ __all__ = [
     "Unwrapped",
     "as_tensor",
     "check_indices",
+    "decode_samples",
     "find_digest",
     "known_epoch",
     "mark_valid",

@@ -10,10 +10,12 @@ import torch
 from shardio.decoding import FieldDecoder
 from shardio.order import Words
 from shardio.reading import StoredSamples
-from shardio.transforms import is_image_array
+from shardio.transforms import Calls, is_image_array
 
 
-def decode_samples(decoder: FieldDecoder, stored: StoredSamples, rng_keys: Words) -> list[Any]:
+def decode_samples(
+    decoder: FieldDecoder, stored: StoredSamples, rng_keys: Words, calls: Calls | None = None
+) -> list[Any]:
     """Return the samples that a dataset yields, decoded from stored ones.
 
     These are tuples of values, or bare values: images are uint8 tensors [3, height, width], or tuples of these for a
@@ -23,13 +25,15 @@ def decode_samples(decoder: FieldDecoder, stored: StoredSamples, rng_keys: Words
         decoder: Decodes them.
         stored: n samples.
         rng_keys: uint64 [n], one for each sample's random transforms.
+        calls: Makes and times the calls of the user's own code; by default, a new one.
 
     Raises:
         SampleError: If a field is missing or cannot be decoded.
     """
-    columns = decoder.decode_columns(stored, rng_keys)
+    calls = calls or decoder.make_calls()
+    columns = decoder.decode_columns(stored, rng_keys, calls)
     if decoder.transform_sample is not None:
-        return list(map(_convert_images, decoder.transform_samples(columns, stored, rng_keys)))
+        return list(map(_convert_images, decoder.transform_samples(columns, stored, rng_keys, calls)))
     columns = [
         list(map(as_tensor, column)) if name == "image" else column
         for name, column in zip(decoder.names, columns, strict=True)

@@ -1,4 +1,4 @@
-"""Field codecs: the functions that decode a field's bytes, by the field's name.
+"""Field codecs: the functions that decode a field's bytes, by the last extension in the field's name.
 
 To add a codec, add a line to :data:`DECODERS`, and to :data:`UNBOUNDED` if it parses integers of any size.
 """
@@ -54,7 +54,7 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "msg": decode_msgpack,
     "mp": decode_msgpack,
 }
-"""The decoder of each field, by the field's name. Fields without a decoder stay bytes."""
+"""The decoder of each field, by the last extension in the field's name. Fields without a decoder stay bytes."""
 
 UNBOUNDED = frozenset({"json"})
 """Fields whose values may contain integers of more than 64 bits, which tensors cannot hold."""
@@ -68,3 +68,8 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
     "pyd": pickle.loads,
 }
 """The decoders for data that is trusted to run code. The field names of pickles are WebDataset's."""
+
+
+def extension_of(field: str) -> str:
+    """Return the last extension in a field's name: ``npy`` for ``mask.npy``."""
+    return field.rpartition(".")[2]

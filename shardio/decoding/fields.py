@@ -9,11 +9,12 @@ from functools import cached_property, partial
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
-from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label
+from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label, extension_of
 from shardio.decoding.field_values import Missing, call_decoder, check_decoders, decode_values
 from shardio.decoding.planned_images import PlannedImages, open_images, undecodable
 from shardio.errors import mark_sample
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, DecodeError, Orientation, decode_pil, open_image
+from shardio.interruptions import no_end
 from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
@@ -139,12 +140,13 @@ class FieldDecoder:
                     f"{', '.join((*sorted(derived), *present))}"
                 )
 
-    def decode_columns(self, samples: StoredSamples, rng_keys: Words) -> list[list[Any]]:
+    def decode_columns(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[list[Any]]:
         """Decode a chunk of samples.
 
         Args:
             samples: At most :attr:`chunk_size` samples with the stored fields.
             rng_keys: uint64 [n], one rng key for each sample's random transforms.
+            calls: Makes the calls of the user's own code.
 
         Returns:
             A column of n values for each of :attr:`names`. Images are uint8 [height, width, 3], or what the
@@ -156,9 +158,11 @@ class FieldDecoder:
         columns = list[list[Any]]()
         for name in self.names:
             if name == "image":
-                columns += [crop.images for crop in self.plan_images(samples, rng_keys).render()]
+                rendered = self.plan_images(samples, rng_keys, calls).render()
+                calls.decoder_names = rendered[0].decoder_names
+                columns += [crop.images for crop in rendered]
             else:
-                columns.append(self.decode_field(name, samples, rng_keys))
+                columns.append(self.decode_field(name, samples, rng_keys, calls))
         return self.join_crops(columns, lambda crops: list(zip(*crops, strict=True)))
 
     @property
@@ -183,7 +187,7 @@ class FieldDecoder:
         left = iter(columns)
         return [join(list(islice(left, num_crops))) if name == "image" else next(left) for name in self.names]
 
-    def plan_images(self, samples: StoredSamples, rng_keys: Words) -> PlannedImages:
+    def plan_images(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> PlannedImages:
         """Open the samples' images and draw the transform's parameters.
 
         No image is decoded here, unless the transform needs its pixels.
@@ -194,15 +198,12 @@ class FieldDecoder:
         transform, decode = self._pipeline
         open_one = decode_pil if decode == "pil" else open_image
         images = open_images(samples, partial(open_one, orientation=self.orientation, max_pixels=self.max_pixels))
-        calls = Calls(self._generators)
         try:
             crops = plan_crops(transform, images, rng_keys, calls)
         except DecodeError as error:
             raise undecodable(samples, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
-            raise RuntimeError(
-                f"the transform {self.transform!r} raised StopIteration: raise a different exception"
-            ) from error
+            raise no_end(error) from error
         except Exception as error:
             self._mark(error, calls, samples)
             raise
@@ -216,6 +217,10 @@ class FieldDecoder:
         """
         found = replace_leading(self.transform, self.decode)
         return (self.transform, self.decode) if found is None else (found, "array")
+
+    def make_calls(self) -> Calls:
+        """Return what makes and times the calls of the user's own code for a chunk."""
+        return Calls(self._generators)
 
     @cached_property
     def _generators(self) -> Generators | None:
@@ -235,13 +240,14 @@ class FieldDecoder:
         if not self.seed_transforms:
             Generators(self._callables).seed(secrets.randbits(64))
 
-    def decode_field(self, name: str, samples: StoredSamples, rng_keys: Words) -> list[Any]:
+    def decode_field(self, name: str, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[Any]:
         """Return the values of a field other than the image.
 
         Args:
             name: The field.
             samples: n samples.
             rng_keys: uint64 [n], for the generators that the user's own decoder draws from.
+            calls: Makes the calls of that decoder.
 
         Raises:
             SampleError: If the field is missing or cannot be decoded.
@@ -249,18 +255,19 @@ class FieldDecoder:
         if name == "key":
             return samples.keys()
         if (own := self.decoders.get(name)) is not None:
-            return call_decoder(own, samples, name, self.missing, Calls(self._generators), rng_keys)
+            return call_decoder(own, samples, name, self.missing, calls, rng_keys)
         field = LABEL_FIELD if name == "label" else name
-        decode = (TRUSTED_DECODERS if self.trusted else DECODERS).get(field)
+        decode = (TRUSTED_DECODERS if self.trusted else DECODERS).get(extension_of(field))
         if field == LABEL_FIELD and self.labels is not None:
             decode = self._decode_renumbered
         return decode_values(samples, field, decode, self.missing)
 
-    def transform_samples(self, columns: Sequence[Sequence[Any]], samples: StoredSamples, rng_keys: Words) -> list[Any]:
+    def transform_samples(
+        self, columns: Sequence[Sequence[Any]], samples: StoredSamples, rng_keys: Words, calls: Calls
+    ) -> list[Any]:
         """Return what ``transform_sample`` makes of samples, given their columns."""
         assert self.transform_sample is not None, "the caller checks this"
         dicts = [dict(zip(self.names, values, strict=True)) for values in zip(*columns, strict=True)]
-        calls = Calls(self._generators)
         # Other numbers than those that the image's transform has drawn.
         own_keys = derive_rng_key(rng_keys, make_rng_key(0, "sample"))
         try:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from shardio.decoding.codecs import UNBOUNDED
+from shardio.decoding.codecs import UNBOUNDED, extension_of
 from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 
@@ -24,7 +24,7 @@ def find_wide(value: Any) -> int | None:
 
 def refuse_wide(samples: StoredSamples, field: str, values: Sequence[Any]) -> None:
     """Raise SampleError if a sample's field holds an integer of more than 64 bits."""
-    if field not in UNBOUNDED:
+    if extension_of(field) not in UNBOUNDED:
         return
     for row, (content, value) in enumerate(zip(samples.columns[field], values, strict=True)):
         if content is not None and _LONG.search(content) and (wide := find_wide(value)) is not None:

@@ -31,14 +31,16 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
     """Collate samples as torch does, except that uint8 images become a channels_last tensor [N, 3, H, W].
 
     Args:
-        samples: Tuples of values, or bare values.
+        samples: Tuples or dicts of values, or bare values.
 
     Returns:
-        A list of columns, one for each field of the tuples, or a single column.
+        A list or a dict of columns, one for each field of the samples, or a single column.
 
     Raises:
-        ValueError: If images differ in size.
+        ValueError: If images differ in size, or dicts in their keys.
     """
+    if type(samples[0]) is dict:
+        return {name: collate_column(_take_values(samples, name)) for name in samples[0]}
     if isinstance(samples[0], tuple):
         return [collate_column(column) for column in zip(*samples, strict=True)]
     return collate_column(samples)
@@ -79,6 +81,13 @@ def _keep(samples: Sequence[Any]) -> list[Any]:
     return kept
 
 
+def _take_values(samples: Sequence[dict[Any, Any]], name: Any) -> list[Any]:
+    """Return a field of all samples."""
+    if other := next((each for each in samples if each.keys() != samples[0].keys()), None):
+        raise ValueError(f"the samples of a batch have different keys, {list(samples[0])} and {list(other)}")
+    return [sample[name] for sample in samples]
+
+
 def collate_column(values: Sequence[Any]) -> Any:
     """Collate the values of one field, as :func:`collate_channels_last` does."""
     first = values[0]
@@ -106,6 +115,11 @@ def _collate_default(values: Sequence[Any]) -> Any:
         return default_collate(list(values))
     except Exception as error:
         for row, value in enumerate(values):
+            if value is None:
+                raise TypeError(
+                    f"sample {row} of a batch has None as a value, which a tensor cannot hold: pass transform_sample= "
+                    "or collate_fn= that replaces it"
+                ) from error
             if (wide := find_wide(value)) is not None:
                 raise ValueError(
                     f"sample {row} of a batch holds the integer {wide}, which does not fit in 64 bits (signed), "

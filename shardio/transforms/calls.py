@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from shardio.images import DecoderName
+from shardio.interruptions import no_end
 from shardio.order import Words
 from shardio.transforms import foreign
 from shardio.transforms.generators import Generators, borrowed_generators
@@ -23,7 +24,7 @@ class Calls:
 
     Attributes:
         elapsed_s: How long the calls took, in seconds.
-        decoder_names: The decoder of each image that was rendered for them.
+        decoder_names: The decoder of each image, as far as they are rendered.
         failed_row: The row of the image with which a callable raised an error; None if none did.
     """
 
@@ -41,14 +42,16 @@ class Calls:
             images: n images.
             rng_keys: uint64 [n]. All callables draw from the generators that an image's rng key seeds.
         """
-        results = list[Any]()
+        results, self.failed_row = list[Any](), None
         with nullcontext() if self._generators is None else borrowed_generators():
             for image, rng_key in zip(images, rng_keys.tolist(), strict=True):
                 began = time.perf_counter()
                 try:
                     results.append(self._call_with_seed(callables, image, rng_key))
-                except BaseException:  # Re-raised: the caller adds the sample to it.
+                except BaseException as error:  # The caller adds the sample to it.
                     self.failed_row = len(results)
+                    if isinstance(error, StopIteration):  # It would silently end an epoch.
+                        raise no_end(error) from error
                     raise
                 finally:
                     self.elapsed_s += time.perf_counter() - began

@@ -11,12 +11,13 @@ from shardio.reading import SampleReader
 from shardio.sample import Sample
 from shardio.shards import open_table, write_shard
 from shardio.storage import parse_location
+from shardio.transforms import Calls
 
 
 def read_label(path: Path, content: bytes) -> object:
     write_shard(parse_location(path / "a.tar"), [Sample(key="a", fields={"cls": content}, origin="")])
     samples = SampleReader(open_table([path / "a.tar"])).read(np.array([0]), ["cls"])
-    return FieldDecoder(fields="label").decode_columns(samples, np.zeros(1, np.uint64))[0][0]
+    return FieldDecoder(fields="label").decode_columns(samples, np.zeros(1, np.uint64), Calls())[0][0]
 
 
 @pytest.mark.parametrize("label", [-(2**63), 0, 2**63 - 1])

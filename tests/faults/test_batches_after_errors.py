@@ -87,7 +87,9 @@ def test_a_samplers_error_ends_the_epoch_but_never_silently(tmp_path: Path, num_
     """torch requests more from its sampler before it delivers a finished batch: that batch is lost."""
     subject = Subject(tmp_path, "map", {})
     dataset = ShardMapDataset(subject.tars, fields="key")
-    iterator = iter(DataLoader(dataset, sampler=Failing(), num_workers=num_workers, collate_fn=list))
+    iterator = iter(
+        DataLoader(dataset, sampler=Failing(), num_workers=num_workers, worker_init_fn=lambda worker_id: None)
+    )
     with pytest.raises(OSError, match="is gone"):
         list(iterator)
     for _ in range(2):

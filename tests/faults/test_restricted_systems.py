@@ -26,7 +26,7 @@ for dataset in datasets:
     here = shardio.DataLoader(dataset, batch_size=4, collate_fn=default_collate)
     assert sum(len(labels) for _, labels in here) == 21
     try:
-        iter(shardio.DataLoader(dataset, batch_size=4, num_workers=1, collate_fn=default_collate))
+        iter(shardio.DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=print))
     except OSError as error:
         print(error)
 """

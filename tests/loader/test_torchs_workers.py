@@ -153,7 +153,7 @@ def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) ->
         DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
     mapped = ShardMapDataset(packed)
     for options, why in (
-        ({"collate_fn": list}, "collate_fn is <class 'list'>"),
+        ({"worker_init_fn": list}, "worker_init_fn is <class 'list'>"),
         ({"batch_size": None}, "batch_size is None"),
     ):
         with pytest.raises(ValueError, match=rf"\({why}\): use sampler=EpochSampler\(dataset\)"):

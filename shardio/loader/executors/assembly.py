@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from shardio.bad_samples import all_skipped
 from shardio.datasets import as_tensor
@@ -17,15 +18,18 @@ from shardio.decoding import FieldDecoder
 from shardio.device.batches import map_tensors
 from shardio.interruptions import let_through
 from shardio.loader.collate import collate_column
-from shardio.loader.executors.in_flight import Batch
+from shardio.loader.executors.in_flight import Batch, BatchSettings, Part
 from shardio.loader.failures import Failure
 from shardio.loader.slots.forms import is_image
 from shardio.loader.slots.memory import Column
+from shardio.loader.slots.packed_batch import PackedBatch, unpack_batch
 from shardio.loader.slots.slot_pool import Views
 from shardio.loader.stats import Tally
 
 
-def finish_batch(decoder: FieldDecoder, batch: Batch, views: Views, tally: Tally, began: float, *, pins: bool) -> Any:
+def finish_batch(
+    decoder: FieldDecoder, batch: Batch, views: Views, tally: Tally, began: float, settings: BatchSettings
+) -> Any:
     """Return the user's batch and count it, or return a Failure instead.
 
     Args:
@@ -34,14 +38,19 @@ def finish_batch(decoder: FieldDecoder, batch: Batch, views: Views, tally: Tally
         views: The columns in its slot.
         tally: Counts the batch.
         began: When the user requested it, by ``time.perf_counter``.
-        pins: Whether to copy it to torch's pinned memory.
+        settings: What all batches of the loader have in common.
     """
     if batch.error is not None:
         return Failure(error=batch.error)
     try:
-        assembled = assemble_batch(decoder, batch, views)
-        if pins:
-            assembled = map_tensors(assembled, torch.Tensor.pin_memory)
+        if settings.collation is not None:
+            assembled = _unpack(batch, views)
+            if settings.pins:
+                assembled = pin_memory(assembled)  # torch's own, which knows how to pin people's classes.
+        else:
+            assembled = assemble_batch(decoder, batch, views)
+            if settings.pins:
+                assembled = map_tensors(assembled, torch.Tensor.pin_memory)
     except Exception as error:
         let_through(error)
         return Failure(error=error)
@@ -65,9 +74,7 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         SampleError: If all samples were skipped.
         ValueError: If images differ in size.
     """
-    parts = [part for part in batch.parts if len(part.plan)]
-    if not parts:
-        raise all_skipped([key for part in batch.parts for key in part.skipped])
+    parts = _find_parts(batch)
     rows = [slice(part.row, part.row + len(part.plan)) for part in parts]  # With gaps where samples were skipped.
     columns = [
         _join(name, rows, [(part.columns or [])[index] for part in parts], views.get(index))
@@ -78,6 +85,26 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         columns.append(torch.from_numpy(np.concatenate([part.plan.valid for part in parts])))
         return columns
     return columns[0] if isinstance(decoder.fields, str) else columns
+
+
+def _find_parts(batch: Batch) -> list[Part]:
+    """Return the parts of a batch that have samples."""
+    parts = [part for part in batch.parts if len(part.plan)]
+    if not parts:
+        raise all_skipped([key for part in batch.parts for key in part.skipped])
+    return parts
+
+
+def _unpack(batch: Batch, views: Views) -> Any:
+    """Return the batch that a collation made."""
+    (part,) = _find_parts(batch)
+    if not isinstance(part.batch, PackedBatch):
+        return part.batch
+    arrays = list[Any]()
+    for index, column in enumerate(part.columns or []):
+        # Index the tensor, not the array: numpy's slices hold the slot's memory, not the array that the pool watches.
+        arrays.append(torch.from_numpy(views[index])[0] if column is None else column[0])
+    return unpack_batch(part.batch, arrays)
 
 
 def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None) -> Any:

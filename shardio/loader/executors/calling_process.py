@@ -60,7 +60,7 @@ class _Batches:
     def __init__(self, executor: CallingProcess, plans: Iterator[BatchPlan], handler: OutcomeHandler) -> None:
         self._executor, self._handler = executor, handler
         self._reader = handler.source.dataset.dataset.reader
-        self._builder = ChunkBuilder(self._reader, handler.source.decoder)
+        self._builder = ChunkBuilder(self._reader, handler.source.decoder, executor.settings.collation)
         self._num_chunks = 0
         self._plans: Iterator[BatchPlan] | None = plans
 
@@ -85,8 +85,7 @@ class _Batches:
             self._plans = repeat_error(error)
             return Failure(error=error)
         batch, views = self._make(plan)
-        pins = self._executor.settings.pins
-        return finish_batch(handler.source.decoder, batch, views, handler.tally, began, pins=pins)
+        return finish_batch(handler.source.decoder, batch, views, handler.tally, began, self._executor.settings)
 
     def close(self) -> None:
         """Stop, and close files."""
@@ -100,7 +99,7 @@ class _Batches:
     def _make(self, plan: BatchPlan) -> tuple[Batch, Views]:
         """Return a batch that is finished or has failed, and its columns of fixed size."""
         executor, settings, layout = self._executor, self._executor.settings, self._executor.layout
-        if layout is None:
+        if layout is None and settings.collation is None:
             num_rows = settings.batch_size or len(plan)
             layout, error = probe_layout(plan, self._fill, self._handler.source, num_rows)
             if error is not None:
@@ -127,6 +126,7 @@ class _Batches:
             rng_keys=part.plan.rng_keys,
             slot_id=None,
             row=part.row,
+            valid=part.plan.valid,
             epoch_began=self._handler.tally.began,
         )
         try:

@@ -11,8 +11,10 @@ import torch.utils.data
 
 from shardio.bad_samples import BadSamples
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset, unwrap_subsets
+from shardio.decoding import FieldDecoder
 from shardio.loader.batch_plans import OrderPlanner, Planner, SamplerPlanner
 from shardio.loader.collate import collate_channels_last
+from shardio.loader.collation import Collation
 from shardio.loader.executors.calling_process import CallingProcess
 from shardio.loader.executors.chunk_sizing import ChunkSizing, DefaultPrefetch
 from shardio.loader.executors.executor import Executor
@@ -51,13 +53,19 @@ def make_executor(
             names = ", ".join(map(repr, replacements))
             _log.info("shardio's transforms replace what this dataset's transform begins with: %s", names)
         planner = _make_planner(settings, order)
+        collation = _make_collation(settings, settings.decoder)
         sizing = ChunkSizing(
             num_threads=max(settings.num_workers, 1),
             chunk_size=settings.decoder.chunk_size,
             prefetch=None if isinstance(settings.prefetch_factor, DefaultPrefetch) else settings.prefetch_factor,
+            keeps_whole=collation is not None,
         )
         batches = BatchSettings(
-            batch_size=settings.batch_size, sizing=sizing, bad_samples=bad_samples, pins=settings.pins
+            batch_size=settings.batch_size,
+            sizing=sizing,
+            bad_samples=bad_samples,
+            pins=settings.pins,
+            collation=collation,
         )
         if not settings.num_workers:
             return CallingProcess(planner, batches)
@@ -75,6 +83,14 @@ def make_executor(
     if isinstance(ordered, ShardDataset):
         return ShardTorchWorkers(ordered, options, bad_samples)
     return IndexTorchWorkers(settings.dataset, ordered, options, bad_samples)
+
+
+def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
+    """Return what makes whole batches; None if shardio can make them column by column."""
+    is_own = settings.collate_fn is not collate_channels_last
+    if not is_own and decoder.transform_sample is None:
+        return None
+    return Collation(settings.collate_fn, is_seeded=is_own and decoder.seed_transforms)
 
 
 def _make_planner(settings: ExecutorSettings, order: LoaderOrder | None) -> Planner:
@@ -114,9 +130,11 @@ def why_not_ours(loader: Any) -> str | None:
     for name, default in (("worker_init_fn", None), ("multiprocessing_context", None), ("in_order", True)):
         if getattr(loader, name) != default:
             return f"{name} is {getattr(loader, name)!r}"
-    if loader.collate_fn is not collate_channels_last:
-        return "batch_size is None" if loader.batch_sampler is None else f"collate_fn is {loader.collate_fn!r}"
-    return None
+    if loader.batch_sampler is None:
+        return "batch_size is None"
+    if loader.collate_fn is collate_channels_last:
+        return None
+    return why_not_sendable(loader.collate_fn, f"collate_fn {loader.collate_fn!r}")
 
 
 def _why_not_dataset(dataset: Any) -> str | None:
@@ -130,4 +148,4 @@ def _why_not_dataset(dataset: Any) -> str | None:
         )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, which needs Linux with glibc 2.27 or newer"
-    return why_not_sendable(inner.decoder)
+    return why_not_sendable(inner.decoder, "transform") if inner.decoder.runs_user_code else None

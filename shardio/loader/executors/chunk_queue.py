@@ -79,6 +79,7 @@ class ChunkQueue:
                 rng_keys=part.plan.rng_keys,
                 slot_id=None if batch.slot is None else batch.slot.slot_id,
                 row=part.row,
+                valid=part.plan.valid,
                 epoch_began=self._tally.began,
             )
             self._in_flight[chunk.chunk_id] = batch, part

@@ -30,15 +30,17 @@ class ChunkSizing:
         num_threads: How many chunks are made at a time.
         chunk_size: How many samples may be decoded together.
         prefetch: How many batches all workers together make ahead; None for the default.
+        keeps_whole: Whether each batch is one chunk, because a collation makes it.
     """
 
     num_threads: int
     chunk_size: int
     prefetch: int | None
+    keeps_whole: bool = False
 
     def num_parts(self, num_samples: int, layout: Layout | None) -> int:
         """Return the number of chunks of a batch: the same for each thread, so that none waits for another."""
-        if layout is None or not layout.columns:
+        if self.keeps_whole or layout is None or not layout.columns:
             return 1
         rounds = -(-num_samples // (self.num_threads * self.chunk_size))
         return max(min(self.num_threads * rounds, num_samples // MIN_CHUNK), -(-num_samples // self.chunk_size), 1)

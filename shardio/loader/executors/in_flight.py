@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from shardio.bad_samples import BadSamples
 from shardio.errors import SampleError
 from shardio.images import DecoderName
 from shardio.loader.batch_plans import BatchPlan, SampleSource
+from shardio.loader.collation import Collation
 from shardio.loader.executors.chunk_sizing import ChunkSizing, choose_layout
 from shardio.loader.processes.messages import Failed, Made, Outcome
 from shardio.loader.slots.memory import Column, Layout
@@ -27,6 +29,7 @@ class Part:
     plan: BatchPlan
     row: int
     columns: list[Column] | None = None
+    batch: Any = None  # What a collation made.
     num_images_by_decoder: Counter[DecoderName] = field(default_factory=Counter)
     num_tries: Counter[int] = field(default_factory=Counter)  # Of replacements, by row.
     skipped: list[str] = field(default_factory=list)  # Keys.
@@ -65,12 +68,14 @@ class BatchSettings:
         sizing: How many batches and chunks are made at a time.
         bad_samples: The policy for unreadable samples; None raises their errors.
         pins: Whether batches are copied to torch's pinned memory.
+        collation: Makes whole batches where that takes people's own code; None if a batch consists of columns.
     """
 
     batch_size: int | None
     sizing: ChunkSizing
     bad_samples: BadSamples | None
     pins: bool
+    collation: Collation | None = None
 
 
 def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[Part]:
@@ -124,6 +129,7 @@ class OutcomeHandler:
         match outcome:
             case Made():
                 part.columns, part.num_images_by_decoder = outcome.columns, outcome.num_images_by_decoder
+                part.batch = outcome.batch
                 self.tally.times += outcome.times
                 return False
             case Failed():

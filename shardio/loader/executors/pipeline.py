@@ -12,6 +12,7 @@ from shardio.interruptions import let_through
 from shardio.loader.batch_plans import BatchPlan, SampleSource, repeat_error
 from shardio.loader.executors.assembly import finish_batch
 from shardio.loader.executors.chunk_queue import ChunkQueue
+from shardio.loader.executors.chunk_sizing import choose_layout
 from shardio.loader.executors.in_flight import Batch, BatchSettings, OutcomeHandler, cut_batch, probe_layout
 from shardio.loader.processes.pool import WorkerPool
 from shardio.loader.slots.slot_pool import SlotPool
@@ -73,7 +74,7 @@ class Pipeline:
         try:
             batch = self._take()
             views = {} if batch.slot is None or batch.error is not None else self._slots.hand_out(batch.slot)
-            return finish_batch(self._source.decoder, batch, views, self._tally, began, pins=self._settings.pins)
+            return finish_batch(self._source.decoder, batch, views, self._tally, began, self._settings)
         except StopIteration:
             self.close()
             if self._settings.bad_samples is not None:
@@ -115,6 +116,9 @@ class Pipeline:
         if batch.error is not None:
             self._give_up([batch])
             self._queue.drop(batch)
+        elif self._slots.layout is None and (part := batch.parts[0]).columns:  # A collation's first batch.
+            layout = choose_layout([""] * len(part.columns), part.columns, num_rows=1)
+            self._slots.lay_out(layout, self._settings.sizing.num_spare(layout))
         self._fill_up()  # Before the user computes, so that the workers do not run out of chunks.
         return batch
 
@@ -123,13 +127,13 @@ class Pipeline:
         sizing, slots = self._settings.sizing, self._slots
         while len(self._batches) < sizing.num_ahead(slots.layout) and (plan := self._next_plan()) is not None:
             layout = slots.layout
-            if layout is None:
+            if layout is None and self._settings.collation is None:
                 num_rows = self._settings.batch_size or len(plan)
                 layout, error = probe_layout(plan, self._make_probe, self._source, num_rows)
                 if error is not None:
                     self._batches.append(Batch(error=error))
                     continue
-            if layout is not None and len(plan) > layout.num_rows:
+            if layout is not None and self._settings.collation is None and len(plan) > layout.num_rows:
                 layout = replace(layout, num_rows=len(plan))
             if layout is not None and layout is not slots.layout:
                 slots.lay_out(layout, sizing.num_spare(layout))

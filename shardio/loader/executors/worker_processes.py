@@ -97,7 +97,7 @@ class WorkerProcesses:
     def _make_workers(self) -> tuple[WorkerPool, SlotPool]:
         dataset = self._planner.dataset.dataset
         num_threads = self._settings.sizing.num_threads
-        setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder)
+        setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, collation=self._settings.collation)
         workers = WorkerPool(self._free_server() or ForkServer(), setup, num_threads)
         slots = SlotPool(workers.announce, workers.forget, self._memory_callbacks)
         if self._slots is not None and self._slots.layout is not None:

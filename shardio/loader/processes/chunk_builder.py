@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder, refuse_wide
+from shardio.errors import SampleError, move_mark
 from shardio.images import DecoderName, prepare_kernel
 from shardio.loader.processes.messages import Chunk, Made, StageTimes
 from shardio.loader.slots.forms import as_stored
@@ -18,18 +20,35 @@ from shardio.loader.slots.memory import Column
 from shardio.reading import FileReader, SampleReader
 from shardio.shards import LABEL_FIELD
 
+if TYPE_CHECKING:
+    from shardio.loader.collation import Collation  # It imports torch.
+
 Rows = Mapping[int, NDArray[Any]]
 """The destination of a chunk's n values, by column: [n, *shape of an item]."""
 
 
 class ChunkBuilder:
-    """A builder of chunks, for any number of threads at a time."""
+    """A builder of chunks, for any number of threads at a time.
 
-    def __init__(self, reader: SampleReader | FileReader, decoder: FieldDecoder) -> None:
+    Args:
+        reader: Reads samples.
+        decoder: Decodes them.
+        collation: Makes whole batches of them; None if a batch consists of columns.
+    """
+
+    def __init__(
+        self, reader: SampleReader | FileReader, decoder: FieldDecoder, collation: Collation | None = None
+    ) -> None:
         self._reader = reader
         self._decoder = decoder
+        self._collation = collation
         if "image" in decoder.names:
             prepare_kernel()
+
+    @property
+    def collates(self) -> bool:
+        """Whether it makes whole batches."""
+        return self._collation is not None
 
     def make(self, chunk: Chunk, rows: Rows, idle_s: float = 0.0) -> Made:
         """Make a chunk.
@@ -42,17 +61,18 @@ class ChunkBuilder:
         Raises:
             SampleError: If a sample cannot be read or decoded.
         """
+        if self._collation is not None:
+            return self._collate(self._collation, chunk, idle_s)
         decoder, columns, num_images_by_decoder = self._decoder, list[Column](), Counter[DecoderName]()
         began = time.perf_counter()
         stored = self._reader.read(chunk.samples, decoder.stored_fields)
         read_s, transform_s = time.perf_counter() - began, 0.0
+        calls = decoder.make_calls()
         for name in decoder.names:
             if name == "image":
                 before = time.perf_counter()
-                planned = decoder.plan_images(stored, chunk.rng_keys)
+                planned = decoder.plan_images(stored, chunk.rng_keys, calls)
                 transform_s += time.perf_counter() - before
-                if planned.calls.elapsed_s:  # The images were decoded for people's own transforms.
-                    transform_s = planned.calls.elapsed_s
                 places = [rows.get(len(columns) + crop) for crop in range(len(planned.crops))]
                 given = [each if planned.fits(crop, each) else None for crop, each in enumerate(places)]
                 rendered = planned.render(given)
@@ -62,12 +82,59 @@ class ChunkBuilder:
                     for made, destination, place in zip(rendered, given, places, strict=True)
                 ]
             else:
-                values = decoder.decode_field(name, stored, chunk.rng_keys)
+                values = decoder.decode_field(name, stored, chunk.rng_keys, calls)
                 refuse_wide(stored, name, values)  # The batch will hold tensors.
                 columns.append(_compact(name, values, rows.get(len(columns))))
+        if calls.elapsed_s:  # Planning has decoded images for people's own transforms.
+            transform_s = calls.elapsed_s
         decode_s = time.perf_counter() - began - read_s - transform_s
         times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
         return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
+
+    def _collate(self, collation: Collation, chunk: Chunk, idle_s: float) -> Made:
+        """Make a chunk that is a whole batch."""
+        decoder, samples, num_images_by_decoder = self._decoder, list[Any](), Counter[DecoderName]()
+        began = time.perf_counter()
+        read_s, calls = 0.0, decoder.make_calls()
+        for start in range(0, len(chunk.rng_keys), decoder.chunk_size):
+            rows = slice(start, start + decoder.chunk_size)
+            before = time.perf_counter()
+            try:
+                stored = self._reader.read(chunk.samples[rows], decoder.stored_fields)
+                read_s += time.perf_counter() - before
+                samples += collation.decode(decoder, stored, chunk.rng_keys[rows], calls)
+            except SampleError as error:
+                raise error.at_row(start + error.row) from error
+            except Exception as error:  # Re-raised: one of the user's own code.
+                move_mark(error, start)
+                raise
+            num_images_by_decoder.update(calls.decoder_names)
+            calls.decoder_names = []
+        batch, collate_s = collation.collate(samples, chunk.rng_keys, chunk.valid)
+        transform_s = calls.elapsed_s + collate_s
+        decode_s = time.perf_counter() - began - read_s - transform_s
+        times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
+        return Made(
+            chunk_id=chunk.chunk_id,
+            columns=[],
+            batch=batch,
+            times=times,
+            num_images_by_decoder=num_images_by_decoder,
+        )
+
+
+def pack(made: Made, rows: Rows) -> Made:
+    """Return a batch that a collation made as it is sent to another process.
+
+    Args:
+        made: The batch.
+        rows: The destinations of its tensors and arrays, each with one row. One that does not fit is sent instead.
+    """
+    from shardio.loader.slots.packed_batch import pack_batch  # It imports torch, which the collation needs, too.
+
+    packed, arrays = pack_batch(made.batch)
+    columns = [_store("", [array], rows.get(index)) for index, array in enumerate(arrays)]
+    return replace(made, batch=packed, columns=columns)
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:

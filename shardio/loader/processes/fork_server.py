@@ -123,7 +123,7 @@ class ForkServer:
             self._surroundings = _find_surroundings(self._setup)
             with theirs:
                 # Readers hold absolute paths, and this directory may be gone. But people's code may open files.
-                cwd = None if self._setup.decoder.runs_user_code else "/"
+                cwd = None if self._setup.runs_user_code else "/"
                 self._process = _start_process(theirs.fileno(), cwd)
             self._finalizer = weakref.finalize(self, _end_abandoned, self._process, self._end, os.getpid())
         except BaseException:  # Ctrl-C must not leave it open either.
@@ -197,7 +197,7 @@ def _end_abandoned(process: subprocess.Popen[bytes], end: socket.socket, process
 
 def _find_surroundings(setup: WorkerSetup) -> object:
     """Return what people's code may depend on, or None if there is none."""
-    if not setup.decoder.runs_user_code:
+    if not setup.runs_user_code:
         return None
     try:
         cwd = Path.cwd()

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardio.decoding import FieldDecoder
 from shardio.images import DecoderName
@@ -15,6 +18,9 @@ from shardio.loader.failures import Failure
 from shardio.loader.slots.memory import Column, Layout
 from shardio.order import Words
 from shardio.reading import FileReader, SampleReader
+
+if TYPE_CHECKING:
+    from shardio.loader.collation import Collation  # It imports torch.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +30,17 @@ class WorkerSetup:
     Attributes:
         reader: Reads samples.
         decoder: Decodes them.
+        collation: Makes whole batches where that takes people's own code; None if a batch consists of columns.
     """
 
     reader: SampleReader | FileReader
     decoder: FieldDecoder
+    collation: Collation | None = None
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether worker processes run code that is not shardio's."""
+        return self.decoder.runs_user_code or self.collation is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +107,7 @@ class Chunk:
         rng_keys: uint64 [n], one for each sample's transforms.
         slot_id: The slot for the fixed-size columns; None if all columns are sent in the answer.
         row: The first row in the slot.
+        valid: bool [n], false for repeats; None unless ``remainder`` is ``mask`` and a collation makes the batch.
         epoch_began: When the epoch began, by ``time.perf_counter``, which all processes share on Linux.
     """
 
@@ -102,6 +116,7 @@ class Chunk:
     rng_keys: Words
     slot_id: int | None
     row: int
+    valid: NDArray[np.bool_] | None = None
     epoch_began: float
 
     @property
@@ -142,10 +157,20 @@ class StageTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """A finished chunk: one column for each field, its times, and the number of images by decoder."""
+    """A finished chunk.
+
+    Attributes:
+        chunk_id: Its number.
+        columns: One column for each field; if a collation made the batch in a worker process, one for each of its
+            tensors and arrays, with a single row.
+        times: How long it took.
+        num_images_by_decoder: The number of images by decoder.
+        batch: The batch that a collation made, as a PackedBatch if it comes from a worker process.
+    """
 
     chunk_id: int
     columns: list[Column]
+    batch: Any = None
     times: StageTimes
     num_images_by_decoder: Counter[DecoderName]
 

@@ -80,7 +80,7 @@ class WorkerPool:
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         server.set_up(setup)
         # People's code may hold the GIL, and draws from generators that all threads of a process share.
-        is_split = setup.decoder.runs_user_code
+        is_split = setup.runs_user_code
         for threads in [1] * num_threads if is_split else divide_threads(num_threads, count_processors()):
             self._processes.append(_Process(server, next(self._worker_ids), threads))
 

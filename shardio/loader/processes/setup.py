@@ -7,20 +7,22 @@ notebook, or is a lambda or a closure, is sent by value, so the script does not 
 from __future__ import annotations
 
 import pickle
-from weakref import WeakKeyDictionary
+import weakref
+from functools import partial
+from typing import Any
 
-from shardio.decoding import FieldDecoder
 from shardio.errors import add_note
 from shardio.interruptions import describe_error, let_through
 from shardio.loader.failures import Failure, describe_failure
 from shardio.loader.processes.messages import WorkerSetup
 
-_obstacles: WeakKeyDictionary[FieldDecoder, str | None] = WeakKeyDictionary()
+_obstacles: dict[int, tuple[weakref.ref[Any], str | None]] = {}
+"""What was tried, by id: the objects need not be hashable."""
 
 
 def dump_setup(setup: WorkerSetup) -> bytes:
     """Return a setup as bytes."""
-    return _dump(setup) if setup.decoder.runs_user_code else pickle.dumps(setup, protocol=5)
+    return _dump(setup) if setup.runs_user_code else pickle.dumps(setup, protocol=5)
 
 
 def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
@@ -37,18 +39,31 @@ def load_setup(content: bytes | bytearray) -> WorkerSetup | Failure:
         return describe_failure(error)
 
 
-def why_not_sendable(decoder: FieldDecoder) -> str | None:
-    """Return why people's own code cannot be sent to worker processes; None if it can. Each decoder is tried once."""
-    if not decoder.runs_user_code:
-        return None
-    if decoder not in _obstacles:
-        _obstacles[decoder] = None
+def why_not_sendable(value: Any, what: str) -> str | None:
+    """Return why people's own code cannot be sent to worker processes; None if it can. Each object is tried once.
+
+    Args:
+        value: A decoder with that code in it, or a callable of theirs.
+        what: What to call it in the answer.
+    """
+    known = _obstacles.get(id(value))
+    if known is None or known[0]() is not value:
+        reason = None
         try:
-            _dump(decoder)
+            _dump(value)
         except Exception as error:  # People's classes may raise anything.
             let_through(error)
-            _obstacles[decoder] = f"the transform cannot be pickled ({describe_error(error)})"
-    return _obstacles[decoder]
+            reason = f"the {what} cannot be pickled ({describe_error(error)})"
+        try:
+            known = weakref.ref(value, partial(_forget, id(value))), reason
+        except TypeError:  # A few kinds of objects, such as methods of C code, cannot be remembered.
+            return reason
+        _obstacles[id(value)] = known
+    return known[1]
+
+
+def _forget(key: int, _: object) -> None:
+    _obstacles.pop(key, None)
 
 
 def _dump(value: object) -> bytes:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.loader.failures import Failure, describe_failure
-from shardio.loader.processes.chunk_builder import ChunkBuilder
+from shardio.loader.processes.chunk_builder import ChunkBuilder, Rows, pack
 from shardio.loader.processes.messages import (
     Cancel,
     Chunk,
@@ -65,9 +65,9 @@ class WorkerProcess:
         if isinstance(setup, Failure):
             make = partial(_fail, setup)
         else:
-            make = partial(_make, ChunkBuilder(setup.reader, setup.decoder))
+            make = partial(_make, ChunkBuilder(setup.reader, setup.decoder, setup.collation))
             setup.decoder.diverge()
-            if setup.decoder.runs_user_code and (torch := sys.modules.get("torch")) is not None:
+            if setup.runs_user_code and (torch := sys.modules.get("torch")) is not None:
                 torch.set_num_threads(1)  # As torch's own workers do.
         for _ in range(num_threads):
             threading.Thread(target=self._run_thread, args=(make,), daemon=True).start()
@@ -127,11 +127,12 @@ class WorkerProcess:
 
 def _make(builder: ChunkBuilder, chunk: Chunk, slot: _MappedSlot | None, idle_s: float) -> Outcome:
     try:
-        if slot is None:
-            return builder.make(chunk, {}, idle_s)
-        layout, memory = slot
-        rows = {column_index: column[chunk.rows] for column_index, column in layout.views(memory).items()}
-        return builder.make(chunk, rows, idle_s)
+        rows: Rows = {}
+        if slot is not None:
+            layout, memory = slot
+            rows = {column_index: column[chunk.rows] for column_index, column in layout.views(memory).items()}
+        made = builder.make(chunk, rows, idle_s)
+        return pack(made, rows) if builder.collates else made
     except BaseException as error:  # The training process raises it.
         return Failed(chunk_id=chunk.chunk_id, failure=describe_failure(error))
 
