@@ -133,8 +133,16 @@ def move_mark(error: Exception, first_row: int) -> None:
         mark["row"] += first_row
 
 
+def copy_mark(error: BaseException, other: BaseException) -> None:
+    """Mark another error with the sample that an error is marked with, if it is."""
+    if (mark := getattr(error, _MARK, None)) is not None:
+        setattr(other, _MARK, mark)
+
+
 def as_sample_error(error: BaseException, stages: Collection[Stage]) -> SampleError | None:
     """Return the SampleError that an error is or stands for, if it is about one of the stages; None otherwise."""
+    if isinstance(error, MemoryError):
+        return None  # The sample is not necessarily at fault.
     if not isinstance(error, SampleError):
         if (mark := getattr(error, _MARK, None)) is None:
             return None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from shardio.bad_samples.quarantine import append_entry
-from shardio.errors import SampleError
+from shardio.errors import SampleError, Stage, as_sample_error
 from shardio.order import derive_rng_key, make_rng_key, random_words
 from shardio.shared_numbers import SharedCount
 from shardio.world import find_worker
@@ -34,13 +34,21 @@ class BadSamples:
         on_error: ``replace`` uses another sample instead. ``skip`` leaves the sample out, so its batch is smaller.
         quarantine: The file that logs replaced and skipped samples.
         num_samples: The number of samples in the dataset.
+        stages: What may fail: other errors are raised.
     """
 
-    def __init__(self, on_error: Literal["replace", "skip"], quarantine: Path, num_samples: int) -> None:
+    def __init__(
+        self, on_error: Literal["replace", "skip"], quarantine: Path, num_samples: int, stages: Collection[Stage]
+    ) -> None:
         self._on_error = on_error
+        self._stages = frozenset(stages)
         self._quarantine = quarantine
         self._num_samples = num_samples
         self._count = SharedCount(0)
+
+    def find(self, error: BaseException) -> SampleError | None:
+        """Return the error as that of a sample to replace or leave out; None if the error must be raised."""
+        return as_sample_error(error, self._stages)
 
     def decide(
         self,

@@ -62,6 +62,8 @@ def read_around(
     Raises:
         Exception: If a sample cannot be read, and neither the policy nor ``keeps_broken`` covers it.
     """
+    if bad_samples is not None:
+        read = _convert_errors(read, bad_samples)
     if keeps_broken:
         read = _isolate_errors(read)
     rows, indices, num_tries = np.arange(len(indices)), indices.copy(), Counter[int]()
@@ -74,7 +76,7 @@ def read_around(
             row = int(rows[error.row])
             index, tries = int(indices[row]), num_tries[row]
             try:
-                if bad_samples is None:
+                if bad_samples is None or bad_samples.find(error) is None:
                     raise
                 other = bad_samples.decide(
                     error, index, replacement_rng_keys[row], tries, epoch=epoch, describe=describe
@@ -95,6 +97,22 @@ def read_around(
     for row, value in zip(rows.tolist(), values, strict=True):
         samples[row] = value
     return samples
+
+
+def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:
+    """Return a function that reads the same, but raises SampleError for errors of the user's code that are covered."""
+
+    def read_converted(indices: NDArray[np.int64], rng_keys: Words) -> Sequence[Any]:
+        try:
+            return read(indices, rng_keys)
+        except SampleError:
+            raise
+        except Exception as error:
+            if (found := bad_samples.find(error)) is None:
+                raise
+            raise found from error
+
+    return read_converted
 
 
 def _isolate_errors(read: Read) -> Read:

@@ -12,6 +12,9 @@ from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.transforms import Calls, is_image_array
 
+MAX_CHANNELS = 4
+"""The most channels of an image: red, green, blue and alpha."""
+
 
 def decode_samples(
     decoder: FieldDecoder, stored: StoredSamples, rng_keys: Words, calls: Calls | None = None
@@ -63,9 +66,12 @@ def _convert_images(value: Any) -> Any:
 
 
 def as_tensor(image: Any) -> Any:
-    """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged."""
+    """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged.
+
+    Pixels are uint8 arrays [height, width, 1 to 4]. Other arrays, such as timm's [3, height, width], stay arrays.
+    """
     if isinstance(image, tuple):
         return tuple(map(as_tensor, image))
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] <= MAX_CHANNELS:
         return torch.from_numpy(image).permute(2, 0, 1)
     return image

@@ -27,6 +27,7 @@ from shardio.transforms import (
     call_with_sample,
     count_crops,
     is_builtin,
+    others_in,
     plan_crops,
     refuse_pillow,
     replace_leading,
@@ -115,6 +116,15 @@ class FieldDecoder:
         if transform is self.transform or not isinstance(transform, Compose):
             return []
         return list(takewhile(lambda step: isinstance(step, Geometry), transform.transforms))
+
+    @property
+    def python_steps(self) -> list[Callable[..., Any]]:
+        """The user's own callables that are called for each sample."""
+        return [
+            *others_in(self._pipeline[0]),
+            *self.decoders.values(),
+            *([] if self.transform_sample is None else [self.transform_sample]),
+        ]
 
     @property
     def chunk_size(self) -> int:

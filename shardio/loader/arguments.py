@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sized
+from collections.abc import Collection, Sized
 from typing import Any
 
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
@@ -12,10 +12,11 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 from shardio.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.classes import warn_of_other_classes
 from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, find_digest, unwrap_subsets
+from shardio.errors import Stage
 from shardio.loader.collate import yields_images
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
 from shardio.order import Split
-from shardio.values import check_flag, check_integer
+from shardio.values import check_choice, check_flag, check_integer
 from shardio.world import find_world
 
 
@@ -91,6 +92,20 @@ def check_prefetch_factor(prefetch_factor: int | None) -> int | None:
     return check_integer("prefetch_factor", prefetch_factor, at_least=1)
 
 
+def check_stages(stages: Collection[Stage]) -> tuple[Stage, ...]:
+    """Check and return ``on_error_in``.
+
+    Raises:
+        TypeError: If it is not a collection of strings.
+        ValueError: If it names no stage, or something else.
+    """
+    if isinstance(stages, str) or not isinstance(stages, Collection):
+        raise TypeError(f"on_error_in must be a tuple of stages, such as ('read', 'decode'), got {stages!r}")
+    if not stages:
+        raise ValueError("on_error_in is empty, so on_error would have no effect: name at least one stage")
+    return tuple(check_choice("on_error_in", stage, Stage) for stage in stages)
+
+
 def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batches: bool, obstacle: str | None) -> None:
     """Raise ValueError if bad samples cannot be replaced or skipped.
 
@@ -126,8 +141,16 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
     )
 
 
-def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], dataset: Any) -> BadSamples | None:
+def make_bad_samples(
+    on_error: OnError, stages: Collection[Stage], quarantine: str | os.PathLike[str], dataset: Any
+) -> BadSamples | None:
     """Return the policy for unreadable samples; None if they raise errors.
+
+    Args:
+        on_error: What happens to them.
+        stages: What may fail.
+        quarantine: The file that logs them.
+        dataset: The loader's dataset.
 
     Raises:
         TypeError: If ``quarantine`` is not a path.
@@ -137,7 +160,7 @@ def make_bad_samples(on_error: OnError, quarantine: str | os.PathLike[str], data
         return None
     # A sample of a Subset is replaced by one of the same Subset, so that held-out samples stay held out.
     num_samples = dataset.num_all_samples if isinstance(dataset, ShardDataset) else len(dataset)
-    return BadSamples(on_error, check_quarantine(quarantine), num_samples)
+    return BadSamples(on_error, check_quarantine(quarantine), num_samples, stages)
 
 
 def check_order(order: Ordered, *, batch_size: int | None, drop_last: bool, in_order: bool) -> None:

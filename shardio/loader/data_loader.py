@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch.utils.data
 
 from shardio.bad_samples import OnError
 from shardio.datasets import TOO_LATE
+from shardio.errors import Stage
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
     Fixed,
@@ -19,6 +20,7 @@ from shardio.loader.arguments import (
     check_policy,
     check_prefetch_factor,
     check_samplers_dataset,
+    check_stages,
     make_bad_samples,
     sole_split,
     warn_of_no_batches,
@@ -73,6 +75,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             seed, the epoch and the sample. ``skip`` leaves the sample out, so the batch is smaller; a batch that would
             be empty raises an error. At the end of an epoch, a RuntimeWarning reports how many samples were replaced
             or skipped.
+        on_error_in: Where errors count as those of a sample: to ``read`` it, to ``decode`` it (also by your own
+            decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that it can be written; the first entry creates it.
 
@@ -82,6 +86,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     """
 
     on_error: Any = Fixed()
+    on_error_in: Any = Fixed()
     quarantine: Any = Fixed()
     shuffle: Any = Fixed()
     counts_when_received = True
@@ -108,6 +113,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         pin_memory_device: str = "",
         in_order: bool = True,
         on_error: OnError = "raise",
+        on_error_in: Collection[Stage] = ("read", "decode"),
         quarantine: str | os.PathLike[str] = "quarantine.jsonl",
     ) -> None:
         check_dataset(dataset, shuffle=shuffle, drop_last=drop_last)
@@ -117,6 +123,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         num_workers = check_integer("num_workers", num_workers, at_least=0)
         prefetch_factor = check_prefetch_factor(prefetch_factor)
         self.on_error: OnError = check_choice("on_error", on_error, OnError)
+        self.on_error_in = check_stages(on_error_in)
         self.quarantine = quarantine
         super().__init__(
             dataset,
@@ -153,7 +160,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
             has_batches=self.batch_sampler is not None,
             obstacle=why_not_ours(self),
         )
-        self._bad_samples = make_bad_samples(self.on_error, self.quarantine, self.dataset)
+        self._bad_samples = make_bad_samples(self.on_error, self.on_error_in, self.quarantine, self.dataset)
         if self._order is not None:
             ordered = self._order.ordered
             check_order(ordered, batch_size=self.batch_size, drop_last=self.drop_last, in_order=self.in_order)

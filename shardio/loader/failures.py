@@ -7,6 +7,8 @@ import sys
 import traceback
 from dataclasses import dataclass
 
+from shardio.errors import copy_mark
+
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -39,5 +41,7 @@ def _make_portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # Pickling may fail in any way. Send at least the message.
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        portable = RuntimeError(f"{type(error).__name__}: {error}")
+        copy_mark(error, portable)
+        return portable
     return error

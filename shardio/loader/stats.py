@@ -23,8 +23,11 @@ class LoaderStats:
         wait_for_data_s: How long the training process waited for batches.
         num_workers: The number of workers; 0 if the calling process makes the batches.
         read_s: The time for reading bytes, summed over all workers.
-        transform_s: The time for reading images' headers and drawing the transforms' parameters, summed over all
-            workers.
+        transform_s: The time for reading images' headers and drawing the transforms' parameters, or in your own code
+            if there is some, summed over all workers.
+        python_s: The time in your own code: transforms, decoders and ``collate_fn``, summed over all workers.
+        in_python: The names of these.
+        recognised: Those of shardio's transforms that replace what another library's pipeline begins with.
         decode_s: The time for decoding, cropping and resizing, summed over all workers.
         idle_s: The time that workers waited for a chunk, summed over all workers. They wait while the loader is ahead
             of the training.
@@ -54,6 +57,9 @@ class LoaderStats:
     num_skipped: int = 0
     num_worker_restarts: int = 0
     num_images_by_decoder: dict[DecoderName, int] = field(default_factory=dict)
+    python_s: float = 0.0
+    in_python: tuple[str, ...] = ()
+    recognised: tuple[str, ...] = ()
 
     @property
     def samples_per_s(self) -> float:
@@ -66,6 +72,8 @@ class Tally:
     """Running counts, which become :class:`LoaderStats`."""
 
     num_workers: int
+    in_python: tuple[str, ...] = ()
+    recognised: tuple[str, ...] = ()
     began: float = field(default_factory=time.perf_counter)
     last: float = 0.0
     first_batch_s: float | None = None
@@ -109,5 +117,8 @@ class Tally:
             num_replaced=self.num_replaced,
             num_skipped=self.num_skipped,
             num_worker_restarts=self.num_worker_restarts,
+            python_s=self.times.python_s,
+            in_python=self.in_python,
+            recognised=self.recognised,
             num_images_by_decoder={name: self.num_images_by_decoder[name] for name in get_args(DecoderName)},
         )

@@ -10,11 +10,12 @@ from shardio.transforms.compose import (
     apply_transform,
     count_crops,
     is_builtin,
+    others_in,
     plan_crops,
     plan_transform,
     refuse_pillow,
 )
-from shardio.transforms.foreign import call_with_sample, is_image_array
+from shardio.transforms.foreign import as_pillow, call_with_sample, is_image_array
 from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.recognition import Decode, replace_leading
@@ -33,10 +34,12 @@ __all__ = [
     "Resize",
     "Transform",
     "apply_transform",
+    "as_pillow",
     "call_with_sample",
     "count_crops",
     "is_builtin",
     "is_image_array",
+    "others_in",
     "plan_crops",
     "plan_transform",
     "refuse_pillow",

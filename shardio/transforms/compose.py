@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from types import FunctionType
 from typing import Any, Literal
 
 import numpy as np
@@ -121,6 +122,17 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
     if type(transform) is Compose or type(transform) is MultiCrop:
         return all(map(is_builtin, transform.transforms))
     return transform is None or type(transform) in BUILTINS
+
+
+def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
+    """Return the transforms that are not shardio's own, in the order of their calls, from nested sequences, too."""
+    return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
+
+
+def _is_ours(step: Any) -> bool:
+    """Return whether a function, or a transform's class, is defined by shardio."""
+    module = getattr(step if isinstance(step, FunctionType) else type(step), "__module__", "")
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:

@@ -1,8 +1,8 @@
 """Call other libraries' transforms, each with an image in a form that it acts on.
 
 torchvision's v2 transforms silently return numpy arrays unchanged. Albumentations' transforms accept only arrays, as
-the keyword argument ``image``. The module names of a transform's classes show which library it comes from, so none of
-these libraries is imported.
+the keyword argument ``image``, and timm's only Pillow images. The module names of a transform's classes show which
+library it comes from, so none of these libraries is imported.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-Family = Literal["v2", "v1", "albumentations", "module", "other"]
+Family = Literal["v2", "v1", "albumentations", "timm", "module", "other"]
 
 _SEQUENCES = frozenset(
     {
@@ -57,6 +58,8 @@ def call(transform: Callable[..., Any], image: Any) -> Any:
         return transform(image=as_array(image))["image"]
     if family == "other":
         form = image
+    elif family == "timm":
+        form = as_pillow(image) if is_image_array(image) else image
     else:
         form = next(_forms(image), image) if family == "module" else _choose_form(transform, image)
     with _refuse_ignored(transform, object if family in ("v1", "v2") else np.ndarray):
@@ -93,6 +96,13 @@ def is_pillow_image(image: Any) -> bool:
     """Return whether an image is one of Pillow's. There are none before Pillow is imported."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(image, pillow.Image)
+
+
+def as_pillow(pixels: NDArray[np.uint8]) -> Any:
+    """Return pixels, uint8 [height, width, 3], as a Pillow image."""
+    from PIL import Image
+
+    return Image.fromarray(pixels)
 
 
 def as_array(image: Any) -> Any:
@@ -154,6 +164,8 @@ def _family_of_class(kind: Any) -> Family:
         return "v1"
     if any(module.partition(".")[0] == "albumentations" for module in modules):
         return "albumentations"
+    if any(module.startswith("timm.data.") for module in modules):
+        return "timm"
     return "module" if "torch.nn.modules.module" in modules else "other"
 
 

@@ -15,9 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from shardio.images import Resampling
 from shardio.transforms import foreign
 from shardio.transforms.compose import Compose
@@ -63,7 +60,7 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
         own.append(found)
     if not own:
         return None
-    return Compose([*own, *([as_pillow] if decode == "pil" else []), *steps[len(own) :]])
+    return Compose([*own, *([foreign.as_pillow] if decode == "pil" else []), *steps[len(own) :]])
 
 
 def recognise(transform: Any, decode: Decode) -> Geometry | None:
@@ -77,13 +74,6 @@ def recognise(transform: Any, decode: Decode) -> Geometry | None:
     except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
         return None
     return None
-
-
-def as_pillow(image: NDArray[np.uint8]) -> Any:
-    """Return pixels as a Pillow image."""
-    from PIL import Image
-
-    return Image.fromarray(image)
 
 
 def _replace_torchvision(name: str, transform: Any) -> Geometry | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 from collections import UserDict
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
 from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset
+from shardio.errors import Stage
 from shardio.loader.collate import collate_channels_last
 from shardio.models import import_library
 from shardio.sample import Sample
@@ -260,3 +262,86 @@ def test_an_error_keeps_its_type(images: Path, num_workers: int) -> None:
         next(iter(DataLoader(folder, 4, num_workers=num_workers)))
     said = "".join([*getattr(error_info.value, "__notes__", []), str(error_info.value.__cause__)])
     assert "while transforming sample " in said
+
+
+def refuse_some(number: int) -> None:
+    if number % 9 == 4:
+        raise LookupError(f"number {number} is not wanted")
+
+
+def transform_some(sample: dict[str, Any]) -> Any:
+    refuse_some(sample["msgpack"]["id"])
+    return sample["msgpack"]["id"]
+
+
+def decode_some(content: bytes) -> int:
+    number = int(msgpack.unpackb(content, strict_map_key=False)["id"])
+    refuse_some(number)
+    return number
+
+
+@pytest.mark.parametrize("options", [{"transform_sample": transform_some}, {"decoders": {"msgpack": decode_some}}])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("takes_torch", [False, True])
+def test_samples_with_which_peoples_code_fails_are_left_out_if_they_say_so(
+    captioned: Path, tmp_path: Path, options: dict[str, Any], num_workers: int, takes_torch: bool
+) -> None:
+    stage: Stage = "transform" if "transform_sample" in options else "decode"
+    others: dict[str, Any] = {"worker_init_fn": lambda worker_id: None} if takes_torch else {}
+    stages: tuple[Stage, ...] = (stage, "read")
+    for covered in stages:
+        dataset = ShardDataset([captioned], fields="msgpack", shuffle=True, **options)
+        loader = DataLoader(
+            dataset,
+            8,
+            num_workers=num_workers,
+            on_error="skip",
+            on_error_in=(covered,),
+            quarantine=tmp_path / "quarantine.jsonl",
+            **others,
+        )
+        assert loader.runs_torchs_workers == takes_torch
+        if covered == "read":
+            with pytest.raises(LookupError, match="is not wanted"):
+                list(loader)
+            continue
+        with pytest.warns(RuntimeWarning, match="unreadable samples skipped in epoch 0: 4"):
+            got = torch.cat(list(loader)).tolist()
+        assert sorted(got) == [number for number in range(NUM_SAMPLES) if number % 9 != 4]
+        entries = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+        assert sorted(entry["key"] for entry in entries) == ["key04", "key13", "key22", "key31"]
+        assert all("LookupError: number" in entry["error"] for entry in entries)
+
+
+def test_stages_are_checked(captioned: Path) -> None:
+    dataset = ShardDataset([captioned], fields="key")
+    with pytest.raises(ValueError, match="on_error_in must be one of 'read', 'decode', 'transform'"):
+        DataLoader(dataset, on_error_in=("collate",))  # type: ignore[arg-type]  # the test
+    with pytest.raises(TypeError, match="on_error_in must be a tuple of stages"):
+        DataLoader(dataset, on_error_in="read")  # type: ignore[arg-type]  # the test
+    with pytest.raises(ValueError, match="on_error_in is empty"):
+        DataLoader(dataset, on_error_in=())
+
+
+def mean(image: Any) -> float:
+    return float(image.mean())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_statistics_say_what_was_recognised_and_what_runs_in_python(images: Path, num_workers: int) -> None:
+    pipeline = albumentations.Compose(
+        [albumentations.RandomResizedCrop((16, 16)), albumentations.HorizontalFlip(), albumentations.GaussNoise()]
+    )
+    folder = ImageFolder(images, transform=pipeline)
+    loader = DataLoader(folder, 8, num_workers=num_workers, collate_fn=default_collate)
+    list(loader)
+    stats = loader.stats()
+    assert [each.partition("(")[0] for each in stats.recognised] == ["RandomResizedCrop", "RandomHorizontalFlip"]
+    assert stats.in_python == ("GaussNoise", "default_collate")
+    assert 0 < stats.python_s == stats.transform_s
+    loader = DataLoader(ImageFolder(images, transform=mean), 8, num_workers=num_workers)
+    list(loader)
+    assert (loader.stats().recognised, loader.stats().in_python) == ((), ("mean",))
+    loader = DataLoader(ImageFolder(images, transform=RandomResizedCrop(16)), 8, num_workers=num_workers)
+    list(loader)
+    assert (loader.stats().recognised, loader.stats().in_python, loader.stats().python_s) == ((), (), 0)

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Sub
 from torch.utils.data import DataLoader as TorchLoader
 
 from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
+from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.damage import BAD, NUM_SAMPLES, Subject, key_of, warns_of_bad_samples
 from tests.faults.worker_processes import batches_of
 
@@ -214,7 +214,7 @@ def test_the_reason_says_what_the_subset_is_of(packed: Path) -> None:
         match="torch makes these batches: the dataset is a Subset of a Subset of a TensorDataset, but shardio's own",
     ):
         DataLoader(tensors).stats()
-    with pytest.raises(TypeError, match="the dataset is a Subset of a Doubled, but shardio's own"):
+    with pytest.raises(TypeError, match="a Subset of a Doubled, which overrides __getitems__, but shardio's own"):
         DataLoader(doubled).stats()
     with pytest.raises(TypeError, match="the dataset is a Subset of a ShardDataset, but shardio's own"):
         DataLoader(streamed).stats()
@@ -307,3 +307,21 @@ def test_a_sampler_cannot_leave_the_subset(packed: Path) -> None:
     subset = Subset(make_map(packed), CHOSEN)
     with pytest.raises(IndexError, match="index 13 is out of range for a dataset of 13 samples"):
         list(DataLoader(subset, sampler=SequentialSampler(range(14))))
+
+
+class Labelled(ImageFolder):
+    """A dataset that chooses its samples when it is made, as people do."""
+
+    names = "a member of its own"
+
+    def __init__(self, root: Path, label: int, **options: Any) -> None:
+        super().__init__(root, **options)
+        self.samples = [(path, number) for path, number in self.samples if number == label]
+
+
+def test_shardios_worker_processes_read_subclasses_that_only_choose(images: Path) -> None:
+    folder = Labelled(images, 1, transform=CenterCrop(16))
+    loader = DataLoader(folder, 4, num_workers=1)
+    assert not loader.runs_torchs_workers
+    labels = torch.cat([labels for _, labels in loader])
+    assert labels.tolist() == [1] * len(folder.samples)

@@ -42,7 +42,7 @@ class CallingProcess:
         """Begin an epoch and return its batches."""
         began = time.perf_counter()
         plans, source = self._planner.plan(cursor, split)
-        self._tally = Tally(num_workers=0, began=began)
+        self._tally = self.settings.begin_tally(source.decoder, 0, began)
         handler = OutcomeHandler(source=source, bad_samples=self.settings.bad_samples, tally=self._tally)
         return _Batches(self, plans, handler)
 

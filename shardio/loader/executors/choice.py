@@ -28,6 +28,14 @@ from shardio.loader.processes.setup import why_not_sendable
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import LoaderOrder
 
+_OVERRIDABLE = frozenset(
+    {
+        *("__annotations__", "__dict__", "__doc__", "__firstlineno__", "__init__", "__module__", "__orig_bases__"),
+        *("__parameters__", "__repr__", "__static_attributes__", "__str__", "__weakref__"),
+    }
+)
+"""What a subclass may define without changing what is read."""
+
 _log = logging.getLogger("shardio")
 
 
@@ -85,6 +93,17 @@ def make_executor(
     return IndexTorchWorkers(settings.dataset, ordered, options, bad_samples)
 
 
+def _find_overridden(kind: type) -> str:
+    """Return the name of a member of shardio's datasets that a subclass of theirs overrides; "" if there is none.
+
+    A subclass may choose its samples when it is made, and add members. Any other change is the user's own dataset.
+    """
+    ours = next(each for each in kind.__mro__ if each in (ShardDataset, ShardMapDataset, ImageFolder))
+    added = {name: None for each in kind.__mro__[: kind.__mro__.index(ours)] for name in vars(each)}
+    names = (name for name in added if hasattr(ours, name) and name not in _OVERRIDABLE)
+    return next(names, "")
+
+
 def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
     """Return what makes whole batches; None if shardio can make them column by column."""
     is_own = settings.collate_fn is not collate_channels_last
@@ -140,11 +159,13 @@ def why_not_ours(loader: Any) -> str | None:
 def _why_not_dataset(dataset: Any) -> str | None:
     unwrapped = unwrap_subsets(dataset)
     inner = unwrapped.dataset
-    names = [type(each).__name__ for each in (*unwrapped.subsets, inner)]
-    if type(inner) not in (ShardMapDataset, ImageFolder) and type(dataset) is not ShardDataset:
+    is_known = isinstance(inner, ShardMapDataset | ImageFolder) or isinstance(dataset, ShardDataset)
+    if not is_known or (overridden := _find_overridden(type(inner))):
+        names = " of a ".join(type(each).__name__ for each in (*unwrapped.subsets, inner))
+        which = f", which overrides {overridden}" if is_known else ""
         return (
-            f"the dataset is a {' of a '.join(names)}, but shardio's own code reads only ShardDataset, ShardMapDataset "
-            "and ImageFolder (no subclasses), and torch's Subset of the last two"
+            f"the dataset is a {names}{which}, but shardio's own code reads only ShardDataset, ShardMapDataset and "
+            "ImageFolder, and torch's Subset of the last two"
         )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, which needs Linux with glibc 2.27 or newer"

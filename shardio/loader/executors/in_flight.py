@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from shardio.bad_samples import BadSamples
-from shardio.errors import SampleError
+from shardio.decoding import FieldDecoder
+from shardio.errors import SampleError, Stage, as_sample_error
 from shardio.images import DecoderName
 from shardio.loader.batch_plans import BatchPlan, SampleSource
 from shardio.loader.collation import Collation
@@ -77,6 +78,22 @@ class BatchSettings:
     pins: bool
     collation: Collation | None = None
 
+    def begin_tally(self, decoder: FieldDecoder, num_workers: int, began: float) -> Tally:
+        """Return the counts of an epoch that begins.
+
+        Args:
+            decoder: The decoder of its samples.
+            num_workers: How many workers there are.
+            began: When it began, by ``time.perf_counter``.
+        """
+        steps = [*decoder.python_steps, *([] if self.collation is None else [self.collation.collate_fn])]
+        return Tally(
+            num_workers=num_workers,
+            began=began,
+            in_python=tuple(getattr(step, "__qualname__", type(step).__name__) for step in steps),
+            recognised=tuple(map(repr, decoder.replacements)),
+        )
+
 
 def cut_batch(plan: BatchPlan, layout: Layout | None, sizing: ChunkSizing) -> list[Part]:
     """Cut a batch into the parts in which it is made."""
@@ -104,7 +121,7 @@ def probe_layout(
         make(probe)
         if probe.error is None:
             return choose_layout(source.decoder.column_names, probe.parts[0].columns or [], num_rows), None
-        if not isinstance(probe.error, SampleError):
+        if as_sample_error(probe.error, get_args(Stage)) is None:
             return None, probe.error
         # The policy for bad samples handles this one when its batch is made.
     return None, None
@@ -134,8 +151,10 @@ class OutcomeHandler:
                 return False
             case Failed():
                 error = outcome.failure.restore()
-                if isinstance(error, SampleError) and self.bad_samples is not None and not batch.is_probe:
-                    return self._replace_or_skip(batch, part, error, self.bad_samples)
+                if self.bad_samples is not None and not batch.is_probe:
+                    found = self.bad_samples.find(error)
+                    if found is not None:
+                        return self._replace_or_skip(batch, part, found, self.bad_samples)
                 batch.error = error
                 return False
 

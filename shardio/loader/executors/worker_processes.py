@@ -50,7 +50,7 @@ class WorkerProcesses:
         began = time.perf_counter()
         workers, slots = self._find_workers()
         plans, source = self._planner.plan(cursor, split)
-        self._tally = Tally(num_workers=workers.num_threads, began=began)
+        self._tally = self._settings.begin_tally(source.decoder, workers.num_threads, began)
         pipeline = Pipeline(
             source,
             plans,

@@ -88,7 +88,9 @@ class ChunkBuilder:
         if calls.elapsed_s:  # Planning has decoded images for people's own transforms.
             transform_s = calls.elapsed_s
         decode_s = time.perf_counter() - began - read_s - transform_s
-        times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
+        times = StageTimes(
+            idle_s=idle_s, read_s=read_s, transform_s=transform_s, python_s=calls.elapsed_s, decode_s=decode_s
+        )
         return Made(chunk_id=chunk.chunk_id, columns=columns, times=times, num_images_by_decoder=num_images_by_decoder)
 
     def _collate(self, collation: Collation, chunk: Chunk, idle_s: float) -> Made:
@@ -111,9 +113,9 @@ class ChunkBuilder:
             num_images_by_decoder.update(calls.decoder_names)
             calls.decoder_names = []
         batch, collate_s = collation.collate(samples, chunk.rng_keys, chunk.valid)
-        transform_s = calls.elapsed_s + collate_s
-        decode_s = time.perf_counter() - began - read_s - transform_s
-        times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=transform_s, decode_s=decode_s)
+        python_s = calls.elapsed_s + collate_s
+        decode_s = time.perf_counter() - began - read_s - python_s
+        times = StageTimes(idle_s=idle_s, read_s=read_s, transform_s=python_s, python_s=python_s, decode_s=decode_s)
         return Made(
             chunk_id=chunk.chunk_id,
             columns=[],

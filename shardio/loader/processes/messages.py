@@ -142,10 +142,11 @@ class Pong:
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """The time that a thread spent in each stage of a chunk, in seconds."""
+    """The time that a thread spent in each stage of a chunk, in seconds; ``python_s`` is part of ``transform_s``."""
 
     read_s: float = 0.0
     transform_s: float = 0.0
+    python_s: float = 0.0
     decode_s: float = 0.0
     idle_s: float = 0.0
 
