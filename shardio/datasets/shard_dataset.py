@@ -52,9 +52,10 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         source: A packed directory, its manifest, a directory of tars, a tar, a brace pattern such as
             ``shard-{000000..000012}.tar``, or a list of tars and patterns.
         fields: The fields of a sample, in the order of its tuple: ``image`` (uint8 tensor [3, height, width]),
-            ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls``, ``npy``, ``npz``
-            and ``safetensors`` are decoded (the last two to dicts of arrays), and so are pickles with
-            ``trusted=True``; all others are bytes. A single name instead of a tuple yields the bare value.
+            ``label`` (int), ``key`` (str), or a field by its extension: ``json``, ``txt``, ``cls``, ``npy``, ``npz``,
+            ``safetensors`` and ``msgpack`` are decoded (``npz`` and ``safetensors`` to dicts of arrays), also as the
+            last of several extensions, and so are pickles with ``trusted=True``; all others are bytes. A single name
+            instead of a tuple yields the bare value.
         shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
             epoch.
         seed: The seed of the order and of the transforms.

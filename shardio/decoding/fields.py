@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -248,7 +248,7 @@ class FieldDecoder:
     def diverge(self) -> None:
         """If samples do not seed people's callables, let them draw other numbers than in other forked processes."""
         if not self.seed_transforms:
-            Generators(self._callables).seed(secrets.randbits(64))
+            Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 
     def decode_field(self, name: str, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[Any]:
         """Return the values of a field other than the image.

@@ -60,10 +60,11 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     >>> for images, labels in loader: ...  # doctest: +SKIP
 
     On Linux, ``num_workers`` worker processes of shardio's (or fewer with as many threads, on few processors) decode
-    shardio's datasets (not their subclasses) and torch's Subsets of the map-style ones, with any transform that can be
-    pickled, if none of these is used: ``batch_size=None``, ``collate_fn``, ``worker_init_fn``,
+    shardio's datasets (and subclasses that override nothing) and torch's Subsets of the map-style ones, with any
+    transform and ``collate_fn`` that can be pickled, if none of these is used: ``batch_size=None``, ``worker_init_fn``,
     ``multiprocessing_context``. They write to memory that is reused when a batch is freed, so its tensors cannot be
-    enlarged in place. torch's workers make all other batches.
+    enlarged in place. torch's workers make all other batches. Before ``collate_fn``, the first sample's rng key seeds
+    the generators of torch, numpy and Python, unless the dataset has ``seed_transforms=False``.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 
@@ -203,8 +204,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
         Raises:
             TypeError: If torch makes the batches, because torch does not time the stages. It makes them in any
-                of these cases: on macOS; if the dataset or a transform is not shardio's; if an argument such as
-                ``collate_fn`` is set.
+                of these cases: on macOS; if the dataset is not shardio's; if your code cannot be pickled; if an
+                argument such as ``worker_init_fn`` is set.
         """
         if (stats := self._find_executor().stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))

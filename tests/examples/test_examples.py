@@ -7,6 +7,7 @@ import re
 import tarfile
 import warnings
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,18 @@ def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:
     losses = [loss for *_, loss in lines]
     assert losses[:3] == losses[3:]
     assert losses[0] == losses[1]
+
+
+def test_code_of_each_kind_gives_the_same_batches_with_and_without_worker_processes() -> None:
+    output = _run("own_code.py")
+    names = re.findall(r"^(.*): 8 batches, equal with 0 and 2 workers$", output, re.MULTILINE)
+    of_torchvision = ["torchvision on tensors", "torchvision on Pillow images"]
+    assert names == [
+        "a function",
+        *(of_torchvision if find_spec("torchvision") else []),
+        *(["Albumentations"] if find_spec("albumentations") else []),
+        *("transform_sample", "decoders", "collate_fn"),
+    ]
 
 
 def test_an_interrupted_epoch_of_a_tar_resumes() -> None:
