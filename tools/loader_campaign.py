@@ -29,6 +29,7 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from torch.utils.data import default_collate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are not an installed package.
 
@@ -89,6 +90,7 @@ class Case:
     moments_s: tuple[float, ...]
     victims: tuple[int, ...]
     pipeline: str
+    collates: bool
 
 
 def make_pipeline(name: str) -> Any:
@@ -107,6 +109,12 @@ def make_pipeline(name: str) -> Any:
     return Compose([CROP, lambda image: (image * random.random() + np.random.rand()).astype(np.float32)])
 
 
+def darken(samples: list[Any]) -> Any:
+    """Collate a batch, and make its images darker by a random factor."""
+    images, *others = default_collate(samples)
+    return [images * np.random.rand(), *others]
+
+
 def draw_case(seed: int, *, with_others: bool = False) -> Case:
     """Return the case of a seed."""
     rng = random.Random(seed)
@@ -119,13 +127,16 @@ def draw_case(seed: int, *, with_others: bool = False) -> Case:
         moments_s=(rng.uniform(0, LATEST_S), rng.uniform(0, LATEST_S)),
         victims=(rng.randrange(60), rng.randrange(60)),
         pipeline=rng.choice(PIPELINES) if with_others else "shardio",
+        collates=with_others and rng.random() < 0.5,
     )
 
 
 def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
     """Return the failure of a case, or None, and the signals that were sent."""
     sent = Counter[str]()
-    options = {"batch_size": case.batch_size, "transform": make_pipeline(case.pipeline)}
+    options: dict[str, Any] = {"batch_size": case.batch_size, "transform": make_pipeline(case.pipeline)}
+    if case.collates:
+        options["collate_fn"] = darken
     reference = make_loader(data, case.kind, **options)
     loader = make_loader(data, case.kind, case.num_workers, persistent_workers=case.persistent, **options)
     for signal_, moment_s, victim in zip(case.signals, case.moments_s, case.victims, strict=True):
@@ -182,7 +193,7 @@ def kills(
     runs: Annotated[int, typer.Option(min=1, help="Number of runs.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the campaign, which selects the runs.")] = 0,
     only: Annotated[int | None, typer.Option(min=0, help="Run only the case with this seed.")] = None,
-    others: Annotated[bool, typer.Option(help="Whether transforms are people's own, too.")] = False,
+    others: Annotated[bool, typer.Option(help="Whether transforms and collate_fn are people's own, too.")] = False,
 ) -> None:
     """Kill or stop a worker process or the fork server at a random moment: no batch is lost, repeated or changed."""
     warnings.filterwarnings("ignore", message="worker process|fork server")  # Worker processes are expected to die.
