@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
 from shardio.models import import_library
 from shardio.world import find_world
+from tests.frameworks.collation import collate
 from tests.frameworks.launch import record_epochs
 
 import_library("torchvision")  # Transformers imports torchvision, too. Not every build of it loads with every torch.
@@ -50,16 +51,6 @@ class LoaderState(TrainerCallback):
 
     def path(self, args: Any, state: Any) -> Path:
         return Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
-
-
-def collate(samples: list[tuple[int, str]]) -> dict[str, Any]:
-    labels, keys = zip(*samples, strict=True)
-    return {"labels": torch.tensor(labels), "numbers": torch.tensor([number_of(key) for key in keys])}
-
-
-def number_of(key: str) -> int:
-    """Return a number for ``class-2/name-003``: Trainer only sends numbers between ranks."""
-    return int("".join(filter(str.isdigit, key)))
 
 
 class Recorded(nn.Module):
