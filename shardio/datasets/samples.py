@@ -68,10 +68,12 @@ def _convert_images(value: Any) -> Any:
 def as_tensor(image: Any) -> Any:
     """Return pixels as a tensor that shares the array's memory, also in tuples; return anything else unchanged.
 
-    Pixels are uint8 arrays [height, width, 1 to 4]. Other arrays, such as timm's [3, height, width], stay arrays.
+    Pixels are uint8 arrays [height, width, channels]. Those of timm, [1 to 4, height, width], stay arrays.
     """
     if isinstance(image, tuple):
         return tuple(map(as_tensor, image))
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3 and image.shape[2] <= MAX_CHANNELS:
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim == 3:
+        if image.shape[0] <= MAX_CHANNELS < image.shape[2]:
+            return image
         return torch.from_numpy(image).permute(2, 0, 1)
     return image

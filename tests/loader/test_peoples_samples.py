@@ -350,3 +350,19 @@ def test_statistics_say_what_was_recognised_and_what_runs_in_python(images: Path
     loader = DataLoader(ImageFolder(images, transform=RandomResizedCrop(16)), 8, num_workers=num_workers)
     list(loader)
     assert (loader.stats().recognised, loader.stats().in_python, loader.stats().python_s) == ((), (), 0)
+
+
+@pytest.mark.parametrize(
+    ("transform", "shape"),
+    [
+        (lambda image: np.dstack([image, image])[:20, :24], (6, 20, 24)),
+        (lambda image: image[:20, :24, :1].copy(), (1, 20, 24)),
+        (lambda image: image[:20, :24].transpose(2, 0, 1).copy(), (3, 20, 24)),
+    ],
+)
+def test_arrays_of_pixels_become_channels_first_unless_they_are(
+    images: Path, transform: Any, shape: tuple[int, ...]
+) -> None:
+    folder = ImageFolder(images, transform=transform)
+    assert tuple(folder[0][0].shape) == shape
+    assert next(iter(DataLoader(folder, 4)))[0].shape == (4, *shape)
