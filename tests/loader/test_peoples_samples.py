@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import albumentations
 import msgpack
@@ -27,19 +26,22 @@ from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import parse_location
 from shardio.transforms import RandomResizedCrop
+from tests.loader.peoples_code import (
+    collate_mixed,
+    collate_pair,
+    collate_unusual,
+    decode_some,
+    fail,
+    mean,
+    tokenize,
+    transform_some,
+)
 from tests.slots import assert_same, slot_of
 
 import_library("torchvision")
 v2 = pytest.importorskip("torchvision.transforms.v2")
 
 NUM_SAMPLES = 40
-
-
-class Pair(NamedTuple):
-    """A batch as some people like it."""
-
-    images: torch.Tensor
-    lengths: list[int]
 
 
 def save_npy(array: NDArray[Any]) -> bytes:
@@ -94,13 +96,6 @@ def assert_batches_are_the_oracles(make: Callable[[], ShardMapDataset], collate_
             got = list(loader)
             assert_same(got, expected)
     return got[0]
-
-
-def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
-    words = (sample["txt"] or "none").split()
-    tokens = np.zeros(2000, np.int64)
-    tokens[: len(words)] = list(map(len, words))
-    return {"image": sample["npy"], "tokens": tokens, "noise": random.random(), "key": sample["key"]}
 
 
 def test_a_tokenising_transform_sample(captioned: Path) -> None:
@@ -176,24 +171,6 @@ def test_wrong_arguments_are_refused(captioned: Path, options: Any, error: type[
         ShardDataset([captioned], fields=("txt", "key"), **options)
 
 
-def collate_pair(samples: list[Any]) -> Pair:
-    images, labels = default_collate(samples)
-    return Pair(images.float() / 255, labels.tolist())
-
-
-def collate_mixed(samples: list[Any]) -> dict[str, Any]:
-    images, labels = default_collate(samples)
-    weight = float(np.random.beta(1, 1))  # as people do
-    return {"images": weight * images + (1 - weight) * images.flip(0), "labels": [labels, labels], "weight": weight}
-
-
-def collate_unusual(samples: list[Any]) -> Any:
-    images, labels = default_collate(samples)
-    views = images.permute(0, 2, 3, 1), images[:, :1].expand(-1, 3, -1, -1), images[..., ::2], images.bfloat16()
-    arrays = labels.numpy(), images.numpy(), np.array(["text"]), np.zeros((), np.float32)
-    return [*views, *arrays, images, labels.to(torch.complex64), torch.nn.Parameter(images.float()), UserDict(a=labels)]
-
-
 @pytest.mark.parametrize("collate_fn", [collate_pair, collate_unusual, lambda samples: None, len])
 def test_a_collate_fn_of_ones_own(pictures: Path, collate_fn: Any) -> None:
     def make() -> ShardMapDataset:
@@ -247,10 +224,6 @@ def test_marks_of_repeats_reach_the_collate_fn(pictures: Path) -> None:
         assert all(isinstance(key, str) for batch in batches for key, _ in batch)
 
 
-def fail(samples: Any) -> Any:
-    raise KeyError("of the user")
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_keeps_its_type(images: Path, num_workers: int) -> None:
     folder = ImageFolder(images, transform=RandomResizedCrop(16))
@@ -261,22 +234,6 @@ def test_an_error_keeps_its_type(images: Path, num_workers: int) -> None:
         next(iter(DataLoader(folder, 4, num_workers=num_workers)))
     said = "".join([*getattr(error_info.value, "__notes__", []), str(error_info.value.__cause__)])
     assert "while transforming sample " in said
-
-
-def refuse_some(number: int) -> None:
-    if number % 9 == 4:
-        raise LookupError(f"number {number} is not wanted")
-
-
-def transform_some(sample: dict[str, Any]) -> Any:
-    refuse_some(sample["msgpack"]["id"])
-    return sample["msgpack"]["id"]
-
-
-def decode_some(content: bytes) -> int:
-    number = int(msgpack.unpackb(content, strict_map_key=False)["id"])
-    refuse_some(number)
-    return number
 
 
 @pytest.mark.parametrize(
@@ -326,10 +283,6 @@ def test_stages_are_checked(captioned: Path) -> None:
         DataLoader(dataset, on_error_in="read")  # type: ignore[arg-type]  # the test
     with pytest.raises(ValueError, match="on_error_in is empty"):
         DataLoader(dataset, on_error_in=())
-
-
-def mean(image: Any) -> float:
-    return float(image.mean())
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
