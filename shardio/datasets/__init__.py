@@ -1,19 +1,22 @@
 """Datasets and a sampler for torch, with shardio's order."""
 
+from shardio.datasets.concatenated import Concatenated, why_not_concatenated
 from shardio.datasets.epoch_sampler import EpochSampler, find_digest
 from shardio.datasets.image_folder import ImageFolder
 from shardio.datasets.indices import check_indices
 from shardio.datasets.map_dataset import MapDataset
 from shardio.datasets.map_epoch import known_epoch
 from shardio.datasets.ordered import Ordered
+from shardio.datasets.overrides import find_overridden
 from shardio.datasets.samples import as_tensor, decode_samples, mark_valid
 from shardio.datasets.shard_dataset import ShardDataset
 from shardio.datasets.shard_map_dataset import ShardMapDataset
-from shardio.datasets.subsets import Unwrapped, unwrap_subsets
 from shardio.datasets.transformed import TOO_LATE, Transformed
+from shardio.datasets.wrappers import Unwrapped, unwrap, unwrap_parts
 
 __all__ = [
     "TOO_LATE",
+    "Concatenated",
     "EpochSampler",
     "ImageFolder",
     "MapDataset",
@@ -26,7 +29,10 @@ __all__ = [
     "check_indices",
     "decode_samples",
     "find_digest",
+    "find_overridden",
     "known_epoch",
     "mark_valid",
-    "unwrap_subsets",
+    "unwrap",
+    "unwrap_parts",
+    "why_not_concatenated",
 ]

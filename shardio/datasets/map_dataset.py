@@ -16,7 +16,7 @@ from shardio.datasets.transformed import Transformed
 from shardio.decoding import FieldDecoder
 from shardio.errors import SampleError, move_mark
 from shardio.order import Words, check_epoch
-from shardio.reading import FileReader, SampleReader
+from shardio.reading import Reader
 from shardio.torch_modes import own_tensors
 from shardio.values import check_integer
 
@@ -30,7 +30,7 @@ class MapDataset(Transformed, Dataset[Any]):
         map_epoch: The seed and epoch, if the user set them.
     """
 
-    def __init__(self, decoder: FieldDecoder, reader: SampleReader | FileReader) -> None:
+    def __init__(self, decoder: FieldDecoder, reader: Reader) -> None:
         super().__init__(decoder)
         self.reader = reader
         self.map_epoch = MapEpoch()

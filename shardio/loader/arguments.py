@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from shardio.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.classes import warn_of_other_classes
-from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, find_digest, unwrap_subsets
+from shardio.datasets import EpochSampler, MapDataset, Ordered, ShardDataset, find_digest, unwrap
 from shardio.errors import Stage
 from shardio.loader.collate import yields_images
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
@@ -190,7 +190,7 @@ def warn_of_whole_epochs(dataset: Any, sampler: Any, *, stacklevel: int) -> None
     drawing = sampler.sampler if type(sampler) is BatchSampler else sampler
     if type(drawing) not in (RandomSampler, SequentialSampler):
         return  # Other samplers may split over ranks.
-    if isinstance(unwrap_subsets(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
+    if isinstance(unwrap(dataset).dataset, MapDataset) and (num_ranks := find_world().world_size) > 1:
         warnings.warn(
             f"{type(drawing).__name__} does not split samples over ranks: each of {num_ranks} ranks gets all "
             f"{len(dataset)} of them. Pass sampler=EpochSampler(dataset), or torch's DistributedSampler, to the "

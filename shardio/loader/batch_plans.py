@@ -50,7 +50,7 @@ class SampleSource:
     """The source of an epoch's samples.
 
     Attributes:
-        dataset: The loader's dataset: one of shardio's, perhaps within Subsets.
+        dataset: The loader's dataset: one of shardio's, perhaps within torch's Subsets.
         decoder: The dataset's decoder at the beginning of the epoch.
         epoch: The epoch, if known.
     """
@@ -64,7 +64,7 @@ class Planner(Protocol):
     """The interface of planners, which plan the batches of epochs.
 
     Attributes:
-        dataset: The loader's dataset: one of shardio's, perhaps within Subsets.
+        dataset: The loader's dataset: one of shardio's, perhaps within torch's Subsets.
     """
 
     dataset: Unwrapped

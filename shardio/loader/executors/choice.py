@@ -8,9 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.utils.data
+from torch.utils.data import ConcatDataset
 
 from shardio.bad_samples import BadSamples
-from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset, unwrap_subsets
+from shardio.datasets import (
+    Concatenated,
+    ImageFolder,
+    ShardDataset,
+    ShardMapDataset,
+    Unwrapped,
+    find_overridden,
+    unwrap,
+    unwrap_parts,
+    why_not_concatenated,
+)
 from shardio.decoding import FieldDecoder
 from shardio.loader.batch_plans import OrderPlanner, Planner, SamplerPlanner
 from shardio.loader.collate import collate_channels_last
@@ -27,14 +38,6 @@ from shardio.loader.executors.worker_processes import WorkerProcesses
 from shardio.loader.processes.setup import why_not_sendable
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import LoaderOrder
-
-_OVERRIDABLE = frozenset(
-    {
-        *("__annotations__", "__dict__", "__doc__", "__firstlineno__", "__init__", "__module__", "__orig_bases__"),
-        *("__parameters__", "__repr__", "__static_attributes__", "__str__", "__weakref__"),
-    }
-)
-"""What a subclass may define without changing what is read."""
 
 _log = logging.getLogger("shardio")
 
@@ -93,17 +96,6 @@ def make_executor(
     return IndexTorchWorkers(settings.dataset, ordered, options, bad_samples)
 
 
-def _find_overridden(kind: type) -> str:
-    """Return the name of a member of shardio's datasets that a subclass of theirs overrides; "" if there is none.
-
-    A subclass may choose its samples when it is made, and add members. Any other change is the user's own dataset.
-    """
-    ours = next(each for each in kind.__mro__ if each in (ShardDataset, ShardMapDataset, ImageFolder))
-    added = {name: None for each in kind.__mro__[: kind.__mro__.index(ours)] for name in vars(each)}
-    names = (name for name in added if hasattr(ours, name) and name not in _OVERRIDABLE)
-    return next(names, "")
-
-
 def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
     """Return what makes whole batches; None if shardio can make them column by column."""
     is_own = settings.collate_fn is not collate_channels_last
@@ -113,7 +105,7 @@ def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collat
 
 
 def _make_planner(settings: ExecutorSettings, order: LoaderOrder | None) -> Planner:
-    dataset = unwrap_subsets(settings.dataset)
+    dataset = unwrap(settings.dataset)
     if order is not None:
         return OrderPlanner(dataset, order.ordered)
     return SamplerPlanner(dataset, settings.batch_sampler, settings.generator, keeps_seed=settings.persistent_workers)
@@ -121,9 +113,8 @@ def _make_planner(settings: ExecutorSettings, order: LoaderOrder | None) -> Plan
 
 def find_settings(loader: Any) -> ExecutorSettings:
     """Return what a loader's executor is made from, for its attributes as they are now."""
-    unwrapped = unwrap_subsets(loader.dataset)
     return ExecutorSettings(
-        datasets=(*unwrapped.subsets, unwrapped.dataset),
+        datasets=unwrap(loader.dataset).datasets,
         decoder=find_decoder(loader.dataset),
         is_ours=why_not_ours(loader) is None,
         batch_size=loader.batch_size,
@@ -157,16 +148,25 @@ def why_not_ours(loader: Any) -> str | None:
 
 
 def _why_not_dataset(dataset: Any) -> str | None:
-    unwrapped = unwrap_subsets(dataset)
+    unwrapped = unwrap(dataset)
     inner = unwrapped.dataset
-    is_known = isinstance(inner, ShardMapDataset | ImageFolder) or isinstance(dataset, ShardDataset)
-    if not is_known or (overridden := _find_overridden(type(inner))):
-        names = " of a ".join(type(each).__name__ for each in (*unwrapped.subsets, inner))
-        which = f", which overrides {overridden}" if is_known else ""
+    if (why := _why_not_read(unwrapped, is_whole=inner is dataset)) is not None:
         return (
-            f"the dataset is a {names}{which}, but shardio's own code reads only ShardDataset, ShardMapDataset and "
-            "ImageFolder, and torch's Subset of the last two"
+            f"the dataset is a {unwrapped.kind}{why}, but shardio's own code reads only ShardDataset, ShardMapDataset "
+            "and ImageFolder, and torch's Subset and ConcatDataset of the last two"
         )
     if not hasattr(os, "memfd_create"):
         return "this Python has no os.memfd_create, which needs Linux with glibc 2.27 or newer"
     return why_not_sendable(inner.decoder, "transform") if inner.decoder.runs_user_code else None
+
+
+def _why_not_read(unwrapped: Unwrapped, *, is_whole: bool) -> str | None:
+    """Return what about a dataset keeps shardio's own code from reading it, perhaps nothing more than its type."""
+    inner = unwrapped.dataset
+    if isinstance(inner, Concatenated):
+        return None
+    if isinstance(inner, ShardMapDataset | ImageFolder) or (is_whole and isinstance(inner, ShardDataset)):
+        return f", which overrides {overridden}" if (overridden := find_overridden(type(inner))) else None
+    if type(inner) is ConcatDataset:
+        return f": {why_not_concatenated(unwrap_parts(inner))}"
+    return ""

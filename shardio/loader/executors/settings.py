@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from types import MethodType
 from typing import Any
 
-from shardio.datasets import Transformed, unwrap_subsets
+from shardio.datasets import Transformed, unwrap
 from shardio.decoding import FieldDecoder
 
 _VALUES = (bool, int, float, str, MethodType)
@@ -19,7 +19,7 @@ class ExecutorSettings:
     """What an executor is made from. If it changes, the loader needs another executor.
 
     Attributes:
-        datasets: The loader's dataset; for torch's Subsets, all of them from the outermost to the dataset inside.
+        datasets: The loader's dataset; for torch's Subsets and ConcatDatasets, also the datasets in them.
         decoder: The decoder of the dataset inside; None if the dataset is not shardio's.
         is_ours: Whether shardio's own code can make the batches.
         batch_size: The samples of a full batch; None if a batch sampler decides, or for single samples.
@@ -70,7 +70,7 @@ class ExecutorSettings:
 
 def find_decoder(dataset: Any) -> FieldDecoder | None:
     """Return the decoder of shardio's dataset; None for any other, whose transform works differently."""
-    inner = unwrap_subsets(dataset).dataset
+    inner = unwrap(dataset).dataset
     return inner.decoder if isinstance(inner, Transformed) else None
 
 

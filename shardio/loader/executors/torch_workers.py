@@ -23,7 +23,7 @@ from shardio.datasets import (
     Unwrapped,
     known_epoch,
     mark_valid,
-    unwrap_subsets,
+    unwrap,
 )
 from shardio.errors import SampleError
 from shardio.interruptions import let_through
@@ -196,8 +196,8 @@ class _RequestDataset(torch.utils.data.Dataset[Any]):
 
 
 def _unwrap_readable(dataset: Any) -> Unwrapped:
-    """Unwrap Subsets of a dataset that takes rng keys. Any other dataset is read as it is, as torch does."""
-    unwrapped = unwrap_subsets(dataset)
+    """Unwrap a dataset, if the one inside takes rng keys. Any other dataset is read as it is, as torch does."""
+    unwrapped = unwrap(dataset)
     return unwrapped if _takes_rng_keys(unwrapped.dataset) else Unwrapped(dataset=dataset, subsets=())
 
 

@@ -17,7 +17,7 @@ from shardio.images import DecoderName, prepare_kernel
 from shardio.loader.processes.messages import Chunk, Made, StageTimes
 from shardio.loader.slots.forms import as_stored
 from shardio.loader.slots.memory import Column
-from shardio.reading import FileReader, SampleReader
+from shardio.reading import Reader
 from shardio.shards import LABEL_FIELD
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ class ChunkBuilder:
         collation: Makes whole batches of them; None if a batch consists of columns.
     """
 
-    def __init__(
-        self, reader: SampleReader | FileReader, decoder: FieldDecoder, collation: Collation | None = None
-    ) -> None:
+    def __init__(self, reader: Reader, decoder: FieldDecoder, collation: Collation | None = None) -> None:
         self._reader = reader
         self._decoder = decoder
         self._collation = collation

@@ -17,7 +17,7 @@ from shardio.images import DecoderName
 from shardio.loader.failures import Failure
 from shardio.loader.slots.memory import Column, Layout
 from shardio.order import Words
-from shardio.reading import FileReader, SampleReader
+from shardio.reading import Reader
 
 if TYPE_CHECKING:
     from shardio.loader.collation import Collation  # It imports torch.
@@ -33,7 +33,7 @@ class WorkerSetup:
         collation: Makes whole batches where that takes people's own code; None if a batch consists of columns.
     """
 
-    reader: SampleReader | FileReader
+    reader: Reader
     decoder: FieldDecoder
     collation: Collation | None = None
 

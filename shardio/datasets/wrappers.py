@@ -1,4 +1,4 @@
-"""Unwrapping of torch's Subsets: which samples of the inner dataset they select."""
+"""Unwrapping of torch's Subsets and ConcatDatasets: which samples of shardio's datasets they select."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, Subset
 
+from shardio.datasets.concatenated import Concatenated, why_not_concatenated
 from shardio.datasets.indices import check_indices, check_integers
 from shardio.order import Words, augment_rng_keys
 
@@ -19,12 +20,24 @@ class Unwrapped:
     """A dataset and the Subsets around it.
 
     Attributes:
-        dataset: The inner dataset, which is not a Subset.
+        dataset: The inner dataset, which is not a Subset; a :class:`Concatenated` for a ConcatDataset that can be read
+            as one dataset.
         subsets: The Subsets around it, outermost first; empty if there are none.
     """
 
     dataset: Any
     subsets: tuple[Subset[Any], ...]
+
+    @property
+    def datasets(self) -> tuple[Any, ...]:
+        """The user's datasets: the Subsets, outermost first, the dataset inside, and those that it concatenates."""
+        inner = self.dataset.datasets if isinstance(self.dataset, Concatenated) else (self.dataset,)
+        return (*self.subsets, *inner)
+
+    @property
+    def kind(self) -> str:
+        """What it is, for messages."""
+        return " of a ".join(type(each).__name__ for each in (*self.subsets, self.dataset))
 
     def __len__(self) -> int:
         """Return the number of samples of the outermost dataset."""
@@ -77,13 +90,26 @@ class Unwrapped:
         return augment_rng_keys(seed, epoch, self.inner_indices(indices), repetitions), outer
 
 
-def unwrap_subsets(dataset: Any) -> Unwrapped:
-    """Unwrap torch's Subsets at any depth. A subclass may override anything, so it is not unwrapped."""
+def unwrap(dataset: Any) -> Unwrapped:
+    """Unwrap torch's Subsets and ConcatDatasets at any depth.
+
+    A subclass may override anything, so it is not unwrapped. A ConcatDataset whose parts are not all shardio's, or not
+    decoded alike, stays as it is.
+    """
     subsets = []
     while type(dataset) is Subset:
         subsets.append(dataset)
         dataset = dataset.dataset
+    if type(dataset) is ConcatDataset:
+        parts = unwrap_parts(dataset)
+        if why_not_concatenated(parts) is None:
+            dataset = Concatenated(dataset, parts)
     return Unwrapped(dataset=dataset, subsets=tuple(subsets))
+
+
+def unwrap_parts(concat: ConcatDataset[Any]) -> list[Unwrapped]:
+    """Unwrap each dataset of a ConcatDataset."""
+    return [unwrap(part) for part in concat.datasets]
 
 
 def _take(subset_indices: Any, indices: NDArray[Any]) -> NDArray[Any]:
