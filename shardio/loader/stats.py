@@ -36,6 +36,8 @@ class LoaderStats:
         num_skipped: The number of unreadable samples that were left out (``on_error="skip"``), in all batches that were
             begun.
         num_worker_restarts: The number of worker processes that died and were restarted.
+        worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, without batches. If
+            it keeps growing, your own code keeps what it makes.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
             code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
             million pixels, and all JPEGs while the kernel is not available.
@@ -56,6 +58,7 @@ class LoaderStats:
     num_replaced: int = 0
     num_skipped: int = 0
     num_worker_restarts: int = 0
+    worker_bytes: tuple[int, ...] = ()
     num_images_by_decoder: dict[DecoderName, int] = field(default_factory=dict)
     python_s: float = 0.0
     in_python: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from shardio.loader.batch_plans import Planner
 from shardio.loader.executors.in_flight import BatchSettings
@@ -72,7 +73,10 @@ class WorkerProcesses:
 
     def stats(self) -> LoaderStats:
         """Return the statistics of the latest epoch."""
-        return self._tally.sum_up()
+        stats = self._tally.sum_up()
+        if self._workers is None:
+            return stats
+        return replace(stats, worker_bytes=tuple(self._workers.memory.bytes_by_worker.values()))
 
     def _find_workers(self) -> tuple[WorkerPool, SlotPool]:
         """Return the worker processes and slots for the next epoch: those of the latest one, if they persist."""

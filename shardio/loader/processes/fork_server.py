@@ -219,4 +219,5 @@ def _start_process(descriptor: int, cwd: str | None) -> subprocess.Popen[bytes]:
         environment=dict.fromkeys(("OPENBLAS_NUM_THREADS", "OPENCV_FOR_THREADS_NUM", "OMP_NUM_THREADS"), "1"),
         descriptors=[descriptor],
         cwd=cwd,
+        stdout=None,  # People print in their transforms.
     )

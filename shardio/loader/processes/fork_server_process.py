@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from io import TextIOWrapper
 
 from shardio.images import find_kernel
 from shardio.loader.failures import Failure
@@ -110,6 +111,8 @@ def _end_process(process_id: int, patience_s: float) -> int:
 def main() -> None:
     """Run a fork server. The command line names the descriptor of its socket and the parent process."""
     descriptor, parent_id = map(int, sys.argv[1:])
+    if isinstance(sys.stdout, TextIOWrapper):  # It is None if standard output is closed.
+        sys.stdout.reconfigure(line_buffering=True)  # Worker processes are killed and would not write what is left.
     server = ForkServerProcess(socket.socket(fileno=descriptor))
     try:
         with suppress(ConnectionError, StopIteration):  # The other end was closed, perhaps before the first message.

@@ -141,6 +141,13 @@ class Pong:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerMemory:
+    """The memory of a worker process in bytes, as :func:`read_private_bytes` returns it."""
+
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StageTimes:
     """The time that a thread spent in each stage of a chunk, in seconds; ``python_s`` is part of ``transform_s``."""
 

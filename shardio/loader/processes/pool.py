@@ -14,7 +14,19 @@ from shardio.errors import WorkerError
 from shardio.forks import call_at_fork
 from shardio.loader.processes.deaths import Death
 from shardio.loader.processes.fork_server import CLOSE_S, ForkServer
-from shardio.loader.processes.messages import Cancel, Chunk, ForgetSlots, NewSlot, Outcome, Ping, Pong, WorkerSetup
+from shardio.loader.processes.memory_watch import MemoryWatch
+from shardio.loader.processes.messages import (
+    Cancel,
+    Chunk,
+    Failed,
+    ForgetSlots,
+    Made,
+    NewSlot,
+    Outcome,
+    Ping,
+    WorkerMemory,
+    WorkerSetup,
+)
 from shardio.loader.processes.wire import receive, send_within
 from shardio.loader.slots.memory import Layout
 from shardio.processors import count_processors
@@ -66,12 +78,14 @@ class WorkerPool:
         server: The same fork server, for another pool when this one is closed.
         num_threads: How many chunks are made at a time.
         is_closed: Whether the pool was closed.
+        memory: The memory that each worker process takes.
     """
 
     def __init__(self, server: ForkServer, setup: WorkerSetup, num_threads: int) -> None:
         self.server = server
         self.num_threads = num_threads
         self.is_closed = False
+        self.memory = MemoryWatch(warns=setup.runs_user_code)
         self._process_id = os.getpid()
         self._chunk_ids, self._worker_ids = count(), count()
         self._processes: list[_Process] = []
@@ -154,9 +168,12 @@ class WorkerPool:
                 return received
             message, _ = packet
             process.asked_at, process.is_ready = None, True
-            if not isinstance(message, Pong) and message.chunk_id in process.unanswered:  # Otherwise it was cancelled.
-                del process.unanswered[message.chunk_id]
-                received.append(message)
+            match message:
+                case WorkerMemory():
+                    self.memory.record(process.worker_id, message.num_bytes)
+                case Made() | Failed() if message.chunk_id in process.unanswered:  # Otherwise it was cancelled.
+                    del process.unanswered[message.chunk_id]
+                    received.append(message)
 
     def _check_life(self) -> None:
         """Ping processes with unanswered chunks; give up those that have not answered in time."""
@@ -190,6 +207,7 @@ class WorkerPool:
             for process, why in dying.items():
                 in_flight = tuple(process.unanswered)[: process.num_threads]
                 ended = self.server.end_worker(process.worker_id, is_exiting=not why, patience_s=process.patience_s)
+                ended += self.memory.forget(process.worker_id)
                 deaths[process] = Death(cause=why + ended, in_flight=in_flight, was_ready=process.is_ready)
             if not self.server.is_running:  # All worker processes ended with it.
                 self._dying.update((process, "") for process in self._processes if process not in self._dying)
