@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 STAGES = {
     "read": "reading bytes",
     "transform": "reading image headers, choosing crops",
+    "python": "your own code",
     "decode": "decoding, cropping, resizing",
     "idle": "idle until a batch is taken",
 }
@@ -36,7 +37,9 @@ class DatasetFormat:
 
 def stage_seconds(stats: LoaderStats) -> dict[str, float]:
     """Return the total seconds that all workers spent on each stage."""
-    times = {"read": stats.read_s, "transform": stats.transform_s, "decode": stats.decode_s}
+    times = {"read": stats.read_s, "transform": stats.transform_s - stats.python_s, "decode": stats.decode_s}
+    if stats.in_python:
+        times["python"] = stats.python_s
     return {**times, "idle": stats.idle_s} if stats.num_workers else times
 
 
@@ -70,6 +73,9 @@ def advise(stats: LoaderStats, stored: DatasetFormat, num_processors: int, *, is
         case "transform":
             bottleneck = "per-image overhead is the bottleneck because the images are small"
             remedies = [more_workers]
+        case "python":
+            bottleneck = f"your own code is the bottleneck ({', '.join(stats.in_python)})"
+            remedies = [more_workers, "less work in it"]
         case "decode":
             bottleneck = "decoding is the bottleneck"
             remedies = [more_workers, _less_to_decode(stored)]

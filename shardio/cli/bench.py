@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -50,6 +52,17 @@ def bench(
         str | None,
         typer.Option(help="Comma-separated fields to load from shards, such as image,label (default: image)."),
     ] = None,
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Your own transform, such as recipe:train for the variable or function train in recipe.py (default: "
+            "random crops and flips).",
+        ),
+    ] = None,
+    decode: Annotated[
+        Literal["array", "pil"], typer.Option(help="What your transform takes: arrays or Pillow.")
+    ] = "array",
     on_error: OnError = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,
 ) -> None:
@@ -58,15 +71,19 @@ def bench(
     Press Ctrl-C to stop early and print the results so far.
     """
     with value_errors_as_usage_errors():
-        loader, stored = _make_loader(
-            source, fields, image_size, make_loader_options(batch_size, num_workers, on_error)
-        )
+        options: dict[str, Any] = {"transform": _load_transform(transform, image_size), "decode": decode}
+        loader, stored = _make_loader(source, fields, options, make_loader_options(batch_size, num_workers, on_error))
 
     report_rank()
 
     def report(epoch: int, meter: ThroughputMeter) -> None:
-        stats = None if loader.runs_torchs_workers else loader.stats()
-        echo(_as_json(epoch, meter, stats) if as_json else _describe(epoch, meter, stats, stored))
+        why = why_not_ours(loader)
+        stats = loader.stats() if why is None else None
+        said = stats or NO_STATS.format(reason=why)
+        echo(_as_json(epoch, meter, stats) if as_json else _describe(epoch, meter, said, stored))
+
+    from shardio.loader.data_loader import NO_STATS
+    from shardio.loader.executors.choice import why_not_ours
 
     epoch, meter = 0, ThroughputMeter()
     try:
@@ -105,7 +122,7 @@ class ThroughputMeter:
         """Iterate over batches and count them."""
         for batch in batches:
             self.elapsed_s = time.perf_counter() - self.started
-            num_samples = len(batch[0] if isinstance(batch, list | tuple) else batch)
+            num_samples = _count_samples(batch)
             if self.first_batch_s is None:
                 self.first_batch_s, self.num_first = self.elapsed_s, num_samples
             self.num_batches += 1
@@ -124,22 +141,43 @@ class ThroughputMeter:
         return (self.num_samples - self.num_first) / (self.elapsed_s - self.first_batch_s)
 
 
-def _make_loader(
-    source: Path, fields: str | None, image_size: int, options: dict[str, Any]
-) -> tuple[DataLoader, DatasetFormat]:
-    import shardio
+def _count_samples(batch: Any) -> int:
+    column = batch[0] if isinstance(batch, list | tuple) else batch
+    while isinstance(column, dict):
+        column = next(iter(column.values()))
+    return len(column)
+
+
+def _load_transform(name: str | None, image_size: int) -> Any:
+    """Return the user's transform, or shardio's."""
     from shardio.transforms import Compose, RandomHorizontalFlip, RandomResizedCrop
 
-    transform = Compose([RandomResizedCrop(image_size), RandomHorizontalFlip()])
+    if name is None:
+        return Compose([RandomResizedCrop(image_size), RandomHorizontalFlip()])
+    sys.path.insert(0, str(Path.cwd()))  # As for a script in this directory.
+    try:
+        transform = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"--transform {name} cannot be imported: {error}") from error
+    if not callable(transform):
+        raise ValueError(f"--transform {name} must be callable, but it is of type {type(transform).__name__}")
+    return transform
+
+
+def _make_loader(
+    source: Path, fields: str | None, settings: dict[str, Any], options: dict[str, Any]
+) -> tuple[DataLoader, DatasetFormat]:
+    import shardio
+
     if has_class_folders(source):
         if fields is not None:
             raise ValueError(f"--fields applies only to shards, but {source} has class folders")
-        folder = shardio.ImageFolder(source, transform=transform)
+        folder = shardio.ImageFolder(source, **settings)
         loader = shardio.DataLoader(folder, sampler=shardio.EpochSampler(folder), **options)
         return loader, DatasetFormat(in_shards=False, has_images=True)
     names = ("image",) if fields is None else tuple(fields.split(","))
     has_images = "image" in names
-    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, transform=transform if has_images else None)
+    dataset = shardio.ShardDataset(source, fields=names, shuffle=True, **(settings if has_images else {}))
     stored = DatasetFormat(in_shards=True, has_images=has_images, jpeg=dataset.table.manifest.pack.get("jpeg"))
     return shardio.DataLoader(dataset, **options), stored
 
@@ -154,7 +192,8 @@ def _as_json(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None) -> s
     )
 
 
-def _describe(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None, stored: DatasetFormat) -> str:
+def _describe(epoch: int, meter: ThroughputMeter, stats: LoaderStats | str, stored: DatasetFormat) -> str:
+    """Return an epoch's figures as text. ``stats`` says why there are none if torch makes the batches."""
     head = (
         f"epoch {epoch}: {count(meter.num_samples, 'sample')} in {count(meter.num_batches, 'batch', 'batches')}, "
         f"{meter.elapsed_s:.2f} s, {meter.samples_per_s:,.0f} samples/s"
@@ -164,13 +203,17 @@ def _describe(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None, sto
     head += f"; first batch after {1000 * meter.first_batch_s:.0f} ms"
     if (rate := meter.samples_per_s_after_first_batch) is not None:
         head += f", then {rate:,.0f} samples/s"
-    if stats is None:
-        return f"{head}\n  per-stage timings are not available, because torch makes these batches"
+    if isinstance(stats, str):
+        return f"{head}\n  {stats}"
     times = stage_seconds(stats)
     total_s = sum(times.values()) or 1.0
     lines = [head, f"  {'stage (all workers)':<40} {'seconds':>9} {'share':>6} {'µs/sample':>12}"]
     for stage, seconds in times.items():
         us_per_sample = 1e6 * seconds / max(stats.num_samples, 1)
         lines.append(f"  {STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {us_per_sample:>12.1f}")
+    if stats.recognised:
+        lines.append(f"  replaced by shardio's own transforms: {', '.join(stats.recognised)}")
+    if stats.in_python:
+        lines.append(f"  run in Python: {', '.join(stats.in_python)}")
     lines.append(f"  {advise(stats, stored, count_processors(), is_first=epoch == 0)}")
     return "\n".join(lines)

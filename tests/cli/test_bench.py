@@ -39,7 +39,7 @@ def bench(*arguments: object) -> str:
     return done.stdout
 
 
-def stats(seconds: dict[str, float], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
+def stats(seconds: dict[str, Any], *, num_workers: int = 2, elapsed_s: float = 10.0) -> LoaderStats:
     """Return the statistics of an epoch whose workers spent all their time on these stages."""
     times: dict[str, Any] = dict.fromkeys(("read_s", "transform_s", "decode_s", "idle_s"), 0.0) | seconds
     return LoaderStats(
@@ -97,6 +97,42 @@ def test_with_torchs_workers_there_are_rates_but_no_stages(packed: Path, monkeyp
     assert "21 samples in 6 batches" in text
     assert "per-stage timings are not available, because torch makes these batches" in text
     assert json.loads(bench(packed, "--batch-size", 4, "--num-workers", 0, "--json"))["samples_per_s"] > 0
+
+
+RECIPE = """
+import threading
+
+def invert(image):
+    return {"image": 255 - image[:20, :20]}
+
+def make_pipeline():
+    from albumentations import Compose, RandomResizedCrop, VerticalFlip
+    return Compose([RandomResizedCrop((24, 24)), VerticalFlip()])
+
+lock = threading.Lock()
+unsendable = lambda image: invert(image) if lock else None
+unsendable.__module__ = "__main__"
+size = 3
+"""
+
+
+def test_bench_loads_the_users_own_transform(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bench_recipe.py").write_text(RECIPE + "pipeline = make_pipeline()")
+    monkeypatch.syspath_prepend(tmp_path)  # It is undone, with what the command adds.
+    monkeypatch.chdir(tmp_path)
+    options = (packed, "--num-workers", 1, "--batch-size", 4, "--transform")
+    own = bench(*options, "bench_recipe:invert")
+    assert "21 samples in 6 batches" in own
+    assert "\n  your own code  " in own
+    assert "\n  run in Python: invert\n" in own
+    replaced = bench(*options, "bench_recipe:pipeline")
+    assert "\n  replaced by shardio's own transforms: RandomResizedCrop(size=(24, 24)" in replaced
+    assert "\n  run in Python: VerticalFlip\n" in replaced
+    assert "torch makes these batches: the transform cannot be pickled" in bench(*options, "bench_recipe:unsendable")
+    for name, why in {"size": "must be callable", "missing": "cannot be imported: module 'bench_recipe' has"}.items():
+        refused = run(*options, f"bench_recipe:{name}")
+        words = " ".join(refused.output.replace("│", " ").split())
+        assert (refused.exit_code, f"--transform bench_recipe:{name} {why}" in words) == (2, True)
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +219,17 @@ def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.
             "there are already at least as many workers as processors",
         ),
         ({"idle_s": 20.0}, {}, 2, "a larger --batch-size"),
+        (
+            {"transform_s": 20.0, "python_s": 18.0, "in_python": ("Jitter", "pad")},
+            {},
+            4,
+            "your own code is the bottleneck (Jitter, pad); try more workers (up to 4, the number of processors), or "
+            "less work in it",
+        ),
     ],
 )
 def test_advice_follows_from_the_statistics(
-    times: dict[str, float], stored: dict[str, Any], processors: int, words: str
+    times: dict[str, Any], stored: dict[str, Any], processors: int, words: str
 ) -> None:
     advice = advise(stats(times), replace(SHARDS, **stored), processors, is_first=True)
     assert advice.startswith(f"2 workers on {processors} processors: ")
