@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from shardio.decoding import FieldDecoder
+from shardio.images import holds_images
 from shardio.order import Words
 from shardio.reading import StoredSamples
 from shardio.transforms import Calls, is_image_array
@@ -38,7 +39,7 @@ def decode_samples(
     if decoder.transform_sample is not None:
         return list(map(_convert_images, decoder.transform_samples(columns, stored, rng_keys, calls)))
     columns = [
-        list(map(as_tensor, column)) if name == "image" else column
+        list(map(as_tensor, column)) if holds_images(name) else column
         for name, column in zip(decoder.names, columns, strict=True)
     ]
     return list(columns[0]) if isinstance(decoder.fields, str) else list(zip(*columns, strict=True))

@@ -10,12 +10,16 @@ import pickle
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.numpy
 
 from shardio.decoding.arrays import decode_npy, decode_npz
+from shardio.images import decode_unconverted, decode_unconverted_pil, holds_images
 from shardio.shards import LABEL_FIELD
+
+if TYPE_CHECKING:
+    from shardio.decoding.fields import FieldDecoder
 
 
 def decode_label(content: bytes) -> int:
@@ -54,7 +58,10 @@ DECODERS: dict[str, Callable[[bytes], Any]] = {
     "msg": decode_msgpack,
     "mp": decode_msgpack,
 }
-"""The decoder of each field, by the last extension in the field's name. Fields without a decoder stay bytes."""
+"""The decoder of each field, by the last extension in the field's name.
+
+Image formats have decoders, too, which depend on the dataset's settings. Fields without a decoder stay bytes.
+"""
 
 UNBOUNDED = frozenset({"json"})
 """Fields whose values may contain integers of more than 64 bits, which tensors cannot hold."""
@@ -70,6 +77,23 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
 """The decoders for data that is trusted to run code. The field names of pickles are WebDataset's."""
 
 
+def choose_decoder(field: str, settings: FieldDecoder) -> Callable[[bytes], Any] | None:
+    """Return the decoder of a stored field, as a dataset's settings demand; None if it stays bytes."""
+    if field == LABEL_FIELD and settings.labels is not None:
+        return partial(_renumber, settings.labels)
+    if holds_images(field):
+        decode = decode_unconverted_pil if settings.decode == "pil" else decode_unconverted
+        return partial(decode, orientation=settings.orientation, max_pixels=settings.max_pixels)
+    return (TRUSTED_DECODERS if settings.trusted else DECODERS).get(extension_of(field))
+
+
 def extension_of(field: str) -> str:
     """Return the last extension in a field's name: ``npy`` for ``mask.npy``."""
     return field.rpartition(".")[2]
+
+
+def _renumber(labels: tuple[int, ...], content: bytes) -> int:
+    label = decode_label(content)
+    if not 0 <= label < len(labels):
+        raise ValueError(f"label {label} is outside the dataset's {len(labels)} classes")
+    return labels[label]

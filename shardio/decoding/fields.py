@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
-from shardio.decoding.codecs import DECODERS, TRUSTED_DECODERS, decode_label, extension_of
+from shardio.decoding.codecs import choose_decoder
 from shardio.decoding.field_values import Missing, call_decoder, check_decoders, decode_values
 from shardio.decoding.planned_images import PlannedImages, open_images, undecodable
 from shardio.errors import mark_sample
@@ -267,10 +267,7 @@ class FieldDecoder:
         if (own := self.decoders.get(name)) is not None:
             return call_decoder(own, samples, name, self.missing, calls, rng_keys)
         field = LABEL_FIELD if name == "label" else name
-        decode = (TRUSTED_DECODERS if self.trusted else DECODERS).get(extension_of(field))
-        if field == LABEL_FIELD and self.labels is not None:
-            decode = self._decode_renumbered
-        return decode_values(samples, field, decode, self.missing)
+        return decode_values(samples, field, choose_decoder(field, self), self.missing)
 
     def transform_samples(
         self, columns: Sequence[Sequence[Any]], samples: StoredSamples, rng_keys: Words, calls: Calls
@@ -291,10 +288,3 @@ class FieldDecoder:
         if calls.failed_row is not None:
             during = "while transforming sample"
             mark_sample(error, "transform", calls.failed_row, *samples.describe(calls.failed_row), during)
-
-    def _decode_renumbered(self, content: bytes) -> int:
-        assert self.labels is not None, "the caller checks this"
-        label = decode_label(content)
-        if not 0 <= label < len(self.labels):
-            raise ValueError(f"label {label} is outside the dataset's {len(self.labels)} classes")
-        return self.labels[label]

@@ -5,7 +5,14 @@ from shardio.images.by_libjpeg import JpegPicture
 from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk, render_crops
 from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, Rows, Sizes
 from shardio.images.decode import decode_image, decode_pil
-from shardio.images.formats import IMAGE_FIELDS, IMAGE_FORMATS, describe_other_images, find_format, read_format
+from shardio.images.formats import (
+    IMAGE_FIELDS,
+    IMAGE_FORMATS,
+    describe_other_images,
+    find_format,
+    holds_images,
+    read_format,
+)
 from shardio.images.kernel import check_kernel, find_kernel, prepare_kernel, why_no_kernel
 from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
@@ -20,6 +27,7 @@ from shardio.images.pictures import (
 )
 from shardio.images.pixels import Pixels
 from shardio.images.resizing import Resampling, resize, use_one_thread
+from shardio.images.unconverted import decode_unconverted, decode_unconverted_pil
 
 __all__ = [
     "DECODER_DESCRIPTIONS",
@@ -45,9 +53,12 @@ __all__ = [
     "check_kernel",
     "decode_image",
     "decode_pil",
+    "decode_unconverted",
+    "decode_unconverted_pil",
     "describe_other_images",
     "find_format",
     "find_kernel",
+    "holds_images",
     "open_image",
     "prepare_kernel",
     "read_format",

@@ -39,12 +39,18 @@ IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suff
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that contain an image."""
 
+
 _CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
 _JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
 _FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")
 
 _OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).difference(IMAGE_FORMATS)
 """Suffixes of image formats that are neither packed nor read."""
+
+
+def holds_images(field: str) -> bool:
+    """Return whether a field holds images: ``image``, which is any format's, or a name with an image's suffix."""
+    return field == "image" or field.rpartition(".")[2] in IMAGE_FORMATS
 
 
 def read_format(path: Path) -> str | None:

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 import shardio
 from shardio.classes import check_classes, warn_of_other_classes
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
+from shardio.decoding.codecs import choose_decoder
 from shardio.train import TrainConfig, train
 from shardio.transforms import Resize
 from tests.sources import encode, write_images
@@ -115,10 +116,11 @@ def test_a_dataset_without_class_names_cannot_follow_any(tmp_path: Path) -> None
 
 
 def test_the_error_of_a_stored_label_outside_the_classes_names_the_sample(sources: dict[str, Path]) -> None:
-    dataset = ShardMapDataset(sources["map"], classes=CLASSES)
+    decode = choose_decoder("cls", ShardMapDataset(sources["map"], classes=CLASSES).decoder)
+    assert decode is not None
     for content in (b"2", b"-1"):
         with pytest.raises(ValueError, match="outside the dataset's 2 classes"):
-            dataset.decoder._decode_renumbered(content)
+            decode(content)
 
 
 def test_datasets_that_disagree_are_warned_of_where_they_are_used_together(

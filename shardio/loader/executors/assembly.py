@@ -16,6 +16,7 @@ from shardio.bad_samples import all_skipped
 from shardio.datasets import as_tensor
 from shardio.decoding import FieldDecoder
 from shardio.device.batches import map_tensors
+from shardio.images import holds_images
 from shardio.interruptions import let_through
 from shardio.loader.collate import collate_column
 from shardio.loader.executors.in_flight import Batch, BatchSettings, Part
@@ -120,7 +121,7 @@ def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDAr
             values += _as_images(name, torch.from_numpy(view)[part_rows])
         else:
             values += piece
-    if name == "image":
+    if holds_images(name):
         values = list(map(as_tensor, values))
     return collate_column(values)
 

@@ -59,7 +59,7 @@ class WorkerProcess:
         self._chunks: SimpleQueue[Chunk] = SimpleQueue()
         self._newest = self._cancelled = -1
         self._epoch_began = 0.0
-        self._told_bytes = 0
+        self._reported_bytes = 0
 
     def run(self, num_threads: int, parent_id: int) -> None:
         """Make chunks in ``num_threads`` until the other end is closed, or the process ``parent_id`` has ended."""
@@ -115,16 +115,16 @@ class WorkerProcess:
             # A slot may be forgotten at any time, but not before its chunks are cancelled.
             slot = None if chunk.slot_id is None else self._slots.get(chunk.slot_id)
             if chunk.chunk_id > self._cancelled:
-                self._tell_memory()
+                self._report_memory()
                 idle_s = time.perf_counter() - max(began, chunk.epoch_began)
                 self._report(make(chunk, slot, idle_s))
             del slot  # Otherwise it would stay mapped until the next chunk arrives.
 
-    def _tell_memory(self) -> None:
+    def _report_memory(self) -> None:
         """Tell the training process how much memory this process takes between two chunks, if that has changed."""
         num_bytes = read_private_bytes()
-        if abs(num_bytes - self._told_bytes) > self._told_bytes // 16:
-            self._told_bytes = num_bytes
+        if abs(num_bytes - self._reported_bytes) > self._reported_bytes // 16:
+            self._reported_bytes = num_bytes
             with suppress(ConnectionError):  # The other end is closed; the next report notices it.
                 send(self._end, WorkerMemory(num_bytes=num_bytes))
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images import holds_images
+
 MIN_FIXED_BYTES = 4096
 """Smaller items, except images, are not stored in slots, so that keeping them does not keep a slot."""
 
@@ -26,19 +28,19 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
         value = _as_array(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biufc" or not value.dtype.isnative:
         return None
-    if name == "image" and value.dtype == np.uint8 and value.ndim == 3:
+    if holds_images(name) and value.dtype == np.uint8 and value.ndim == 3:
         if is_tensor and len(value) == 3:
             value = value.transpose(1, 2, 0)
         elif is_tensor and value.shape[2] == 3:
             return None  # It has the shape of an image [height, width, 3], but is none.
         elif not is_tensor and value.shape[2] != 3:
             return None  # An image of other channels, which a batch holds as [channels, height, width].
-    return value if name == "image" or value.nbytes >= MIN_FIXED_BYTES else None
+    return value if holds_images(name) or value.nbytes >= MIN_FIXED_BYTES else None
 
 
 def is_image(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
     """Return whether stored items of this dtype and shape are images [height, width, 3]."""
-    return name == "image" and dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
+    return holds_images(name) and dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
 
 
 def _as_array(tensor: Any) -> NDArray[Any] | None:
