@@ -53,7 +53,7 @@ def make_bare(job: Job) -> Epochs:
     from shardio.images import use_one_thread
 
     use_one_thread()
-    samples = list(shardio.ShardDataset(job.data, fields=("jpg", "label")))
+    samples = list(shardio.ShardDataset(job.data, fields=("jpg", "label"), decoders={"jpg": bytes}))
     contents, labels = [sample[0] for sample in samples], np.array([sample[1] for sample in samples])
     load = load_with_shardio([RandomResizedCrop(TARGET), RandomHorizontalFlip()])
     pool = ThreadPoolExecutor(job.num_workers)
