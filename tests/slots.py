@@ -104,6 +104,11 @@ def find_fork_servers() -> set[int]:
     }
 
 
+def has_ended(server: int) -> bool:
+    """Return whether a child has ended entirely: its command line is gone a little earlier."""
+    return Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def find_worker_processes() -> set[int]:
     """Return the ids of this process's worker processes that have not ended."""
     servers = find_fork_servers()

@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # The tests are no
 import shardio
 from shardio.loader.processes import fork_server
 from shardio.loader.processes import pool as pool_module
+from shardio.loader.processes.running_servers import end_kept
 from shardio.models import import_library
 from shardio.transforms import Compose
 from tests.faults.worker_processes import (
@@ -160,6 +161,7 @@ def run_case(data: Data, case: Case) -> tuple[str | None, Counter[str]]:
         if wrong := _compare(batches, batches_of(reference)):
             return wrong, sent
     del loader
+    end_kept()
     left = [*find_worker_processes(), *find_fork_servers()]
     return (f"processes {left} are still running" if left else None), sent
 

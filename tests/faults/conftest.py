@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import shardio
+from shardio.loader.processes.running_servers import end_kept
 from tests.faults.worker_processes import KINDS, Data, Expected, batches_of, find_worker_processes, make_loader
 from tests.slots import find_fork_servers
 from tests.sources import write_images
@@ -49,6 +50,7 @@ def expected(data: Data) -> Expected:
 @pytest.fixture(scope="module", autouse=True)
 def _loaders_of_other_tests_are_gone() -> None:
     gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their worker processes.
+    end_kept()
     gc.freeze()  # Each test collects again: it need not visit what was there before.
 
 
@@ -57,5 +59,6 @@ def no_worker_process_is_left() -> Iterator[None]:
     """Check that all worker processes have ended after the test."""
     yield
     gc.collect()  # Tracebacks of errors that were expected hold their loaders.
+    end_kept()
     assert find_worker_processes() == []
     assert find_fork_servers() == set()

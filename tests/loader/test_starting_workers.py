@@ -15,16 +15,23 @@ from torch import nn
 
 import shardio
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset
+from shardio.loader.processes.running_servers import end_kept
 from shardio.train import Callback, TrainConfig, train
 from shardio.transforms import Compose, RandomResizedCrop
 from tests.slots import (
     assert_same,
     find_fork_servers,
     find_worker_processes,
+    has_ended,
     make_loader,
     make_oracle,
     wait_until,
 )
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_kept() -> None:
+    end_kept()
 
 
 def await_workers(num_workers: int) -> set[int]:
@@ -90,6 +97,7 @@ def test_later_epochs_have_new_worker_processes_of_the_same_fork_server(pictures
     (server,) = find_fork_servers() - before
     assert len(list(Path(f"/proc/{server}/task").iterdir())) == 1
     del loader, iterator
+    end_kept()
     assert find_fork_servers() == before
 
 
@@ -100,11 +108,6 @@ def test_epochs_at_the_same_time_have_their_own_fork_servers(pictures: Path) -> 
     assert len(find_fork_servers() - before) == 2
     del first
     assert len(find_fork_servers() - before) == 1, "the second one's is kept for the next epoch"
-
-
-def has_ended(server: int) -> bool:
-    """Return whether a child has ended entirely: its command line is gone a little earlier."""
-    return Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 def test_a_fork_server_that_died_between_epochs_is_replaced_in_silence(pictures: Path) -> None:

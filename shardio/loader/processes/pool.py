@@ -13,7 +13,7 @@ from typing import Any
 from shardio.errors import WorkerError
 from shardio.forks import call_at_fork
 from shardio.loader.processes.deaths import Death
-from shardio.loader.processes.fork_server import CLOSE_S, ForkServer
+from shardio.loader.processes.fork_server import ForkServer
 from shardio.loader.processes.memory_watch import MemoryWatch
 from shardio.loader.processes.messages import (
     Cancel,
@@ -27,6 +27,7 @@ from shardio.loader.processes.messages import (
     WorkerMemory,
     WorkerSetup,
 )
+from shardio.loader.processes.running_servers import CLOSE_S
 from shardio.loader.processes.wire import receive, send_within
 from shardio.loader.slots.memory import Layout
 from shardio.processors import count_processors
