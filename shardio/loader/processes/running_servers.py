@@ -63,66 +63,75 @@ class RunningServer:
         self.process.returncode = 0  # It is not a child of this process, which cannot wait for it.
 
 
-def start_server(setup: WorkerSetup) -> RunningServer:
-    """Return a new fork server, or the one that was kept."""
-    return _take_kept(setup) or _start(setup)
-
-
 class _Kept:
-    """At most one fork server that has imported people's code and that no loader uses."""
+    """The fork server that no loader uses, and that has imported people's code: at most one."""
 
     def __init__(self) -> None:
-        self.servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
-        self.is_exiting = False
+        self._servers: deque[RunningServer] = deque()  # Its methods are atomic: any thread may free a loader.
+        self._is_exiting = False
         call_at_fork(self, after_in_child=_Kept.leave_to_parent)
-        atexit.register(self.end)
+        atexit.register(self.exit)
+
+    def take(self, setup: WorkerSetup) -> RunningServer | None:
+        """Return the fork server if it is as good as a new one; otherwise, end it."""
+        if not setup.runs_user_code or (running := self._pop()) is None:
+            return None
+        if running.is_usable(setup):
+            return running
+        running.close(CLOSE_S)
+        return None
+
+    def keep(self, running: RunningServer) -> None:
+        """Keep a fork server, and end the one before. Nothing is kept while Python exits."""
+        if self._is_exiting:
+            running.close(CLOSE_S)
+            return
+        self.end()
+        self._servers.append(running)
+
+    def end(self) -> None:
+        """End the fork server."""
+        while (running := self._pop()) is not None:
+            running.close(CLOSE_S)
+
+    def exit(self) -> None:
+        """End the fork server because Python exits."""
+        self._is_exiting = True
+        self.end()
 
     def leave_to_parent(self) -> None:
         """Forget it in a forked child."""
-        while self.servers:
-            self.servers.pop().leave_to_parent()
+        while (running := self._pop()) is not None:
+            running.leave_to_parent()
 
-    def end(self) -> None:
-        """End it when Python exits, and keep no other."""
-        self.is_exiting = True
-        end_kept()
+    def _pop(self) -> RunningServer | None:
+        try:
+            return self._servers.popleft()
+        except IndexError:
+            return None
 
 
 _kept = _Kept()
 
 
-def end_kept() -> None:
-    """End the fork server that is kept for the next loader, if there is one."""
-    while (running := _pop_kept()) is not None:
-        running.close(CLOSE_S)
-
-
-def _pop_kept() -> RunningServer | None:
-    try:
-        return _kept.servers.popleft()
-    except IndexError:
-        return None
-
-
-def _take_kept(setup: WorkerSetup) -> RunningServer | None:
-    """Return the fork server that is kept, if it is as good as a new one; otherwise, end it."""
-    if not setup.runs_user_code or (running := _pop_kept()) is None:
-        return None
-    if running.is_usable(setup):
-        return running
-    running.close(CLOSE_S)
-    return None
+def start_server(setup: WorkerSetup) -> RunningServer:
+    """Return the fork server that was kept, or a new one."""
+    return _kept.take(setup) or _start(setup)
 
 
 def release(running: RunningServer) -> None:
-    """Keep a fork server that no ForkServer has any more, or end it."""
+    """Keep a fork server that no loader uses any more for the next one, or end it."""
     if os.getpid() != running.owner_id:
         return
-    if running.surroundings is None or _kept.is_exiting:
+    if running.surroundings is None or running.process.poll() is not None:
         running.close(CLOSE_S)
-        return
-    end_kept()
-    _kept.servers.append(running)
+    else:
+        _kept.keep(running)
+
+
+def end_kept() -> None:
+    """End the fork server that is kept for the next loader, if there is one."""
+    _kept.end()
 
 
 def _start(setup: WorkerSetup) -> RunningServer:
