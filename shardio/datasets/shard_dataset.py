@@ -62,7 +62,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             epoch.
         seed: The seed of the order and of the transforms.
         transform: A callable applied to each image.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform; ``pil`` passes Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
+            torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error, because a small file can
             hold a huge image.

@@ -26,7 +26,8 @@ class ShardMapDataset(MapDataset):
             patterns.
         fields: The fields of a sample: a tuple of names, or one name for bare values.
         transform: A callable applied to each image.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform; ``pil`` passes Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
+            torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.
         max_pixels: The maximum number of pixels in an image.
         trusted: Whether pickled fields may be unpickled, which can run arbitrary code.

@@ -27,6 +27,7 @@ from shardio.transforms import (
     call_with_sample,
     count_crops,
     is_builtin,
+    is_made_for_pillow,
     others_in,
     plan_crops,
     refuse_pillow,
@@ -52,7 +53,8 @@ class FieldDecoder:
         fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
             sample's image in any format, ``label`` its class, ``key`` its key.
         transform: Applied to the image, or None.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform; ``pil`` passes Pillow images.
+        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, unless it is made for Pillow images;
+            ``pil`` passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
         max_pixels: The maximum number of pixels in an image; a larger image is an error.
         trusted: Whether fields may be unpickled, which can run code.
@@ -221,12 +223,13 @@ class FieldDecoder:
 
     @property
     def _pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
-        """The transform, and what it takes: arrays, if what it begins with was recognised.
+        """The transform, and what it takes: arrays, if what it begins with was recognised, or Pillow images.
 
         It is not kept, because people change the settings of their transforms between epochs.
         """
-        found = replace_leading(self.transform, self.decode)
-        return (self.transform, self.decode) if found is None else (found, "array")
+        decode = "pil" if is_made_for_pillow(self.transform) else self.decode
+        found = replace_leading(self.transform, decode)
+        return (self.transform, decode) if found is None else (found, "array")
 
     def make_calls(self) -> Calls:
         """Return what makes and times the calls of the user's own code for a chunk."""

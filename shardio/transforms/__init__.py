@@ -18,7 +18,7 @@ from shardio.transforms.compose import (
 from shardio.transforms.foreign import as_pillow, call_with_sample, is_image_array
 from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from shardio.transforms.recognition import Decode, replace_leading
+from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
@@ -39,6 +39,7 @@ __all__ = [
     "count_crops",
     "is_builtin",
     "is_image_array",
+    "is_made_for_pillow",
     "others_in",
     "plan_crops",
     "plan_transform",

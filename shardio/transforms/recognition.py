@@ -13,6 +13,7 @@ an image that the crop needs is decoded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, Literal
 
 from shardio.images import Resampling
@@ -26,6 +27,9 @@ Decode = Literal["array", "pil"]
 
 _FROM_TORCHVISION = ("torchvision.transforms.v2._geometry", "torchvision.transforms.transforms")
 _FROM_ALBUMENTATIONS = "albumentations.augmentations."
+_CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", "ToImage", "ToNumpy"})
+"""The classes that convert Pillow images."""
+_OF_PILLOW_USERS = ("torchvision.transforms.", "timm.data.")
 _INTER_LINEAR = 1
 """OpenCV's number for it."""
 
@@ -61,6 +65,15 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
     if not own:
         return None
     return Compose([*own, *([foreign.as_pillow] if decode == "pil" else []), *steps[len(own) :]])
+
+
+def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
+    """Return whether a pipeline of torchvision's or timm's was made for the Pillow images of torchvision's datasets.
+
+    It converts the image to a tensor, but not first. Without a conversion, it may have been made for tensors.
+    """
+    kinds = (base for step in islice(_flatten(transform), 1, None) for base in type(step).__mro__)
+    return any(kind.__name__ in _CONVERSIONS and kind.__module__.startswith(_OF_PILLOW_USERS) for kind in kinds)
 
 
 def recognise(transform: Any, decode: Decode) -> Geometry | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardio.models import import_library
 import_library("torchvision")
 datasets = pytest.importorskip("torchvision.datasets")
 v1 = pytest.importorskip("torchvision.transforms")
+v2 = pytest.importorskip("torchvision.transforms.v2")
 data = pytest.importorskip("timm.data")
 
 
@@ -41,14 +43,44 @@ def test_its_batches_are_those_of_torchvisions_image_folder(
 
     expected, got = load(datasets.ImageFolder(images)), load(ImageFolder(images))
     assert [batch.shape for batch in got] == [batch.shape for batch in expected]
-    # torchvision resizes tensors almost as it resizes Pillow images: by one brightness of 255 more or less.
-    tolerance = 0 if is_training else 1.01 / 255 / 0.224
-    assert all(torch.allclose(one, other, rtol=0, atol=tolerance) for one, other in zip(got, expected, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+
+
+def as_grey(image: Any) -> Any:
+    return image.convert("L").convert("RGB")  # A method of Pillow's.
+
+
+PIPELINES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "evaluation": (
+        lambda: v1.Compose([v1.Resize(36), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)]),
+        ("Resize(size=36, antialias=True)", "CenterCrop(size=(32, 32))"),
+    ),
+    "v2": (lambda: v2.Compose([v2.Resize((24, 20)), v2.PILToTensor()]), ("Resize(size=(24, 20), antialias=True)",)),
+    "v2 of images": (
+        lambda: v2.Compose([v2.CenterCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]),
+        ("CenterCrop(size=(32, 32))",),
+    ),
+    "own code for Pillow images": (lambda: v1.Compose([as_grey, v1.Resize((9, 9)), v1.ToTensor()]), ()),
+    "a conversion first": (lambda: v1.Compose([v1.ToTensor(), v1.CenterCrop(24)]), ()),
+}
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_torchvisions_transforms_work_as_they_are_when_only_the_dataset_changes(images: Path, num_workers: int) -> None:
-    transform = v1.Compose([v1.CenterCrop(32), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.5] * 3)])
-    expected = torch.stack([image for image, _ in datasets.ImageFolder(images, transform)])
-    got = torch.cat([batch for batch, _ in DataLoader(ImageFolder(images, transform), 4, num_workers=num_workers)])
-    assert torch.equal(got, expected)
+@pytest.mark.parametrize("name", PIPELINES)
+def test_torchvisions_transforms_work_as_they_are_when_only_the_dataset_changes(
+    images: Path, name: str, num_workers: int
+) -> None:
+    """What is made for the Pillow images of torchvision's datasets gets these, and its first steps are recognised."""
+    make, recognised = PIPELINES[name]
+    expected = torch.stack([torch.as_tensor(image) for image, _ in datasets.ImageFolder(images, make())])
+    loader = DataLoader(ImageFolder(images, make()), 4, num_workers=num_workers)
+    assert torch.equal(torch.cat([batch for batch, _ in loader]), expected)
+    assert loader.stats().recognised == recognised
+
+
+def test_a_pipeline_without_a_conversion_gets_tensors(images: Path) -> None:
+    pipeline = v2.Compose([v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True)])
+    loader = DataLoader(ImageFolder(images, pipeline), 21)
+    ((batch, _),) = loader
+    assert batch.dtype == torch.float32
+    assert loader.stats().recognised == ()
