@@ -13,14 +13,13 @@ an image that the crop needs is decoded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, Literal
 
 from shardio.images import Resampling
 from shardio.transforms import foreign
 from shardio.transforms.compose import Compose
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
-from shardio.transforms.transform import Geometry
+from shardio.transforms.transform import Geometry, Transform
 
 Decode = Literal["array", "pil"]
 """What a dataset's transform takes: arrays or Pillow images."""
@@ -70,9 +69,13 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
 def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
     """Return whether a pipeline of torchvision's or timm's was made for the Pillow images of torchvision's datasets.
 
-    It converts the image to a tensor, but not first. Without a conversion, it may have been made for tensors.
+    Such a pipeline converts the image to a tensor in a later step. A pipeline that never does so may expect tensors,
+    and shardio's own transforms do not take Pillow images.
     """
-    kinds = (base for step in islice(_flatten(transform), 1, None) for base in type(step).__mro__)
+    steps = list(_flatten(transform))
+    if any(isinstance(step, Transform | Compose) for step in steps):
+        return False
+    kinds = (base for step in steps[1:] for base in type(step).__mro__)
     return any(kind.__name__ in _CONVERSIONS and kind.__module__.startswith(_OF_PILLOW_USERS) for kind in kinds)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from shardio import DataLoader, ImageFolder
 from shardio.models import import_library
+from shardio.transforms import CenterCrop, Compose, Resize
 
 import_library("torchvision")
 datasets = pytest.importorskip("torchvision.datasets")
@@ -84,3 +85,20 @@ def test_a_pipeline_without_a_conversion_gets_tensors(images: Path) -> None:
     ((batch, _),) = loader
     assert batch.dtype == torch.float32
     assert loader.stats().recognised == ()
+
+
+MIXED: dict[str, Callable[[], Any]] = {
+    "a crop of shardio's": lambda: v1.Compose([CenterCrop(24), v1.ToTensor()]),
+    "several": lambda: v2.Compose([Compose([Resize((40, 40)), CenterCrop(24)]), v2.ToImage(), v2.ToDtype(torch.uint8)]),
+    "in the middle": lambda: v1.Compose([v1.CenterCrop(30), CenterCrop(24), v1.ToTensor()]),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("name", MIXED)
+def test_shardios_transforms_work_in_a_pipeline_that_ends_with_a_conversion(
+    images: Path, name: str, num_workers: int
+) -> None:
+    """They take no Pillow images."""
+    batch, _ = next(iter(DataLoader(ImageFolder(images, MIXED[name]()), 4, num_workers=num_workers)))
+    assert batch.shape == (4, 3, 24, 24)
