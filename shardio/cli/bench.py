@@ -61,7 +61,7 @@ def bench(
         ),
     ] = None,
     decode: Annotated[
-        Literal["array", "pil"], typer.Option(help="What your transform takes: arrays or Pillow.")
+        Literal["array", "pil"], typer.Option(help="What your transform takes: arrays or Pillow images.")
     ] = "array",
     on_error: OnError = "raise",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one line per epoch.")] = False,
@@ -70,6 +70,9 @@ def bench(
 
     Press Ctrl-C to stop early and print the results so far.
     """
+    from shardio.loader.data_loader import NO_STATS
+    from shardio.loader.executors.choice import why_not_ours
+
     with value_errors_as_usage_errors():
         options: dict[str, Any] = {"transform": _load_transform(transform, image_size), "decode": decode}
         loader, stored = _make_loader(source, fields, options, make_loader_options(batch_size, num_workers, on_error))
@@ -79,11 +82,15 @@ def bench(
     def report(epoch: int, meter: ThroughputMeter) -> None:
         why = why_not_ours(loader)
         stats = loader.stats() if why is None else None
-        said = stats or NO_STATS.format(reason=why)
-        echo(_as_json(epoch, meter, stats) if as_json else _describe(epoch, meter, said, stored))
-
-    from shardio.loader.data_loader import NO_STATS
-    from shardio.loader.executors.choice import why_not_ours
+        if as_json:
+            echo(_as_json(epoch, meter, stats))
+            return
+        lines = [_describe_speed(epoch, meter)]
+        if stats is None:
+            lines.append(NO_STATS.format(reason=why))
+        elif meter.num_batches:
+            lines += _describe_stages(stats, stored, is_first=epoch == 0)
+        echo("\n  ".join(lines))
 
     epoch, meter = 0, ThroughputMeter()
     try:
@@ -192,28 +199,28 @@ def _as_json(epoch: int, meter: ThroughputMeter, stats: LoaderStats | None) -> s
     )
 
 
-def _describe(epoch: int, meter: ThroughputMeter, stats: LoaderStats | str, stored: DatasetFormat) -> str:
-    """Return an epoch's figures as text. ``stats`` says why there are none if torch makes the batches."""
-    head = (
+def _describe_speed(epoch: int, meter: ThroughputMeter) -> str:
+    said = (
         f"epoch {epoch}: {count(meter.num_samples, 'sample')} in {count(meter.num_batches, 'batch', 'batches')}, "
         f"{meter.elapsed_s:.2f} s, {meter.samples_per_s:,.0f} samples/s"
     )
     if meter.first_batch_s is None:
-        return f"{head}: no batches"
-    head += f"; first batch after {1000 * meter.first_batch_s:.0f} ms"
-    if (rate := meter.samples_per_s_after_first_batch) is not None:
-        head += f", then {rate:,.0f} samples/s"
-    if isinstance(stats, str):
-        return f"{head}\n  {stats}"
+        return f"{said}: no batches"
+    said += f"; first batch after {1000 * meter.first_batch_s:.0f} ms"
+    rate = meter.samples_per_s_after_first_batch
+    return said if rate is None else f"{said}, then {rate:,.0f} samples/s"
+
+
+def _describe_stages(stats: LoaderStats, stored: DatasetFormat, *, is_first: bool) -> list[str]:
+    """Return a table of the stages of an epoch, what became of the user's transform, and advice, line by line."""
     times = stage_seconds(stats)
     total_s = sum(times.values()) or 1.0
-    lines = [head, f"  {'stage (all workers)':<40} {'seconds':>9} {'share':>6} {'µs/sample':>12}"]
+    lines = [f"{'stage (all workers)':<40} {'seconds':>9} {'share':>6} {'µs/sample':>12}"]
     for stage, seconds in times.items():
         us_per_sample = 1e6 * seconds / max(stats.num_samples, 1)
-        lines.append(f"  {STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {us_per_sample:>12.1f}")
+        lines.append(f"{STAGES[stage]:<40} {seconds:>9.3f} {seconds / total_s:>6.0%} {us_per_sample:>12.1f}")
     if stats.recognised:
-        lines.append(f"  replaced by shardio's own transforms: {', '.join(stats.recognised)}")
+        lines.append(f"replaced by shardio's own transforms: {', '.join(stats.recognised)}")
     if stats.in_python:
-        lines.append(f"  run in Python: {', '.join(stats.in_python)}")
-    lines.append(f"  {advise(stats, stored, count_processors(), is_first=epoch == 0)}")
-    return "\n".join(lines)
+        lines.append(f"run in Python: {', '.join(stats.in_python)}")
+    return [*lines, advise(stats, stored, count_processors(), is_first=is_first)]

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 class Concatenated(MapDataset):
     """A ConcatDataset whose parts are decoded alike.
 
-    Its samples are numbered through, and random transforms depend on that number, so that a dataset that is
-    concatenated with itself looks different each time.
+    Random transforms depend on a sample's index in the ConcatDataset, so a dataset that is concatenated with itself
+    looks different each time.
 
     Args:
         concat: The ConcatDataset.
-        parts: Its datasets, unwrapped. :func:`why_not_concatenated` has nothing against them.
+        parts: Its datasets, unwrapped, for which :func:`why_not_concatenated` returns None.
     """
 
     def __init__(self, concat: ConcatDataset[Any], parts: Sequence[Unwrapped]) -> None:
@@ -76,7 +76,7 @@ def why_not_concatenated(parts: Sequence[Unwrapped]) -> str | None:
         if (name := _find_difference(first.decoder, dataset.decoder)) is not None:
             return f"its datasets 0 and {number} differ in {name}"
         if first.map_epoch.known != dataset.map_epoch.known:
-            return f"set_epoch was not called alike for its datasets 0 and {number}"
+            return f"its datasets 0 and {number} differ in their epoch (see set_epoch)"
     return None
 
 

@@ -50,4 +50,5 @@ def decode_npz(content: bytes, *, trusted: bool = False) -> dict[str, Any]:
                 for name in archive.namelist()
             }
     except (zipfile.BadZipFile, NotImplementedError, zlib.error, EOFError) as error:
+        # zipfile raises NotImplementedError for compression methods that it does not know.
         raise ValueError(f"it is not an intact npz file: {error}") from error

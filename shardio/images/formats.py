@@ -39,7 +39,6 @@ IMAGE_FORMATS = {suffix: image_format.name for image_format in _FORMATS for suff
 IMAGE_FIELDS = tuple(IMAGE_FORMATS)
 """The fields that contain an image."""
 
-
 _CAMERA_IMAGES = ("arw", "cr2", "cr3", "dng", "heic", "heif", "hif", "nef")
 _JPEG_VARIANTS = ("j2k", "jfif", "jp2", "jpe", "jpf", "jpx", "jxl")
 _FURTHER_IMAGES = ("avif", "dib", "gif", "ico", "pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "svg", "tga")

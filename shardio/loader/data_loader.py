@@ -62,11 +62,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
     On Linux, ``num_workers`` worker processes of shardio's (or fewer with as many threads, on few processors) decode
     shardio's datasets (and subclasses that override nothing) and torch's Subsets and ConcatDatasets of the map-style
     ones, with any transform and ``collate_fn`` that can be pickled, if none of these is used: ``batch_size=None``,
-    ``worker_init_fn``, ``multiprocessing_context``. They
-    write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in place. torch's workers
-    make all other batches, also those of a ConcatDataset whose parts differ in their settings. Before ``collate_fn``,
-    the first sample's rng key seeds the generators of torch, numpy and Python, unless the dataset has
-    ``seed_transforms=False``.
+    ``worker_init_fn``, ``multiprocessing_context``. They write to memory that is reused when a batch is
+    freed, so its tensors cannot be enlarged in place. torch's workers make all other batches, including those of a
+    ConcatDataset whose parts differ in their settings. Before ``collate_fn``, the first sample's rng key seeds the
+    generators of torch, numpy and Python, unless the dataset has ``seed_transforms=False``.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 

@@ -37,7 +37,7 @@ class LoaderStats:
             begun.
         num_worker_restarts: The number of worker processes that died and were restarted.
         worker_bytes: The memory of each of shardio's worker processes between two chunks, in bytes, without batches. If
-            it keeps growing, your own code keeps what it makes.
+            it keeps growing, your own code leaks memory.
         num_images_by_decoder: The number of images in the delivered batches, by decoder. ``kernel`` is shardio's JPEG
             code. ``libjpeg`` is libjpeg-turbo: it decodes JPEGs that the kernel does not support, crops of more than a
             million pixels, and all JPEGs while the kernel is not available.

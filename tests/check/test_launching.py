@@ -59,7 +59,7 @@ def is_running(process_id: int) -> bool:
 def await_file(path: Path) -> int:
     """Poll for a file that another process writes, and return the number in it."""
     while not path.exists():
-        time.sleep(0.01)
+        time.sleep(0.01)  # Not a wait for a fixed time: the file ends the loop.
     return int(path.read_text())
 
 

@@ -131,10 +131,8 @@ def test_a_forked_child_does_not_keep_it_alive(pictures: Path) -> None:
 
 
 SCRIPT = """
-import os, sys
-import numpy as np
+import sys
 import shardio
-from shardio.loader.processes import fork_server
 from tests.slots import find_fork_servers
 
 dataset = shardio.ShardMapDataset(sys.argv[1], fields="image", transform=lambda image: image[:9, :9])

@@ -49,6 +49,13 @@ def make_map(packed: Path) -> ShardMapDataset:
     return ShardMapDataset(packed, fields=("image", "label", "key"), transform=CROP)
 
 
+def two_epochs_of(loader: DataLoader) -> tuple[Any, ...]:
+    """Return the batches of two epochs, the state after them, and the loader's length."""
+    first = batches_of(loader)
+    loader.set_epoch(4)
+    return first, batches_of(loader), loader.state_dict(), len(loader)
+
+
 def keys_of(loader: Any) -> list[list[str]]:
     return [list(keys) for _, _, keys in loader]
 
@@ -74,9 +81,7 @@ def test_fast_path_and_torch_give_the_same_batches(
                 **options,
             )
             assert loader.runs_torchs_workers == (options is TORCHS)
-            first = batches_of(loader)
-            loader.set_epoch(4)
-            found.append((first, batches_of(loader), loader.state_dict(), len(loader)))
+            found.append(two_epochs_of(loader))
         assert found[0] == found[1]
         assert found[0][0] != found[0][1]
 

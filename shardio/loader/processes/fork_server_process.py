@@ -103,7 +103,7 @@ def _end_process(process_id: int, patience_s: float) -> int:
         ended, status = os.waitpid(process_id, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        time.sleep(CHECK_EXIT_S)
+        time.sleep(CHECK_EXIT_S)  # waitpid has no timeout.
     os.kill(process_id, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
 

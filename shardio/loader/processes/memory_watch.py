@@ -1,4 +1,4 @@
-"""Watching the memory of worker processes: code of the user's may keep what it makes until none is left."""
+"""Watch the memory of worker processes, because the user's own code may leak it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 import warnings
 
 GROWTH_BYTES = 1 << 30
-"""How much more than twice its first memory a worker process may take before a warning."""
+"""A worker process may use twice its initial memory and this much more before a warning."""
 
 
 def read_private_bytes() -> int:
-    """Return the memory of this process that is no file's and not shared by name, in bytes; 0 if it is unknown.
+    """Return the anonymous memory of this process in bytes, including what the fork server had; 0 if it is unknown.
 
-    Slots are not counted. Memory that was inherited from the fork server is.
+    Slots and files are not counted.
     """
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  # A Path would take three times as long.
@@ -45,8 +45,8 @@ class MemoryWatch:
         if self._warns and num_bytes > self._limits.setdefault(worker_id, 2 * first + GROWTH_BYTES):
             self._limits[worker_id] = 2 * num_bytes
             warnings.warn(
-                f"a worker process takes {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
-                "its start. If this goes on, your transform, decoders or collate_fn keep what they make: see "
+                f"a worker process uses {_describe(num_bytes)} of memory, {_describe(num_bytes - first)} more than at "
+                "its start. If it keeps growing, your transform, decoders or collate_fn leak memory: watch "
                 "loader.stats().worker_bytes",
                 RuntimeWarning,
                 stacklevel=2,
@@ -54,8 +54,10 @@ class MemoryWatch:
 
     def forget(self, worker_id: int) -> str:
         """Stop watching a worker process that has died, and return what its memory was, for messages."""
+        self._firsts.pop(worker_id, None)
+        self._limits.pop(worker_id, None)
         num_bytes = self.bytes_by_worker.pop(worker_id, 0)
-        return f" (it took {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
+        return f" (it used {_describe(num_bytes)} of memory before its last chunks)" if num_bytes else ""
 
 
 def _describe(num_bytes: int) -> str:

@@ -23,8 +23,8 @@ CLOSE_S = 5.0
 REUSE_OF_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(128 << 20), "MALLOC_MMAP_THRESHOLD_": str(32 << 20)}
 """Settings of glibc's malloc for people's code, which makes new arrays for each image.
 
-By default, malloc returns these arrays to the system, which clears their pages for each image anew: for 600 kB of
-float32, this takes 150 µs.
+By default, malloc returns the memory of these arrays to the kernel, which must clear the pages again for the next
+image. For 600 kB of float32, that takes 150 µs.
 """
 
 
