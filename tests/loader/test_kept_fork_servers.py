@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -72,6 +73,7 @@ def test_a_loader_without_peoples_code_leaves_nothing(pictures: Path) -> None:
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "edited_transforms", raising=False)  # The one of another test.
     write_module(tmp_path, 1)
     return importlib.import_module("edited_transforms")
 
@@ -83,7 +85,7 @@ def write_module(folder: Path, value: int) -> None:
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_an_edited_module_is_imported_again(pictures: Path, tmp_path: Path, module: ModuleType, is_new: bool) -> None:
+def test_a_reloaded_module_is_imported_again(pictures: Path, tmp_path: Path, module: ModuleType, is_new: bool) -> None:
     loader = make_loader(pictures, module.fill)
     for value in (1, 2, 2, 3):
         write_module(tmp_path, value)
@@ -94,6 +96,16 @@ def test_an_edited_module_is_imported_again(pictures: Path, tmp_path: Path, modu
             loader.dataset.transform = module.fill
         values, _ = next(iter(loader))
         assert values.unique().tolist() == [value]
+
+
+def test_a_file_that_is_edited_during_a_run_changes_nothing(pictures: Path, tmp_path: Path, module: ModuleType) -> None:
+    """This process still has the code that it imported, and so have its worker processes."""
+    loader = make_loader(pictures, module.fill)
+    for value in (1, 2, 3):
+        write_module(tmp_path, value)
+        for each in (loader, make_loader(pictures, module.fill)):
+            values, _ = next(iter(each))
+            assert values.unique().tolist() == [1]
 
 
 def test_changed_surroundings_end_it(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,8 +50,8 @@ class ForkServer:
     def set_up(self, setup: WorkerSetup) -> None:
         """Determine what worker processes that are started from now on need before their first chunk.
 
-        People's code may depend on this process's environment variables, module search path and working directory, and
-        on the files of its modules. If they have changed, the next worker process starts another fork server.
+        People's code may depend on this process's environment variables, module search path and working directory. If
+        they have changed, or a module was reloaded, the next worker process starts another fork server.
         """
         self._setup = setup
         if self._running is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import site
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,60 +10,46 @@ from pathlib import Path
 from types import ModuleType
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
-    """This process's settings when a fork server started, and the people's modules that it may have imported.
+    """The settings and modules of this process at one moment.
 
     Attributes:
         cwd: The working directory; None if it is gone.
         environment: The environment variables.
         module_path: ``sys.path``.
-        modules: When each file of the user's modules was last modified, in ns.
+        specs: The spec of each imported module. A module that is reloaded gets a new one.
     """
 
     cwd: str | None
     environment: Mapping[str, str]
     module_path: tuple[str, ...]
-    modules: Mapping[str, int]
+    specs: Mapping[str, object]
 
     @property
     def are_current(self) -> bool:
-        """Whether a new process would find the same."""
-        return self == find_surroundings(self.modules)
+        """Whether no setting has changed since, and no module was reloaded.
+
+        Files of modules may have changed: this process still has the code that it imported.
+        """
+        now = find_surroundings()
+        if (self.cwd, self.environment, self.module_path) != (now.cwd, now.environment, now.module_path):
+            return False
+        # Specs of the same file are equal, but not the same object.
+        return all(now.specs.get(name, spec) is spec for name, spec in self.specs.items())
 
 
-def find_surroundings(modules: Mapping[str, int] | None = None) -> Surroundings:
-    """Return the surroundings of a process that starts now.
-
-    Args:
-        modules: The files to consider; by default, those of the modules that this process has imported, except
-            Python's, shardio's and those of installed packages.
-    """
+def find_surroundings() -> Surroundings:
+    """Return the present surroundings."""
     try:
         cwd = str(Path.cwd())
     except FileNotFoundError:
         cwd = None
-    files = _find_files() if modules is None else modules
+    modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
     return Surroundings(
         cwd=cwd,
         environment=dict(os.environ),
         module_path=tuple(map(str, sys.path)),
-        modules={file: _read_time(file) for file in files},
+        # ``vars``, because attributes of modules that are loaded on demand would load them.
+        specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
     )
-
-
-def _find_files() -> list[str]:
-    own = str(Path(__file__).parents[2])
-    installed = (sys.prefix, sys.base_prefix, own, *site.getsitepackages(), site.getusersitepackages())
-    prefixes = tuple(each + os.sep for each in installed)
-    # ``vars``, because attributes of modules that are loaded on demand would load them.
-    modules: list[object] = list(sys.modules.values())  # Some are no modules.
-    files = [vars(each).get("__file__") for each in modules if isinstance(each, ModuleType)]
-    return [file for file in files if isinstance(file, str) and not file.startswith(prefixes)]
-
-
-def _read_time(file: str) -> int:
-    try:
-        return Path(file).stat().st_mtime_ns
-    except OSError:  # It is gone, or inside an archive.
-        return 0
