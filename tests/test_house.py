@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ FREE = {
     "handover",
     "interruptions",
     "json_text",
+    "lazy",
     "processors",
     "sample",
     "values",
@@ -106,6 +108,24 @@ def test_import_shardio_loads_neither_torch_nor_numpy() -> None:
     assert not modules_after("import shardio") & {"torch", "numpy", "cv2", "PIL", "typer"}
 
 
+LAZY = [path for path in PACKAGE.rglob("__init__.py") if "shardio.lazy" in imported(path)]
+
+
+@pytest.mark.parametrize("path", LAZY, ids=lambda path: path.parent.name)
+def test_names_that_are_imported_on_use_are_those_that_type_checkers_see(path: Path) -> None:
+    package = import_module(f"shardio.{path.parent.name}")
+    seen = {
+        alias.name: node.module
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module not in ("__future__", "typing", "shardio.lazy")
+        for alias in node.names
+    }
+    assert sorted(seen) == sorted(package.__all__)
+    for name, module in seen.items():
+        assert package.__getattr__(name) is getattr(import_module(module or ""), name)
+    assert not set(seen) & {other.stem for other in path.parent.iterdir()}, "a module would hide the name"
+
+
 def test_folders_without_torch_load_without_it() -> None:
     names = [name for name, (_, torch) in table().items() if not torch]
     assert len(names) == 14
@@ -114,8 +134,9 @@ def test_folders_without_torch_load_without_it() -> None:
 
 
 def test_worker_processes_start_without_what_takes_long_to_import() -> None:
-    slow = {"torch", "cv2", "PIL", "numba", "llvmlite", "pydantic", "secrets"}
-    added = modules_after("import shardio.loader.processes.fork_server_process") - modules_after("import numpy")
+    slow = {"torch", "cv2", "PIL", "numba", "llvmlite", "pydantic", "secrets", "tarfile", "zipfile", "safetensors"}
+    imports = "import shardio.loader.processes.fork_server_process, shardio.reading.joined, shardio.decoding"
+    added = modules_after(imports) - modules_after("import numpy")
     assert not slow & added
 
 

@@ -1,23 +1,15 @@
-"""The loader. Its classes are imported lazily, so that worker processes start without torch."""
+"""The loader. Its classes are imported on first use, so that worker processes start without torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardio.lazy import import_on_use
 
 if TYPE_CHECKING:
-    from shardio.loader.data_loader import DataLoader as DataLoader
-    from shardio.loader.stats import LoaderStats as LoaderStats
+    from shardio.loader.data_loader import DataLoader
+    from shardio.loader.stats import LoaderStats
 
 __all__ = ["DataLoader", "LoaderStats"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "DataLoader":
-        from shardio.loader.data_loader import DataLoader
-
-        return DataLoader
-    if name == "LoaderStats":
-        from shardio.loader.stats import LoaderStats
-
-        return LoaderStats
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = import_on_use(__name__, {".data_loader": "DataLoader", ".stats": "LoaderStats"})

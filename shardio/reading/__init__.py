@@ -1,10 +1,17 @@
 """Read the bytes of samples, given their indices."""
 
-from shardio.reading.files import FileReader, LabelledFile
-from shardio.reading.joined import JoinedReader, LocatedSample, Reader
-from shardio.reading.reader import SampleReader
-from shardio.reading.seen import Verify
-from shardio.reading.stored import StoredSamples
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardio.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from shardio.reading.files import FileReader, LabelledFile
+    from shardio.reading.joined import JoinedReader, LocatedSample, Reader
+    from shardio.reading.reader import SampleReader
+    from shardio.reading.seen import Verify
+    from shardio.reading.stored import StoredSamples
 
 __all__ = [
     "FileReader",
@@ -16,3 +23,14 @@ __all__ = [
     "StoredSamples",
     "Verify",
 ]
+
+__getattr__ = import_on_use(
+    __name__,
+    {
+        ".files": "FileReader LabelledFile",
+        ".joined": "JoinedReader LocatedSample Reader",
+        ".reader": "SampleReader",
+        ".seen": "Verify",
+        ".stored": "StoredSamples",
+    },
+)

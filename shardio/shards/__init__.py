@@ -1,14 +1,30 @@
 """The dataset format: tars, member names, indexes and the manifest."""
 
-from shardio.shards.index import index_location
-from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest, write_manifest
-from shardio.shards.names import LABEL_FIELD, join_name, split_name
-from shardio.shards.open_index import ShardIndex
-from shardio.shards.parts import PartCache
-from shardio.shards.shard import Shard
-from shardio.shards.table import DatasetSource, ShardTable, open_table
-from shardio.shards.tar import END, MAX_MEMBER, TOO_LARGE, list_names, size_in_tar
-from shardio.shards.writer import write_shard
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardio.lazy import import_on_use
+
+if TYPE_CHECKING:
+    from shardio.shards.index import index_location
+    from shardio.shards.manifest import (
+        MANIFEST_NAME,
+        UNFINISHED_NAME,
+        Manifest,
+        ShardEntry,
+        read_manifest,
+        write_manifest,
+    )
+    from shardio.shards.names import LABEL_FIELD, join_name, split_name
+    from shardio.shards.open_index import ShardIndex
+    from shardio.shards.parts import PartCache
+    from shardio.shards.shard import Shard
+    from shardio.shards.sources import DatasetSource, open_table
+    from shardio.shards.table import ShardTable
+    from shardio.shards.tar import END, MAX_MEMBER, TOO_LARGE, size_in_tar
+    from shardio.shards.tar_scan import list_names
+    from shardio.shards.writer import write_shard
 
 __all__ = [
     "END",
@@ -34,3 +50,20 @@ __all__ = [
     "write_manifest",
     "write_shard",
 ]
+
+__getattr__ = import_on_use(
+    __name__,
+    {
+        ".index": "index_location",
+        ".manifest": "MANIFEST_NAME UNFINISHED_NAME Manifest ShardEntry read_manifest write_manifest",
+        ".names": "LABEL_FIELD join_name split_name",
+        ".open_index": "ShardIndex",
+        ".parts": "PartCache",
+        ".shard": "Shard",
+        ".sources": "DatasetSource open_table",
+        ".table": "ShardTable",
+        ".tar": "END MAX_MEMBER TOO_LARGE size_in_tar",
+        ".tar_scan": "list_names",
+        ".writer": "write_shard",
+    },
+)

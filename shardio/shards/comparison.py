@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shardio.errors import SampleError, StaleIndexError
 from shardio.shards.names import split_name
 from shardio.shards.open_index import ShardIndex
-from shardio.shards.tar import find_name, header_fits, is_header
+from shardio.shards.tar import header_fits
 from shardio.storage import StoredFile
 
 
@@ -89,6 +89,8 @@ class Comparison:
 
     def _doubt_name(self, row: int, start: int, raw_key: bytes, field: str, header: bytes) -> None:
         """Raise an error unless the name is in an extended header, which some archivers write for every member."""
+        from shardio.shards.tar_scan import find_name, is_header  # It imports tarfile.
+
         if not self._names_are_plain:
             return
         name = find_name(self._tar, start)

@@ -13,11 +13,13 @@ import numpy as np
 import xxhash
 
 from shardio.errors import FormatError
-from shardio.shards.index import INDEX_SUFFIX, StoredField, StoredSample, index_location, write_index
+from shardio.shards.index import INDEX_SUFFIX, index_location
+from shardio.shards.index_writer import StoredField, StoredSample, write_index
 from shardio.shards.names import is_added_by_macos, join_name, split_name
 from shardio.shards.open_index import read_header
 from shardio.shards.shard import Shard
-from shardio.shards.tar import BLOCK, TarMember, TarScan, make_header
+from shardio.shards.tar import BLOCK, make_header
+from shardio.shards.tar_scan import TarMember, TarScan
 from shardio.storage import Location, parse_location
 
 _PACKED_NAME = re.compile(r"shard-[0-9]{6,}\.tar")

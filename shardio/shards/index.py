@@ -14,41 +14,18 @@ writes several keys in random order.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
-import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.errors import FormatError
 from shardio.shards.tar import BLOCK
 from shardio.storage import Location, StoredFile
 
 INDEX_FORMAT = 1
 INDEX_SUFFIX = ".idx"
-
-MAX_FIELDS = 1024
-"""The maximum number of fields. A tar with more does not follow WebDataset's naming."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredField:
-    """The offset in the tar, the size and the xxh3-64 of a field's content."""
-
-    offset: int
-    size: int
-    hash: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSample:
-    """The key of one sample, and its fields by name."""
-
-    key: str
-    fields: Mapping[str, StoredField]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,59 +56,6 @@ class IndexHeader:
 def index_location(tar: Location) -> Location:
     """Return the location of a tar's index next to the tar."""
     return tar.folder / (tar.name + INDEX_SUFFIX)
-
-
-def write_index(
-    location: Location, tar: StoredFile, samples: Sequence[StoredSample], digest: str, version: str | None = None
-) -> None:
-    """Write the index of a tar.
-
-    Args:
-        location: The location of the index.
-        tar: The finished tar.
-        samples: The tar's samples, in tar order.
-        digest: xxh3-128 of the tar, in hexadecimal.
-        version: The tar's version, if shardio did not pack it.
-
-    Raises:
-        FormatError: If the tar has more fields than an index can hold.
-        OSError: If the index cannot be written.
-    """
-    fields = tuple(sorted({field for sample in samples for field in sample.fields}))
-    if len(fields) > MAX_FIELDS:
-        raise FormatError(
-            f"{tar.location} has {len(fields)} different fields, but an index holds at most {MAX_FIELDS}: name its "
-            "members key.field, as WebDataset expects"
-        )
-    field_indices = {field: i for i, field in enumerate(fields)}
-    offset = np.full((len(fields), len(samples)), -1, dtype="<i8")
-    size = offset.copy()
-    content_hash = np.zeros(offset.shape, dtype="<u8")
-    for i, sample in enumerate(samples):
-        for name, field in sample.fields.items():
-            at = field_indices[name], i
-            offset[at], size[at], content_hash[at] = field.offset, field.size, field.hash
-    keys = [sample.key.encode(errors="surrogateescape") for sample in samples]
-    header = IndexHeader(
-        format=INDEX_FORMAT,
-        fields=fields,
-        num_samples=len(samples),
-        num_bytes=tar.size,
-        digest=digest,
-        header_digest=digest_headers(tar, [offset[:, 0], offset[:, -1]] if samples else []),
-        version=version,
-    )
-    tensors = {
-        "offset": offset,
-        "size": size,
-        "hash": content_hash,
-        "key_stop": np.cumsum([len(key) for key in keys], dtype="<i8"),
-        "key_bytes": np.frombuffer(b"".join(keys), dtype=np.uint8),
-    }
-    values = {name: value for name, value in asdict(header).items() if value is not None}
-    metadata = {"shardio": json.dumps(values, sort_keys=True, separators=(",", ":"))}
-    with location.write_whole() as file:
-        file.write(safetensors.numpy.save(tensors, metadata))
 
 
 def digest_headers(tar: StoredFile, starts: Iterable[NDArray[np.int64]]) -> str:

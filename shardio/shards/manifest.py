@@ -27,7 +27,7 @@ MANIFEST_NAME = "shardio.json"
 UNFINISHED_NAME = f".shardio-pack{PARTIAL_SUFFIX}"
 """The name of the file in an unfinished pack's directory that holds the digest of the plan."""
 
-_NAME = re.compile(r"[^\0\ud800-\udc7f\udd00-\udfff]*")
+_NAME = r"[^\0\ud800-\udc7f\udd00-\udfff]*"
 """A file name contains neither NUL nor a surrogate that does not represent a byte."""
 
 
@@ -41,7 +41,7 @@ class ShardEntry:
     digest: str
 
     def __post_init__(self) -> None:
-        if not self.name or PurePath(self.name).name != self.name or not _NAME.fullmatch(self.name):
+        if not self.name or PurePath(self.name).name != self.name or not re.fullmatch(_NAME, self.name):
             raise ValueError(f"a shard's name must be a file name without a folder, got {self.name!r}")
         if self.num_bytes < 0 or self.num_samples < 0:
             raise ValueError(f"{self.name} has a negative size or number of samples")

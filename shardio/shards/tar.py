@@ -1,4 +1,4 @@
-"""Write and scan plain POSIX tars (IEEE Std 1003.1, "pax Interchange Format").
+"""The layout of plain POSIX tars (IEEE Std 1003.1, "pax Interchange Format").
 
 Each member is a header of whole 512-byte blocks, its content, and zeros up to the next block. Two zero blocks end the
 file. Time, owner and mode are constants, so equal input gives equal bytes. If a name does not fit the plain header, a
@@ -8,19 +8,12 @@ pax header precedes it. The block right before the content is always the member'
 from __future__ import annotations
 
 import re
-import tarfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import xxhash
-
-from shardio.errors import FormatError
-from shardio.shards.forward import ForwardFile
-from shardio.shards.names import split_name
-from shardio.storage import StoredFile, read_pieces
 
 BLOCK = 512
 """The size of a tar block in bytes."""
+
+MAX_PLAIN_NAME = 100
+"""The maximum length of a name in a plain header, in bytes."""
 
 END = bytes(2 * BLOCK)
 """The end of a tar."""
@@ -31,21 +24,11 @@ MAX_MEMBER = 2**31
 TOO_LARGE = f"more than {MAX_MEMBER}, the largest size of a field: split it, or keep it outside the tars"
 """The end of an error message about a larger member."""
 
-TAR_ERRORS = (tarfile.TarError, EOFError, ValueError)
-"""The errors that tarfile raises for a damaged tar. ValueError is raised for invalid digits."""
-
-_WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
-"""The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
-
-_LINKS = {
-    tarfile.LNKTYPE: ("a hard link", "with tar --hard-dereference"),
-    tarfile.SYMTYPE: ("a symbolic link", "with tar --dereference"),
-}
-"""For each type of link, its name and the GNU tar option that stores the link's target instead."""
-
 
 def make_header(name: str, num_bytes: int) -> bytes:
     """Return the header of a member: one block, or three or more if the name needs a pax header."""
+    import tarfile  # It takes 4 ms, and reading samples does not need it.
+
     info = tarfile.TarInfo(name)
     info.size = num_bytes
     info.mode = 0o644
@@ -59,7 +42,7 @@ def make_padding(num_bytes: int) -> bytes:
 
 def size_in_tar(name: str, num_bytes: int) -> int:
     """Return the size of a member in a tar, in bytes: header, content and padding."""
-    fits_plain_header = name.isascii() and len(name) <= tarfile.LENGTH_NAME and num_bytes < 8**11
+    fits_plain_header = name.isascii() and len(name) <= MAX_PLAIN_NAME and num_bytes < 8**11
     header = BLOCK if fits_plain_header else len(make_header(name, num_bytes))
     return header + num_bytes + -num_bytes % BLOCK
 
@@ -82,9 +65,9 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
         return True  # Nearly always.
     if num_bytes < 8**11 and _read_size(header) not in (num_bytes, None):
         return False
-    if len(name) > tarfile.LENGTH_NAME or not name.isascii():
+    if len(name) > MAX_PLAIN_NAME or not name.isascii():
         return True
-    found = header[: tarfile.LENGTH_NAME].split(b"\0", 1)[0]
+    found = header[:MAX_PLAIN_NAME].split(b"\0", 1)[0]
     prefix = header[345:500].split(b"\0", 1)[0]
     return any(
         whole.startswith(key) and whole[len(key) :].lower() == suffix for whole in (found, prefix + b"/" + found)
@@ -95,159 +78,3 @@ def _read_size(header: bytes) -> int | None:
     """Return the size in a header, or None if it is not in octal digits."""
     digits = header[124:136].strip(b" \0")
     return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
-
-
-def is_header(block: bytes) -> bool:
-    """Return whether a block is the header of a member, according to its checksum."""
-    try:
-        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
-
-
-def find_name(file: StoredFile, offset: int) -> str | None:
-    """Read all headers up to an offset and return the name of the member whose content starts there, or None."""
-    try:
-        for info in _read_headers(ForwardFile(file)):
-            if info.offset_data >= offset:
-                return info.name if info.offset_data == offset else None
-    except TAR_ERRORS:
-        pass  # A damaged tar has no member there.
-    return None
-
-
-def list_names(file: StoredFile) -> list[str]:
-    """Return the names of a tar's members.
-
-    Raises:
-        FormatError: If the file is not a tar, or is damaged.
-    """
-    try:
-        return [info.name for info in _read_headers(ForwardFile(file))]
-    except TAR_ERRORS as error:
-        raise FormatError(f"{file.location} is not an uncompressed tar: {error}") from error
-
-
-def _read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
-    """Yield a tar's members; raise one of TAR_ERRORS if it is damaged."""
-    with file.open() as tar:
-        for info in tar:
-            yield info
-            file.end_member()
-            tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TarMember:
-    """A regular file in a tar: its name, and its content's offset, size and xxh3-64."""
-
-    name: str
-    offset: int
-    size: int
-    hash: int
-
-
-class TarScan:
-    """Reads a whole tar once and hashes it.
-
-    Attributes:
-        num_bytes: The number of bytes read so far: the tar's size after all members were read.
-        digest: xxh3-128 of those bytes, in hexadecimal.
-    """
-
-    def __init__(self, file: StoredFile) -> None:
-        self._file = file
-        self._hash = xxhash.xxh3_128()
-        self.num_bytes = 0
-
-    @property
-    def digest(self) -> str:
-        return self._hash.hexdigest()
-
-    def members(self) -> Iterator[TarMember]:
-        """Yield the regular files in tar order. Their contents are read piece by piece.
-
-        Raises:
-            FormatError: If the file is not an uncompressed tar, is truncated, or holds a member of more than
-                :data:`MAX_MEMBER` bytes.
-        """
-        forward, stop = ForwardFile(self._file, self._hash), 0
-        try:
-            with forward.open() as tar:
-                for info in tar:
-                    self._refuse_without_content(info)
-                    if info.isreg():
-                        yield self._read_member(forward, info, tar.offset)
-                    forward.end_member()
-                    self.num_bytes, stop = forward.position, tar.offset
-                    tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
-            self._check_end(stop)  # tarfile's offset may be beyond headers that it mistakes for the end.
-            forward.seek(forward.size)  # The digest includes the bytes after the end.
-        except TAR_ERRORS as error:
-            raise FormatError(
-                f"{self._file.location} is not a complete, uncompressed tar: {error} (near byte {forward.position}). "
-                "Decompress it, or download or create it again"
-            ) from error
-        self.num_bytes = forward.position
-
-    def _read_member(self, file: ForwardFile, info: tarfile.TarInfo, next_header: int) -> TarMember:
-        """Read a member's content and return the member."""
-        where = f"{self._file.location} holds {info.name} at byte {info.offset_data}"
-        if info.issparse():
-            raise FormatError(
-                f"{where} as a sparse file, whose content is not one range of bytes: create the tar again without "
-                "--sparse"
-            )
-        if not info.name or info.size < 0 or info.pax_headers.get("size", str(info.size)) != str(info.size):
-            raise FormatError(
-                f"the member of {self._file.location} at byte {info.offset_data} has no name or no valid size: the tar "
-                "is damaged. Download or create it again"
-            )
-        if info.offset_data + info.size > file.size:
-            raise FormatError(
-                f"{self._file.location} is not a complete tar: {info.name} at byte {info.offset_data} has "
-                f"{info.size} bytes, but the tar ends at byte {file.size}. Download or create it again"
-            )
-        if info.size > MAX_MEMBER:
-            raise FormatError(f"{where} with {info.size} bytes, {TOO_LARGE}")
-        if info.offset_data + info.size + -info.size % BLOCK != next_header:
-            raise FormatError(f"{where} with two different sizes: the tar is damaged. Download or create it again")
-        content_hash, left = xxhash.xxh3_64(), info.size
-        while left:
-            piece = file.read_content(left)
-            content_hash.update(piece)
-            left -= len(piece)
-        return TarMember(name=info.name, offset=info.offset_data, size=info.size, hash=content_hash.intdigest())
-
-    def _refuse_without_content(self, info: tarfile.TarInfo) -> None:
-        """Refuse a member that is named like a field but has no content of its own."""
-        if info.isreg() or info.type in _WITHOUT_CONTENT or split_name(info.name) is None:
-            return
-        how, remedy = _LINKS.get(info.type, ("a special file", "without it"))
-        target = f" to {info.linkname}" if info.type in _LINKS else ""
-        raise FormatError(
-            f"{self._file.location} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), "
-            f"which has no content of its own: create the tar again {remedy}"
-        )
-
-    def _check_end(self, offset: int) -> None:
-        """Refuse a tar in which anything but zeros follows the last member.
-
-        tarfile mistakes a damaged header for the end, and ignores a second tar after the end of the first.
-        """
-        file = self._file
-        start, position = min(offset, file.size), min(offset + BLOCK, file.size)
-        if file.read(start, position) != bytes(BLOCK):
-            raise FormatError(
-                f"{file.location} is not a complete tar: neither a member nor the end mark is at byte {offset}. "
-                "Download or create it again"
-            )
-        for piece in read_pieces(file, position):
-            position += len(piece)
-            if rest := bytes(piece).lstrip(b"\0"):
-                raise FormatError(
-                    f"{file.location} has data after its end mark, at byte {position - len(rest)}, as if tars had been "
-                    "joined with cat: the samples there would be left out. Join tars with tar --concatenate, or "
-                    "extract this one with tar --ignore-zeros and pack the files again"
-                )

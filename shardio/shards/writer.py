@@ -8,7 +8,8 @@ from contextlib import closing
 import xxhash
 
 from shardio.sample import Sample
-from shardio.shards.index import StoredField, StoredSample, index_location, write_index
+from shardio.shards.index import index_location
+from shardio.shards.index_writer import StoredField, StoredSample, write_index
 from shardio.shards.manifest import ShardEntry
 from shardio.shards.names import join_name
 from shardio.shards.shard import Shard

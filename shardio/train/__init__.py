@@ -6,8 +6,9 @@ torch.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shardio.lazy import import_on_use
 
 if TYPE_CHECKING:
     from shardio.models import make_model, small_resnet
@@ -21,31 +22,6 @@ if TYPE_CHECKING:
     from shardio.train.report import RatePlot, plot_rates, write_report
     from shardio.train.seeds import seed_everything
     from shardio.train.step import TrainStep, in_groups
-
-_HOMES = {
-    "Callback": ".callbacks",
-    "Compile": ".callbacks",
-    "EpochResult": ".meters",
-    "GradientPenalty": ".callbacks",
-    "PrintEpochs": ".callbacks",
-    "RatePlot": ".report",
-    "Score": ".meters",
-    "StepRecord": ".meters",
-    "TrainConfig": ".config",
-    "TrainStep": ".step",
-    "count_steps": ".loop",
-    "evaluate": ".evaluation",
-    "in_groups": ".step",
-    "load_checkpoint": ".checkpoint",
-    "make_model": "shardio.models",
-    "memory_difference": ".memory",
-    "plot_rates": ".report",
-    "save_checkpoint": ".checkpoint",
-    "seed_everything": ".seeds",
-    "small_resnet": "shardio.models",
-    "train": ".loop",
-    "write_report": ".report",
-}
 
 __all__ = [
     "Callback",
@@ -72,11 +48,22 @@ __all__ = [
     "write_report",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = import_on_use(
+    __name__,
+    {
+        "shardio.models": "make_model small_resnet",
+        ".callbacks": "Callback Compile GradientPenalty PrintEpochs",
+        ".checkpoint": "load_checkpoint save_checkpoint",
+        ".config": "TrainConfig",
+        ".evaluation": "evaluate",
+        ".loop": "count_steps train",
+        ".memory": "memory_difference",
+        ".meters": "EpochResult Score StepRecord",
+        ".report": "RatePlot plot_rates write_report",
+        ".seeds": "seed_everything",
+        ".step": "TrainStep in_groups",
+    },
+)
 
 
 def __dir__() -> list[str]:

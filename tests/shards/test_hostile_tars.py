@@ -11,7 +11,8 @@ import pytest
 from shardio.errors import FormatError, SampleError
 from shardio.sample import Sample
 from shardio.shards import open_table, write_shard
-from shardio.shards.tar import END, MAX_MEMBER, find_name
+from shardio.shards.tar import END, MAX_MEMBER
+from shardio.shards.tar_scan import find_name
 from shardio.storage import parse_location
 from tests.tars import index_of, open_file, open_shard
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardio.errors import FormatError
 from shardio.sample import Sample
 from shardio.shards import END, size_in_tar, write_shard
-from shardio.shards.tar import TarMember, TarScan
+from shardio.shards.tar_scan import TarMember, TarScan
 from shardio.storage import parse_location
 from tests.tars import open_file, read_members, write_tar
 

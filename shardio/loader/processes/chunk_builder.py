@@ -17,11 +17,11 @@ from shardio.images import DecoderName, prepare_kernel
 from shardio.loader.processes.messages import Chunk, Made, StageTimes
 from shardio.loader.slots.forms import as_stored
 from shardio.loader.slots.memory import Column
-from shardio.reading import Reader
 from shardio.shards import LABEL_FIELD
 
 if TYPE_CHECKING:
     from shardio.loader.collation import Collation  # It imports torch.
+    from shardio.reading import Reader
 
 Rows = Mapping[int, NDArray[Any]]
 """The destination of a chunk's n values, by column: [n, *shape of an item]."""

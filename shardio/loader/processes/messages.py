@@ -1,6 +1,7 @@
 """The messages between the training process, its fork server and its worker processes.
 
-The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly.
+The dataclasses have no ``__slots__``, because Python pickles dataclasses with slots ten times more slowly. They are not
+frozen and do not compare, because such dataclasses take three times as long to define, whenever a fork server starts.
 """
 
 from __future__ import annotations
@@ -12,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.decoding import FieldDecoder
-from shardio.images import DecoderName
-from shardio.loader.failures import Failure
-from shardio.loader.slots.memory import Column, Layout
-from shardio.order import Words
-from shardio.reading import Reader
-
 if TYPE_CHECKING:
+    from shardio.decoding import FieldDecoder
+    from shardio.images import DecoderName
     from shardio.loader.collation import Collation  # It imports torch.
+    from shardio.loader.failures import Failure
+    from shardio.loader.slots.memory import Column, Layout
+    from shardio.order import Words
+    from shardio.reading import Reader
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class WorkerSetup:
     """What worker processes need before their first chunk. The fork server receives it as bytes.
 
@@ -43,7 +43,7 @@ class WorkerSetup:
         return self.decoder.runs_user_code or self.collation is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class StartWorker:
     """A request to the fork server for a worker process. The end of its socket pair is sent with the message.
 
@@ -56,7 +56,7 @@ class StartWorker:
     num_threads: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class EndWorker:
     """A request to the fork server to kill a worker process that does not exit within ``patience_s``."""
 
@@ -64,7 +64,7 @@ class EndWorker:
     patience_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class WorkerEnded:
     """The answer to :class:`EndWorker`. As in ``subprocess``, a negative exit code is the number of a signal."""
 
@@ -72,17 +72,17 @@ class WorkerEnded:
     exit_code: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class EndAllWorkers:
     """A request to the fork server to kill all its worker processes."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class AllWorkersEnded:
     """The answer to :class:`EndAllWorkers`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class NewSlot:
     """A new slot. The descriptor of its memory is sent with the message."""
 
@@ -90,14 +90,14 @@ class NewSlot:
     layout: Layout
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class ForgetSlots:
     """Slots that no later chunk uses."""
 
     slot_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Chunk:
     """Some rows of a batch to make.
 
@@ -125,29 +125,29 @@ class Chunk:
         return slice(self.row, self.row + len(self.rng_keys))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Cancel:
     """A request to drop all chunks that were sent before. Chunks in flight are finished."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Ping:
     """A request for a :class:`Pong`, to show that the process is alive."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Pong:
     """The answer to :class:`Ping`, and the first message of a worker process."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class WorkerMemory:
     """The memory of a worker process in bytes, as :func:`read_private_bytes` returns it."""
 
     num_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class StageTimes:
     """The time that a thread spent in each stage of a chunk, in seconds; ``python_s`` is part of ``transform_s``."""
 
@@ -163,7 +163,7 @@ class StageTimes:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Made:
     """A finished chunk.
 
@@ -183,7 +183,7 @@ class Made:
     num_images_by_decoder: Counter[DecoderName]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Failed:
     """A failed chunk. A SampleError names the sample at fault; any other error may have another cause."""
 

@@ -1,0 +1,228 @@
+"""Find the shards that a user names as a directory, a manifest, tars or a brace pattern."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from shardio.errors import FormatError
+from shardio.shards.folder import find_tars
+from shardio.shards.foreign import find_or_make_index, was_packed
+from shardio.shards.index import INDEX_SUFFIX, index_location
+from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest
+from shardio.shards.names import is_added_by_macos
+from shardio.shards.numbering import find_gaps
+from shardio.shards.shard import Shard
+from shardio.shards.table import ShardTable
+from shardio.shards.tar import BLOCK
+from shardio.storage import Location, parse_location
+
+DatasetSource = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A directory, a manifest, a tar, a brace pattern of tars, or a list of tars and patterns."""
+
+MAX_BYTES = 2**63 - 1
+"""The maximum size of a dataset in bytes, because bytes and samples are counted in int64."""
+
+MAX_NAMED = 8
+"""The maximum number of files that a message names."""
+
+
+def open_table(source: DatasetSource) -> ShardTable:
+    """Find the shards that ``source`` names.
+
+    Args:
+        source: A directory (with a manifest, or with ``*.tar``, read in sorted order), a manifest file, a
+            tar, a pattern in brace notation such as ``shard-{000000..000012}.tar``, or a list of tars and patterns.
+            Tars without a manifest are indexed on first use. A RuntimeWarning reports tars with equal contents and
+            gaps in the numbers of a directory's tars.
+
+    Raises:
+        FileNotFoundError: If the source does not exist or holds no tars, or a list names a directory.
+        FormatError: If a file is invalid, a tar is named twice, or the dataset has no samples.
+        OSError: If a tar cannot be read, or its index cannot be written.
+        ValueError: If a name is empty.
+    """
+    if isinstance(source, str | os.PathLike):
+        location = parse_location(source)
+        if (location / MANIFEST_NAME).exists():
+            return _table_of_manifest(location / MANIFEST_NAME)
+        if location.name.endswith(".json"):
+            return _table_of_manifest(location)
+        if location.is_folder():
+            return _table_of_tars(_find_tars(location))
+        source = [source]
+    tars = [tar for pattern in source for tar in _expand(pattern)]
+    _refuse_folders(tars)
+    return _table_of_tars(tars)
+
+
+def _find_tars(folder: Location) -> list[Location]:
+    """Return the tars in a folder without a manifest, if they can be read as a dataset."""
+    if (folder / UNFINISHED_NAME).exists():
+        raise FormatError(
+            f"{folder} holds an unfinished pack: wait until it finishes or, if it was interrupted, rerun the same "
+            "pack command to resume it"
+        )
+    tars = find_tars(folder)
+    _refuse_unfinished(folder, tars)
+    names = [tar.name for tar in tars if not is_added_by_macos(tar.name)]
+    if not names:
+        raise FileNotFoundError(
+            f"the directory {folder} holds neither {MANIFEST_NAME} nor any *.tar: pack the images first "
+            "(shardio pack IMAGES OUT) or, if they are in class folders, read them with ImageFolder"
+        )
+    _warn_of_gaps(folder, names)  # Not for a list, which may leave tars out on purpose.
+    return tars
+
+
+def _refuse_folders(tars: Sequence[Location]) -> None:
+    """Raise FileNotFoundError if a list names folders."""
+    folders = [str(tar) for tar in tars if tar.is_folder()]
+    if folders:
+        what, remedy = (
+            ("is a directory", "pass it by itself, or list the tars in it")
+            if len(folders) == 1
+            else ("are directories", "pass one directory by itself, or list the tars in them")
+        )
+        raise FileNotFoundError(
+            f"a list may name only tars and patterns of tars, but {' and '.join(folders[:MAX_NAMED])} {what}: {remedy}"
+        )
+
+
+def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
+    """Raise FormatError if a folder without a manifest holds shards that shardio packed, or their indexes."""
+    indexed = [name.removesuffix(INDEX_SUFFIX) for name in folder.list() if name.endswith(f".tar{INDEX_SUFFIX}")]
+    packed = [tar for tar in map(folder.__truediv__, indexed) if was_packed(tar)]
+    if packed:
+        lost = [tar.name for tar in packed if tar not in tars]
+        raise FormatError(
+            f"{folder} holds shards or indexes that shardio packed ({len(packed)}, such as {packed[0].name}), but no "
+            f"{MANIFEST_NAME}{f' and no {lost[0]}' if lost else ''}: a pack or a copy is unfinished. Wait until it "
+            "finishes, or copy the missing files. To read only the tars that exist, pass a list of them"
+        )
+
+
+def _expand(pattern: str | os.PathLike[str]) -> list[Location]:
+    from braceexpand import braceexpand
+
+    location = parse_location(pattern)
+    if location.exists() or location.is_folder():
+        return [location]
+    return [parse_location(name) for name in braceexpand(os.fspath(pattern))]
+
+
+def _table_of_manifest(location: Location) -> ShardTable:
+    if not location.exists():
+        raise FileNotFoundError(f"the manifest {location} does not exist")
+    manifest = read_manifest(location)
+    if twice := [name for name, count in Counter(shard.name for shard in manifest.shards).items() if count > 1]:
+        raise FormatError(
+            f"the manifest {location} is damaged: it lists {twice[0]} twice, so its samples would be delivered twice. "
+            "Download it or pack the dataset again"
+        )
+    _check_counts(manifest, location)
+    tars = tuple(location.folder / shard.name for shard in manifest.shards)
+    return _make_table(manifest, tars, tuple(map(index_location, tars)), location)
+
+
+def _check_counts(manifest: Manifest, location: Location) -> None:
+    """Raise FormatError if a manifest has more samples or bytes than its shards can have.
+
+    Only the largest shard's file is checked, because the time to open a dataset must not depend on the number of its
+    shards. Defects of other shards are found when they are first read.
+    """
+    for shard in manifest.shards:
+        if shard.num_samples > shard.num_bytes // BLOCK:
+            raise FormatError(
+                f"the manifest {location} says that {shard.name} holds {shard.num_samples} samples in "
+                f"{shard.num_bytes} bytes, but each sample takes at least {BLOCK} bytes. Download the manifest "
+                "or pack the dataset again"
+            )
+    if manifest.num_bytes > MAX_BYTES:
+        raise FormatError(
+            f"the manifest {location} says that its shards have {manifest.num_bytes} bytes, more than {MAX_BYTES}. "
+            "Download it or pack the dataset again"
+        )
+    largest = max(manifest.shards, key=lambda shard: shard.num_bytes, default=None)
+    tar = location.folder / (largest.name if largest else "")
+    if largest and tar.exists() and (found := tar.stat().size) != largest.num_bytes:
+        raise FormatError(
+            f"the manifest {location} says that {tar} has {largest.num_bytes} bytes, but it has {found}: a copy may be "
+            "unfinished. Download both again or pack the dataset again"
+        )
+
+
+def _table_of_tars(tars: list[Location]) -> ShardTable:
+    named, tars = tars, [tar for tar in tars if not is_added_by_macos(tar.name)]
+    if not tars:
+        raise FileNotFoundError(
+            f"{named[0]} is a file that macOS added, not a tar: pass a tar instead"
+            if named
+            else "the list of tars is empty"
+        )
+    missing = [str(tar) for tar in tars if not tar.exists()]
+    if missing:
+        raise FileNotFoundError(f"no such directory, manifest or tar: {', '.join(missing[:5])}")
+    _refuse_same(tars)
+    found = [find_or_make_index(tar) for tar in tars]
+    _warn_of_skipped(len(named) - len(tars), sum(each.num_skipped for each in found))
+    indexes = [each.location for each in found]
+    entries, fields = list[ShardEntry](), set[str]()
+    for tar, index in zip(tars, indexes, strict=True):
+        with Shard(tar, index) as shard:
+            entries.append(shard.entry)
+            fields.update(shard.index.header.fields)
+    _warn_of_copies(tars, entries)
+    manifest = Manifest(shards=tuple(entries), fields=tuple(sorted(fields)))
+    return _make_table(manifest, tuple(tars), tuple(indexes), tars[0].folder)
+
+
+def _make_table(
+    manifest: Manifest, tars: tuple[Location, ...], indexes: tuple[Location, ...], where: Location
+) -> ShardTable:
+    if manifest.num_samples == 0:
+        raise FormatError(f"the dataset {where} has no samples")
+    return ShardTable(manifest=manifest, tars=tars, indexes=indexes)
+
+
+def _refuse_same(tars: Sequence[Location]) -> None:
+    """Raise FormatError if two names refer to the same file."""
+    seen = dict[str, Location]()
+    for tar in tars:
+        if (other := seen.setdefault(tar.stat().identity, tar)) is not tar:
+            how = f"{tar} is named twice" if other == tar else f"{other} and {tar} are the same file"
+            raise FormatError(f"{how}, so each of its samples would be delivered twice: name it once")
+
+
+def _warn_of_copies(tars: Sequence[Location], entries: Sequence[ShardEntry]) -> None:
+    groups = defaultdict[str, list[str]](list)
+    for tar, entry in zip(tars, entries, strict=True):
+        if entry.num_samples:
+            groups[entry.digest].append(str(tar))
+    if copies := [names for names in groups.values() if len(names) > 1]:
+        message = (
+            f"these tars have equal contents: {', '.join(copies[0][:MAX_NAMED])}. Each of their samples is delivered "
+            f"{len(copies[0])} times per epoch: omit the copies unless this is intended"
+        )
+        more = f" (there are {len(copies)} such groups)" if len(copies) > 1 else ""
+        warnings.warn(message + more, RuntimeWarning, stacklevel=5)
+
+
+def _warn_of_gaps(folder: Location, names: Sequence[str]) -> None:
+    if missing := find_gaps(names):
+        named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
+        message = (
+            f"the numbers of the tars in {folder} have gaps: {len(missing)} missing ({named}). Check whether a "
+            "copy is unfinished"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
+
+
+def _warn_of_skipped(num_tars: int, num_members: int) -> None:
+    if num_tars or num_members:
+        message = (
+            f"skipped files that macOS added (._* and .DS_Store): {num_members} in tars, and {num_tars} next to them"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=5)
