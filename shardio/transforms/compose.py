@@ -33,6 +33,12 @@ from shardio.transforms.transform import (
     rng_keys_from_torch,
 )
 
+MAX_RENDERED_BYTES = 2**25
+"""The size of the pixels to render before people's callables get them, apart from a few images that are larger.
+
+The kernel decodes several images side by side, and best if it can pair those that take equally long.
+"""
+
 
 class Compose:
     """A sequence of transforms, applied in order. Subclasses cannot override ``__call__``.
@@ -176,7 +182,7 @@ def plan_transform(
     for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
         if kind == "other":
             callables, keys = zip(*group, strict=True)
-            # One at a time: whole images are large, but a callable's results may be small.
+            # Not all at once: whole images are large, but a callable's results may be small.
             images, plan = calls.call(callables, _render_each(images, plan, calls), keys[0]), None
             continue
         for step, step_keys in group:
@@ -272,12 +278,14 @@ def _render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
 
 
 def _render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
-    """Yield the finished images. Only as many as are decoded side by side are in memory at the same time."""
+    """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
     if plan is None:
         yield from images
         return
-    for start in range(0, len(images), IMAGES_AT_ONCE):
-        rendered = _render_rows(images, plan, np.arange(start, min(start + IMAGES_AT_ONCE, len(images))))
+    largest = 3 * int(plan.output_size.prod(axis=1).max(initial=1))
+    num_at_once = max(IMAGES_AT_ONCE, MAX_RENDERED_BYTES // largest)
+    for start in range(0, len(images), num_at_once):
+        rendered = _render_rows(images, plan, np.arange(start, min(start + num_at_once, len(images))))
         calls.decoder_names += rendered.decoder_names
         yield from rendered.images
 
