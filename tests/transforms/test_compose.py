@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from shardio.images import CropPlan, RenderedImages, render_chunk
 from shardio.transforms import (
     CenterCrop,
     Compose,
@@ -108,6 +109,24 @@ def test_the_same_rng_keys_give_the_same_pixels_for_any_torch_seed(
     torch.manual_seed(7)
     assert _are_equal(_apply(transform, images), first)
     assert not _are_equal(_apply(transform, images, seed=1), first)
+
+
+@pytest.mark.parametrize("max_bytes", [1, 4 * 3 * 16 * 16, 2**25])
+def test_few_images_are_in_memory_before_a_callable_gets_them(max_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their number never changes the images."""
+    images = [make_noise(40, 30, seed) for seed in range(10)]
+    transform = Compose([RandomResizedCrop(16), np.copy])
+    expected = _apply(transform, images)
+    sizes = list[int]()
+
+    def render(pictures: list[Any], plan: CropPlan) -> RenderedImages:
+        sizes.append(len(pictures))
+        return render_chunk(pictures, plan)
+
+    monkeypatch.setattr("shardio.transforms.compose.MAX_RENDERED_BYTES", max_bytes)
+    monkeypatch.setattr("shardio.transforms.compose.render_chunk", render)
+    assert _are_equal(_apply(transform, images), expected)
+    assert sizes == {1: [3, 3, 3, 1], 4 * 3 * 16 * 16: [4, 4, 2], 2**25: [10]}[max_bytes]
 
 
 def test_rng_keys_leave_torchs_generator_unchanged() -> None:
