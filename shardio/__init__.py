@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shardio.lazy import import_on_use
+
 if TYPE_CHECKING:
     from shardio import check, train, transforms
     from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
@@ -31,27 +33,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "BusyError": "shardio.errors",
-    "CoverageError": "shardio.errors",
-    "DataLoader": "shardio.loader",
-    "DevicePrefetcher": "shardio.device",
-    "EpochSampler": "shardio.datasets",
-    "FormatError": "shardio.errors",
-    "IdentityError": "shardio.errors",
-    "ImageFolder": "shardio.datasets",
-    "Manifest": "shardio.shards",
-    "NonFiniteLossError": "shardio.errors",
-    "PackError": "shardio.errors",
-    "SampleError": "shardio.errors",
-    "ShardDataset": "shardio.datasets",
-    "ShardMapDataset": "shardio.datasets",
-    "ShardioError": "shardio.errors",
-    "StaleIndexError": "shardio.errors",
-    "StateError": "shardio.errors",
-    "WorkerError": "shardio.errors",
-    "pack": "shardio.packing",
-}
 _SUBMODULES = ("check", "train", "transforms")
 
 __all__ = [
@@ -81,14 +62,26 @@ __all__ = [
 ]
 
 
+_get = import_on_use(
+    __name__,
+    {
+        ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
+        ".device": "DevicePrefetcher",
+        ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
+        "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
+        ".loader": "DataLoader",
+        ".packing": "pack",
+        ".shards": "Manifest",
+    },
+)
+
+
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
     if name in _SUBMODULES:
         return import_module(f"shardio.{name}")
     if name == "HostError":
-        return getattr(import_module("shardio.errors"), name)  # With a DeprecationWarning.
-    raise AttributeError(f"module 'shardio' has no attribute {name!r}")
+        return getattr(import_module("shardio.errors"), name)  # With a DeprecationWarning, each time.
+    return _get(name)
 
 
 def __dir__() -> list[str]:

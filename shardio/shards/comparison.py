@@ -89,10 +89,10 @@ class Comparison:
 
     def _doubt_name(self, row: int, start: int, raw_key: bytes, field: str, header: bytes) -> None:
         """Raise an error unless the name is in an extended header, which some archivers write for every member."""
-        from shardio.shards.tar_scan import find_name, is_header  # It imports tarfile.
-
         if not self._names_are_plain:
             return
+        from shardio.shards.tar_scan import find_name, is_header  # It imports tarfile, which takes 4 ms.
+
         name = find_name(self._tar, start)
         if name is not None and split_name(name) == (_decode(raw_key), field):
             self._names_are_plain = False

@@ -34,9 +34,9 @@ from shardio.transforms.transform import (
 )
 
 MAX_RENDERED_BYTES = 2**25
-"""The size of the pixels to render before people's callables get them, apart from a few images that are larger.
+"""How many bytes of pixels are rendered before people's callables get them, at most, unless three images take more.
 
-The kernel decodes several images side by side, and best if it can pair those that take equally long.
+The kernel decodes three images side by side, and is fastest if it can choose three that take equally long.
 """
 
 

@@ -15,7 +15,7 @@ from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardMap
 from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
 from tests.faults.damage import Subject, warns_of_bad_samples
 from tests.faults.worker_processes import batches_of
-from tests.loader.test_subsets import TORCHS, keys_of, two_epochs_of
+from tests.loader.torchs_workers import TORCHS, keys_of, two_epochs_of
 
 workers = pytest.mark.parametrize("num_workers", [0, 1])
 
