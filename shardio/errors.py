@@ -7,7 +7,7 @@
     ├── FormatError         a manifest, index, tar, checkpoint or recording is invalid: create or download it again
     │   └── StaleIndexError     an index does not match its tar: download both, or pack again
     ├── SampleError         a sample cannot be read or decoded: repair or remove it
-    ├── WorkerError         worker processes die repeatedly: check memory, or the samples that the error names
+    ├── WorkerError         worker processes die: check memory, or the samples that it names (also a RuntimeError)
     ├── StateError          a saved state or a run's directory does not fit: use those of this run
     ├── BusyError           another run is writing to the directory: wait for it, or choose another directory
     ├── NonFiniteLossError  the loss or a weight is NaN or infinite: start a new run with a lower learning rate
@@ -66,8 +66,8 @@ class SampleError(ShardioError):
         return type(self)(str(self), row=row, key=self.key, where=self.where, stage=self.stage)
 
 
-class WorkerError(ShardioError):
-    """Worker processes died repeatedly on the same samples, or cannot start."""
+class WorkerError(ShardioError, RuntimeError):
+    """Worker processes died, repeatedly on the same samples if they can be restarted, or cannot start."""
 
 
 class StateError(ShardioError):

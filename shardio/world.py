@@ -1,16 +1,24 @@
 """The rank of this process among the training processes, and its worker ID inside the rank.
 
-No other module reads the rank from torch.distributed or torchrun's variables, or calls ``get_worker_info``.
+No other module reads the rank from torch.distributed or torchrun's variables, or calls torch's ``get_worker_info``.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardio.values import check_integer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,74 @@ class Worker:
     worker_id: int
     num_workers: int
     loader_seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRng:
+    """The random number generators of a worker that is a thread, seeded as torch seeds a worker process.
+
+    Threads share the global generators, so code that draws from those is not reproducible in worker threads.
+
+    Attributes:
+        random_generator: Python's.
+        torch_generator: torch's.
+        numpy_generator: numpy's.
+    """
+
+    random_generator: random.Random
+    torch_generator: torch.Generator
+    numpy_generator: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """What a worker that is a thread is. The names are those of torch's class of this name.
+
+    Attributes:
+        id: Its number.
+        num_workers: How many workers its loader has.
+        seed: The seed of ``rng``.
+        dataset: The loader's dataset, which all workers share.
+        rng: Its own random number generators.
+        worker_method: "thread".
+    """
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+    rng: WorkerRng
+    worker_method: str = "thread"
+
+
+class _Thread(threading.local):
+    info: WorkerInfo | None = None
+
+
+_thread = _Thread()
+
+
+def get_worker_info() -> Any:
+    """Return which worker of a DataLoader calls this, in a worker process or a worker thread; None outside of workers.
+
+    In worker processes, this is torch's answer. In worker threads, torch's function returns None, because it knows one
+    worker per process; this one returns a :class:`WorkerInfo`.
+    """
+    if _thread.info is not None:
+        return _thread.info
+    import torch.utils.data
+
+    return torch.utils.data.get_worker_info()
+
+
+@contextmanager
+def being_worker(info: WorkerInfo) -> Iterator[None]:
+    """Make this thread a worker in the block."""
+    _thread.info = info
+    try:
+        yield
+    finally:
+        _thread.info = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,26 +188,20 @@ def find_local_world_size() -> int:
 
 
 def find_worker() -> Worker:
-    """Return which of the rank's torch workers this process is."""
-    info = _worker_info()
+    """Return which of the rank's workers calls this."""
+    info = get_worker_info()
     return Worker(worker_id=0, num_workers=1) if info is None else _describe(info)
 
 
 def find_worker_over(dataset: object) -> Worker | None:
     """Return which torch worker this process is, of a loader over exactly this dataset; None if it is none of them."""
-    info = _worker_info()
+    info = get_worker_info()
     return None if info is None or info.dataset is not dataset else _describe(info)
 
 
 def is_torch_worker() -> bool:
     """Return whether this process is a torch worker."""
-    return _worker_info() is not None
-
-
-def _worker_info() -> Any:
-    import torch.utils.data
-
-    return torch.utils.data.get_worker_info()
+    return get_worker_info() is not None
 
 
 def _describe(info: Any) -> Worker:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
@@ -28,12 +28,14 @@ from shardio.loader.arguments import (
 )
 from shardio.loader.collate import collate_channels_last, yields_images
 from shardio.loader.epoch_iterator import EpochIterator
-from shardio.loader.executors.choice import find_settings, make_executor, why_not_ours
+from shardio.loader.executors.choice import fetches, find_settings, make_executor, why_not_ours
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
 from shardio.loader.executors.executor import BatchIterator, Executor
 from shardio.loader.executors.obstacles import explain_obstacles
 from shardio.loader.executors.pipeline import SUPERSEDED
 from shardio.loader.executors.settings import ExecutorSettings, find_decoder
+from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.fetching.job import WorkerMethod
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import OrderSampler, Stateful, find_order
 from shardio.loader.stats import LoaderStats
@@ -44,7 +46,17 @@ from shardio.values import check_choice, check_integer, check_optional_integer
 NO_STATS = "per-stage timings are not available, because torch makes these batches: {reason}"
 
 
-class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    _Batch = TypeVar("_Batch", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    _Batch = TypeVar("_Batch", covariant=True)
+
+
+class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with shardio's order, a resumable state and shardio's worker processes.
 
     With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's
@@ -114,6 +126,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        worker_method: WorkerMethod = "multiprocessing",
+        snapshot_every_n_steps: int = 1,
         on_error: OnError = "raise",
         on_error_in: Collection[Stage] = ("read", "decode"),
         quarantine: str | os.PathLike[str] = "quarantine.jsonl",
@@ -122,8 +136,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         if collate_fn is None and batch_size is not None and yields_images(dataset):
             collate_fn = collate_channels_last
         batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
-        num_workers = check_integer("num_workers", num_workers, at_least=0)
+        num_workers = check_integer("num_workers", num_workers)  # torch checks the rest.
         prefetch_factor = check_prefetch_factor(prefetch_factor)
+        self.worker_method: WorkerMethod = check_choice("worker_method", worker_method, WorkerMethod)
+        self.snapshot_every_n_steps = check_integer("snapshot_every_n_steps", snapshot_every_n_steps, at_least=0)
         self.on_error: OnError = check_choice("on_error", on_error, OnError)
         self.on_error_in = check_stages(on_error_in)
         self.quarantine = quarantine
@@ -154,6 +170,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
         self._memory_callbacks: list[MemoryCallback] = []
         self._order = find_order(dataset, self.sampler)
+        self._epochs = Epochs()
         check_samplers_dataset(dataset, self._drawing_sampler, compares_digests=True)
         check_policy(
             self.on_error,
@@ -189,7 +206,9 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         with own_tensors():
             check_samplers_dataset(self.dataset, self._drawing_sampler)
             cursor, split = self._find_start()
-            return self._begin(self._find_executor().start(cursor, split), cursor, split)
+            executor = self._find_executor()
+        with own_tensors() if yields_images(self.dataset) else nullcontext():  # The user's code has the user's modes.
+            return self._begin(executor.start(cursor, split), cursor, split)
 
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
@@ -217,13 +236,18 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
         """Whether torch's workers make the batches, instead of shardio's worker processes or the calling process."""
         return why_not_ours(self) is not None
 
+    @property
+    def _fetches(self) -> bool:
+        """Whether samples come from the user's dataset itself."""
+        return fetches(self)
+
     def _find_executor(self) -> Executor:
         """Return the executor for the current attributes, which may be set at any time."""
         settings = find_settings(self)
         if self._made is None or not settings.is_same(self._made[0]):
             self._made = (
                 settings,
-                make_executor(self, settings, self._order, self._bad_samples, self._memory_callbacks),
+                make_executor(self, settings, self._order, self._epochs, self._bad_samples, self._memory_callbacks),
             )
         return self._made[1]
 
@@ -240,13 +264,13 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def _begin(self, batches: BatchIterator, cursor: Cursor | None, split: Split | None) -> Any:
         """Return the user's iterator. The epoch counts only from here on, when nothing else can fail."""
-        decoder, token = find_decoder(self.dataset), object()
+        decoder, token, fetches = find_decoder(self.dataset), object(), self._fetches
         self._latest = token
 
         def check() -> None:
             if decoder is not find_decoder(self.dataset):
                 raise RuntimeError(TOO_LATE)
-            if self.persistent_workers and self._latest is not token:
+            if self.persistent_workers and self._latest is not token and not fetches:
                 raise RuntimeError(SUPERSEDED)
 
         if self._order is None or cursor is None or split is None:
@@ -278,4 +302,4 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts its own workers.
-        return {**self.__dict__, "_made": None}
+        return {**self.__dict__, "_made": None, "_iterator": None}

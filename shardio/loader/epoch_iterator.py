@@ -94,6 +94,11 @@ class EpochIterator:
         finally:
             del made, failure  # Otherwise the error's traceback would keep this frame, and so the error, alive.
 
+    @property
+    def _workers(self) -> list[Any]:
+        """The workers that call the user's dataset. Frameworks and tests look for torch's attribute."""
+        return list(getattr(self._batches, "members", ()))
+
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""
         self._is_over = True

@@ -11,11 +11,12 @@ import torch.utils.data
 
 from shardio.datasets import EpochSampler, MapDataset, ShardDataset
 from shardio.epochs import set_epoch, set_epoch_of_parts
+from shardio.loader.fetching.epochs import Epochs
 from shardio.order import EpochCounter, check_epoch
 
 NO_STATE = (
-    "this loader has no state, because neither its dataset nor its sampler has shardio's order: its saved state "
-    "is empty, so a resumed run restarts the epoch. Use a ShardDataset, or sampler=EpochSampler(dataset)"
+    "this loader has no state, because torch's own iterators make its batches: its saved state is empty, so a resumed "
+    "run restarts the epoch. Use a ShardDataset, or sampler=EpochSampler(dataset)"
 )
 
 
@@ -77,14 +78,20 @@ class Stateful:
     """
 
     _order: LoaderOrder | None
+    _epochs: Epochs
     sampler: Any
     batch_sampler: Any
     dataset: Any
 
     @property
+    def _fetches(self) -> bool:
+        """Whether samples come from the user's dataset itself."""
+        raise NotImplementedError
+
+    @property
     def has_state(self) -> bool:
-        """Whether the loader has shardio's order, and so can save its position."""
-        return self._order is not None
+        """Whether the loader can save its position."""
+        return self._order is not None or self._fetches
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
@@ -110,6 +117,8 @@ class Stateful:
         It is empty, and a RuntimeWarning says so, if neither the dataset nor the sampler has shardio's order.
         """
         if self._order is None:
+            if self._fetches:
+                return self._epochs.dump(self)
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return {}
         return self._order.ordered.dump_cursor(self._order.update_counter().now)
@@ -125,6 +134,9 @@ class Stateful:
             TypeError: If neither the dataset nor the sampler has shardio's order, and the state is not empty.
         """
         if self._order is None:
+            if self._fetches:
+                self._epochs.load(self, state)
+                return
             if state:
                 raise TypeError(
                     "this state requires shardio's order: use a ShardDataset, or sampler=EpochSampler(dataset); "

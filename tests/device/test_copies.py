@@ -157,12 +157,46 @@ def test_the_state_is_that_of_the_last_batch_received(depth: int) -> None:
     assert prefetcher.state_dict() == {"epoch": 7, "num_given": 0}
 
 
-def test_a_loader_without_shardios_order_needs_no_state() -> None:
-    loader = DataLoader(torch.utils.data.TensorDataset(torch.arange(12)), batch_size=4)
-    prefetcher, _ = prefetch_late(loader)
-    assert [batch.tolist() for (batch,) in prefetcher] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    with pytest.warns(RuntimeWarning, match="this loader has no state"):
-        assert prefetcher.state_dict() == {}
+class Counting(torch.utils.data.IterableDataset[int]):
+    """Counts to 13, and says where it is."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.number < 13:
+            self.number += 1
+            yield self.number
+        self.number = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_iterable", [False, True])
+def test_the_state_of_any_loader_counts_the_batches_that_the_user_received(is_iterable: bool, num_workers: int) -> None:
+    def make() -> DevicePrefetcher:
+        dataset = Counting() if is_iterable else range(13)
+        torch.manual_seed(3)
+        loader = DataLoader(dataset, 2, shuffle=None if is_iterable else True, num_workers=num_workers)
+        return prefetch_late(loader, depth=3)[0]
+
+    whole = [batch.tolist() for batch in make()]
+    prefetcher = make()
+    states = [prefetcher.state_dict()]
+    for _ in prefetcher:
+        states.append(prefetcher.state_dict())  # noqa: PERF401  # The state is that of the batch in the loop.
+    for num_received, state in enumerate(states):
+        resumed = make()
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == whole[num_received:]
+
+
+def test_other_loaders_need_no_state() -> None:
     with pytest.warns(RuntimeWarning, match="list has no state"):
         assert DevicePrefetcher([], "cpu").state_dict() == {}
     with pytest.warns(RuntimeWarning, match="list has no state"):

@@ -159,14 +159,14 @@ def test_an_epoch_that_was_left_early_does_not_disturb_the_next() -> None:
 @pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, DataLoader])
 def test_workers_end_with_the_epoch(loader_class: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     iterators = list[weakref.ref[Any]]()
-    begin = torch.utils.data.DataLoader._get_iterator
+    begin = loader_class.__iter__
 
     def watched(loader: Any) -> Any:
         iterator = begin(loader)
         iterators.append(weakref.ref(iterator))
         return iterator
 
-    monkeypatch.setattr(torch.utils.data.DataLoader, "_get_iterator", watched)
+    monkeypatch.setattr(loader_class, "__iter__", watched)
     gc.disable()  # The last reference ends them: the collector may come much later, or in a forked process.
     try:
         received = DevicePrefetcher(loader_class(range(8), batch_size=2, num_workers=1), "cpu")

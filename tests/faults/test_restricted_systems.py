@@ -26,7 +26,9 @@ for dataset in datasets:
     here = shardio.DataLoader(dataset, batch_size=4, collate_fn=default_collate)
     assert sum(len(labels) for _, labels in here) == 21
     try:
-        iter(shardio.DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=print))
+        loader = shardio.DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=lambda worker_id: None)
+        assert sum(len(labels) for _, labels in loader) == 21
+        print("worked")
     except OSError as error:
         print(error)
 """
@@ -52,8 +54,8 @@ def test_without_shared_memory_files_all_but_torchs_workers_work(packed: Path, i
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 3
-    for line in lines:
+    assert [line for line in lines if line == "worked"] == ["worked"] * 2
+    for line in lines[:1]:
         assert "torch's worker processes cannot start: no semaphore is available (Read-only file system)" in line
         assert "writable /dev/shm" in line
 

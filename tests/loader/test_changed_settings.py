@@ -128,9 +128,19 @@ def test_any_setting_that_changes_makes_a_difference(packed: Path) -> None:
         "multiprocessing_context": torch.multiprocessing.get_context("spawn"),
         "generator": torch.Generator(),
         "pin_memory_device": "cuda",
+        "worker_method": "thread",
     }
-    numbers: dict[str, Any] = {"batch_size": 3, "num_workers": 2, "timeout_s": 1.5, "prefetch_factor": 2}
-    flags = {name: not getattr(settings, name) for name in ("is_ours", "persistent_workers", "pin_memory", "pins")}
+    numbers: dict[str, Any] = {
+        "batch_size": 3,
+        "num_workers": 2,
+        "timeout_s": 1.5,
+        "prefetch_factor": 2,
+        "snapshot_every_n_steps": 9,
+    }
+    flags = {
+        name: not getattr(settings, name)
+        for name in ("is_ours", "persistent_workers", "in_order", "pin_memory", "pins")
+    }
     assert objects.keys() | numbers.keys() | flags.keys() == {field.name for field in fields(settings)}
     for name, value in {**objects, **numbers, **flags}.items():
         assert not replace(settings, **{name: value}).is_same(settings), name

@@ -29,12 +29,14 @@ from shardio.loader.collation import Collation
 from shardio.loader.executors.calling_process import CallingProcess
 from shardio.loader.executors.chunk_sizing import ChunkSizing, DefaultPrefetch
 from shardio.loader.executors.executor import Executor
+from shardio.loader.executors.fetching import Fetching, can_fetch
 from shardio.loader.executors.in_flight import BatchSettings
 from shardio.loader.executors.settings import ExecutorSettings, find_decoder
 from shardio.loader.executors.torch_loader import TorchLoader
 from shardio.loader.executors.torch_options import torch_options
 from shardio.loader.executors.torch_workers import IndexTorchWorkers, ShardTorchWorkers
 from shardio.loader.executors.worker_processes import WorkerProcesses
+from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.processes.setup import why_not_sendable
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import LoaderOrder
@@ -46,6 +48,7 @@ def make_executor(
     loader: torch.utils.data.DataLoader[Any],
     settings: ExecutorSettings,
     order: LoaderOrder | None,
+    epochs: Epochs,
     bad_samples: BadSamples | None,
     memory_callbacks: Sequence[MemoryCallback],
 ) -> Executor:
@@ -55,6 +58,7 @@ def make_executor(
         loader: The loader.
         settings: Its attributes.
         order: The loader's order; None if that is not shardio's.
+        epochs: Where the loader's epochs begin, if the order is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
         memory_callbacks: Called once with each slot's memory.
     """
@@ -89,7 +93,7 @@ def make_executor(
         )
     _log.info("torch makes the batches of this loader: %s", why_not_ours(loader))
     if order is None:
-        return TorchLoader(loader)
+        return Fetching(loader, epochs) if can_fetch(loader) else TorchLoader(loader)
     options, ordered = torch_options(settings), order.ordered
     if isinstance(ordered, ShardDataset):
         return ShardTorchWorkers(ordered, options, bad_samples)
@@ -111,6 +115,11 @@ def _make_planner(settings: ExecutorSettings, order: LoaderOrder | None) -> Plan
     return SamplerPlanner(dataset, settings.batch_sampler, settings.generator, keeps_seed=settings.persistent_workers)
 
 
+def fetches(loader: Any) -> bool:
+    """Return whether samples come from the user's dataset itself, not from what shardio's own code reads."""
+    return why_not_ours(loader) is not None and can_fetch(loader)
+
+
 def find_settings(loader: Any) -> ExecutorSettings:
     """Return what a loader's executor is made from, for its attributes as they are now."""
     return ExecutorSettings(
@@ -127,6 +136,9 @@ def find_settings(loader: Any) -> ExecutorSettings:
         timeout_s=loader.timeout,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
+        worker_method=loader.worker_method,
+        in_order=loader.in_order,
+        snapshot_every_n_steps=loader.snapshot_every_n_steps,
         pin_memory=loader.pin_memory,
         pin_memory_device=loader.pin_memory_device,
         pins=loader.pin_memory and torch.cuda.is_available(),

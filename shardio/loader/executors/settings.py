@@ -32,6 +32,9 @@ class ExecutorSettings:
         timeout_s: How long to wait for a batch; 0 for ever.
         prefetch_factor: How many batches are made ahead; a DefaultPrefetch if the user did not set it.
         persistent_workers: Whether the workers serve several epochs.
+        worker_method: What the workers are, unless they are shardio's own.
+        in_order: Whether batches are delivered in order.
+        snapshot_every_n_steps: How often the user's dataset is asked for its state.
         pin_memory: The argument of torch's loader.
         pin_memory_device: The argument of torch's loader.
         pins: Whether batches are copied to torch's pinned memory: whether that is wanted and CUDA is available.
@@ -50,6 +53,9 @@ class ExecutorSettings:
     timeout_s: float
     prefetch_factor: int | None
     persistent_workers: bool
+    worker_method: str
+    in_order: bool
+    snapshot_every_n_steps: int
     pin_memory: bool
     pin_memory_device: str
     pins: bool

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -23,6 +23,9 @@ from shardio.loader.slots.memory import Layout, make_memory
 
 Views = dict[int, NDArray[Any]]
 """The columns of a slot, by field index."""
+
+Spans = Mapping[int, tuple[int, int]]
+"""The first byte of each piece of a slot, and the one after its last."""
 
 MemoryCallback = Callable[[NDArray[np.uint8]], None]
 
@@ -57,12 +60,15 @@ class Slot:
             callback(self._memory)
         self._num_called = len(callbacks)
 
-    def hand_out(self, freed: SimpleQueue[_ColumnRef]) -> Views:
-        """Return the columns. When a column and all views of it are freed, its reference goes into ``freed``.
+    def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
+        """Return the columns, or pieces. When one and all views of it are freed, its reference goes into ``freed``.
 
         A tensor's storage holds the array that it was made from, so the array lives as long as any view of it.
         """
-        views = self.layout.views(self._memory)
+        if spans is None:
+            views = self.layout.views(self._memory)
+        else:
+            views = {index: self._memory[start:stop] for index, (start, stop) in spans.items()}
         for view in views.values():
             column = _ColumnRef(view, freed.put)
             column.slot_id = self.slot_id
@@ -124,10 +130,16 @@ class SlotPool:
         slot.announce(self._callbacks)
         return slot
 
-    def hand_out(self, slot: Slot) -> Views:
-        """Return a filled slot's columns. The slot returns to the pool when nothing holds them any more."""
+    def hand_out(self, slot: Slot, spans: Spans | None = None) -> Views:
+        """Return a filled slot's columns. The slot returns to the pool when nothing holds them any more.
+
+        Args:
+            slot: The slot.
+            spans: The pieces to return instead of columns, at least one: the first byte of each, and the one after its
+                last.
+        """
         self._held[slot.slot_id] = self._taken.pop(slot.slot_id)
-        return slot.hand_out(self._freed)
+        return slot.hand_out(self._freed, spans)
 
     def put_back(self, slots: Iterable[Slot]) -> None:
         """Take back slots whose content is no longer needed. No worker may still be filling them."""
@@ -184,7 +196,7 @@ class SlotPool:
         assert self.layout is not None, "lay_out was called"
         descriptor = make_memory(self.layout.num_bytes)
         try:
-            memory = _map(descriptor, self.layout.num_bytes)
+            memory = map_in_torch(descriptor, self.layout.num_bytes)
             self._announce(self._num_made, self.layout, descriptor)
         finally:
             os.close(descriptor)
@@ -192,8 +204,8 @@ class SlotPool:
         return Slot(self._num_made - 1, self.layout, memory)
 
 
-def _map(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
-    """Map memory with torch, which keeps no descriptor: the user may hold many batches."""
+def map_in_torch(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
+    """Map memory with torch, which keeps no descriptor: the user may hold many batches. Tensors may view it."""
     storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{descriptor}", shared=True, nbytes=num_bytes)
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]  # it takes storages, too
     return memory.numpy()

@@ -1,0 +1,237 @@
+"""The executor for any dataset, which makes batches as torch's DataLoader does."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+import torch
+import torch.multiprocessing
+import torch.utils.data
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from shardio.interruptions import let_through
+from shardio.loader.failures import Failure
+from shardio.loader.fetching.batches import WorkerBatches
+from shardio.loader.fetching.caller import CallerBatches
+from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.fetching.fetchers import has_state
+from shardio.loader.fetching.job import FetchJob
+from shardio.loader.fetching.worker_processes import FetchProcesses
+from shardio.loader.fetching.worker_threads import FetchThreads
+from shardio.loader.fetching.workers import FetchWorkers
+from shardio.order import Cursor, Split
+
+
+def can_fetch(loader: Any) -> bool:
+    """Return whether this executor can make a loader's batches; otherwise, torch's own iterators do."""
+    if isinstance(loader.dataset, torch.utils.data.IterDataPipe | torch.utils.data.MapDataPipe):
+        return False  # They share seeds between ranks.
+    return not loader.num_workers or loader.worker_method == "thread" or hasattr(os, "memfd_create")
+
+
+class Fetching:
+    """An executor that gets samples from the user's dataset, and collates them as the user says.
+
+    Args:
+        loader: The loader, which owns this executor.
+        epochs: Where its epochs begin.
+    """
+
+    def __init__(self, loader: torch.utils.data.DataLoader[Any], epochs: Epochs) -> None:
+        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._epochs = epochs
+        self._task_ids = count()
+        self._persistent: _PersistentBatches | None = None
+        loader._iterator = None  # Persistent workers of an earlier executor keep its settings.
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> FetchedBatches:
+        """Begin an epoch and return its batches."""
+        loader: Any = self._loader()
+        assert loader is not None, "the loader owns this executor"
+        _warn_of_pinning(loader)
+        if not loader.num_workers:
+            position, indices = self._epochs.begin(loader, has_new_workers=True)
+            in_caller = CallerBatches(make_job(loader), indices, position)
+            self._epochs.follow(in_caller)
+            return FetchedBatches(in_caller, loader)
+        workers = self._find_workers(loader)
+        position, indices = self._epochs.begin(loader, has_new_workers=workers is None)
+        if workers is None:
+            assert position.base_seed is not None, "it was drawn for them"
+            workers = _start_workers(loader, position.base_seed)
+        batches = WorkerBatches(
+            workers,
+            indices,
+            position,
+            self._task_ids,
+            in_order=loader.in_order,
+            timeout_s=loader.timeout,
+            # A map-style dataset cannot skip: only an iterator can be asked for what comes next.
+            state_every=-(-loader.snapshot_every_n_steps // loader.num_workers) if position.is_iterable else 1,
+            closes_workers=not loader.persistent_workers,
+        )
+        if loader.worker_init_fn is not None or has_state(loader.dataset):
+            batches.await_workers(raises=True)
+        for _ in range(position.num_to_replay):
+            next(batches)
+        self._epochs.follow(batches)
+        if not loader.persistent_workers:
+            return FetchedBatches(batches, loader)
+        if self._persistent is None or self._persistent.workers is not workers:
+            self._persistent = loader._iterator = _PersistentBatches(batches)
+        else:
+            self._persistent.batches = batches
+        return FetchedBatches(self._persistent, loader)
+
+    def start_workers(self) -> None:
+        """Do nothing: the workers start when the epoch begins."""
+
+    def stats(self) -> None:
+        """Return None, because the stages are not timed."""
+        return
+
+    def _find_workers(self, loader: Any) -> FetchWorkers | None:
+        """Return the workers of the epoch before, if they persist."""
+        persistent = self._persistent
+        # Frameworks end persistent workers through the loader's attribute.
+        if persistent is None or loader._iterator is not persistent or persistent.is_closed or self._epochs.resumes:
+            if persistent is not None:
+                persistent.end_workers()
+            self._persistent = None
+            return None
+        persistent.batches.close()
+        return persistent.workers
+
+
+class FetchedBatches:
+    """The batches of one epoch, with what torch's iterators add: pinned memory, and a warning of a wrong length.
+
+    Args:
+        batches: Where they come from.
+        loader: The loader.
+    """
+
+    def __init__(self, batches: Any, loader: Any) -> None:
+        self._batches = batches
+        self._pins = loader.pin_memory and torch.accelerator.is_available()
+        self._dataset, self._num_workers = loader.dataset, loader.num_workers
+        is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        self._length = loader._IterableDataset_len_called if is_iterable else None
+        self._num_yielded = 0
+        # Tools that read profiles look for torch's name.
+        kind = "_MultiProcessing" if loader.num_workers else "_SingleProcess"
+        self._profile_name = f"enumerate(DataLoader)#{kind}DataLoaderIter.__next__"
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The worker processes or threads."""
+        return self._batches.workers.members if self._num_workers else ()
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead."""
+        with torch.autograd.profiler.record_function(self._profile_name):
+            batch = next(self._batches)
+            if isinstance(batch, Failure):
+                return batch
+            if self._pins:
+                try:
+                    batch = pin_memory(batch)
+                except Exception as error:
+                    let_through(error)
+                    return Failure(error=error)
+        self._num_yielded += 1
+        if self._length is not None and self._num_yielded > self._length:
+            self._warn()
+        return batch
+
+    def close(self) -> None:
+        """End the epoch; drop batches that were fetched ahead."""
+        self._batches.close()
+
+    def _warn(self) -> None:
+        said = (
+            f"Length of IterableDataset {self._dataset} was reported to be {self._length} (when accessing "
+            f"len(dataloader)), but {self._num_yielded} samples have been fetched. "
+        )
+        if self._num_workers:
+            said += (
+                "For multiprocessing data-loading, this can have one cause: each worker yields the whole dataset. Its "
+                "__iter__ must ask get_worker_info() for its part"
+            )
+        warnings.warn(said, UserWarning, stacklevel=4)
+
+
+class _PersistentBatches(_MultiProcessingDataLoaderIter):
+    """The batches of the latest epoch of persistent workers: as in torch, all iterators of the loader share them.
+
+    The base class is that of torch's iterators, and only its name is used: frameworks look for it in the loader's
+    ``_iterator``, and end the workers by ``_shutdown_workers``.
+
+    Attributes:
+        batches: Those of the latest epoch.
+        workers: The workers.
+    """
+
+    def __init__(self, batches: WorkerBatches) -> None:
+        self.batches = batches
+        self.workers = batches.workers
+        self.is_closed = False
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead."""
+        return next(self.batches)
+
+    @property
+    def _workers(self) -> Sequence[Any]:  # type: ignore[override]  # torch's is an attribute
+        return self.workers.members
+
+    def close(self) -> None:
+        """End the workers if the epoch is not over: an error may have lost an answer of theirs."""
+        if self.batches.is_open:
+            self.end_workers()
+
+    def end_workers(self) -> None:
+        """End the workers."""
+        self.is_closed = True
+        self.batches.close()
+        self.workers.close()
+
+    _shutdown_workers = end_workers  # torch's name, which frameworks call.
+
+
+def make_job(loader: Any) -> FetchJob:
+    """Return what the workers of a loader need."""
+    return FetchJob(
+        dataset=loader.dataset,
+        is_iterable=isinstance(loader.dataset, torch.utils.data.IterableDataset),
+        is_batched=loader.batch_sampler is not None,
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        num_workers=loader.num_workers,
+    )
+
+
+def _start_workers(loader: Any, base_seed: int) -> FetchWorkers:
+    job, max_tasks = make_job(loader), loader.prefetch_factor * loader.num_workers
+    if loader.worker_method == "thread":
+        return FetchThreads(job, base_seed, max_tasks)
+    context = loader.multiprocessing_context or torch.multiprocessing
+    return FetchProcesses(job, base_seed, context, max_tasks)
+
+
+def _warn_of_pinning(loader: Any) -> None:
+    if loader.pin_memory and not torch.accelerator.is_available():
+        warnings.warn(
+            "'pin_memory' argument is set as true but no accelerator is found, then device pinned memory won't be "
+            "used.",
+            UserWarning,
+            stacklevel=5,
+        )

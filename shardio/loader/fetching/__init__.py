@@ -1,0 +1,1 @@
+"""Batches of any dataset, with the meaning that torch's DataLoader gives to its arguments."""

@@ -1,0 +1,290 @@
+"""An epoch's batches from workers: several are fetched ahead, and usually delivered in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from typing import Any
+
+from shardio.handover import hand_over
+from shardio.interruptions import let_through
+from shardio.loader.failures import Failure
+from shardio.loader.fetching.indices import Indices, SamplerPosition
+from shardio.loader.fetching.messages import (
+    Answer,
+    BeginEpoch,
+    Begun,
+    Fetched,
+    FetchFailed,
+    FetchTask,
+    WorkerExhausted,
+)
+from shardio.loader.fetching.position import EpochPosition
+from shardio.loader.fetching.workers import FetchWorkers
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Pending:
+    """A batch that was requested and not delivered."""
+
+    number: int
+    worker_id: int
+    after: SamplerPosition
+    answer: Fetched | FetchFailed | WorkerExhausted | None = None
+
+
+class TimedOutError(RuntimeError):
+    """No batch arrived within ``timeout``."""
+
+
+class WorkerBatches:
+    """The batches of one epoch.
+
+    Args:
+        workers: Who fetches them.
+        indices: What each consists of.
+        position: Where the epoch begins; it is updated with each batch that the user receives.
+        task_ids: New numbers for tasks.
+        in_order: Whether the batches are delivered in the order of the indices.
+        timeout_s: How long to wait for a batch; 0 for ever.
+        state_every: After how many of its batches each worker reports its state; 0 for never.
+        closes_workers: Whether the workers end with the epoch.
+    """
+
+    def __init__(
+        self,
+        workers: FetchWorkers,
+        indices: Indices,
+        position: EpochPosition,
+        task_ids: Iterator[int],
+        *,
+        in_order: bool,
+        timeout_s: float,
+        state_every: int,
+        closes_workers: bool,
+    ) -> None:
+        self.workers = workers
+        self._indices, self._position, self._task_ids = indices, position, task_ids
+        self._in_order, self._timeout_s, self._closes_workers = in_order, timeout_s, closes_workers
+        self._pending: dict[int, _Pending] = {}  # By task id, in the order of the indices.
+        self._number = position.sampler.num_yielded
+        self._begun = [False] * len(position.workers)
+        self._epoch_id = next(task_ids)
+        self._afters: dict[int, SamplerPosition] = {}  # Of batches that were delivered ahead.
+        self._is_open = True
+        self._sampler_error: Exception | None = None
+        self._exhausted = [False] * len(position.workers)
+        num_workers = len(position.workers)
+        self._turns = islice(cycle(range(num_workers)), (position.last_worker_id + 1) % num_workers, None)
+        workers.begin(
+            [
+                BeginEpoch(
+                    epoch_id=self._epoch_id,
+                    state=worker.state,
+                    num_to_skip=worker.num_since,
+                    is_over=position.follows_end,
+                    state_every=state_every,
+                )
+                for worker in position.workers
+            ]
+        )
+        self._fill_up()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether further batches can be requested."""
+        return self._is_open
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead.
+
+        Raises:
+            StopIteration: If the epoch has no further batch.
+            WorkerError: If a worker process died.
+        """
+        if not self._is_open:
+            raise StopIteration
+        try:
+            taken = self._take()
+        except TimedOutError as error:  # The batch may still come.
+            return Failure(error=error)
+        if isinstance(taken, Failure):
+            return taken
+        pending, answer = taken
+        self._fill_up()
+        if isinstance(answer, FetchFailed):
+            hand_over([partial(self._advance, pending, None)])
+            return Failure(error=answer.failure.restore())
+        batch = self.workers.open(answer)
+        hand_over([partial(self._advance, pending, answer.state)])
+        return batch
+
+    def await_workers(self, *, raises: bool) -> None:
+        """Wait until all workers have begun the epoch.
+
+        Args:
+            raises: Whether to raise the error of a ``worker_init_fn``, or of a dataset's ``__iter__`` or
+                ``load_state_dict``, instead of delivering it for each batch.
+        """
+        while not all(self._begun):
+            self._receive(raises=raises)
+
+    def update_position(self) -> None:
+        """Wait until the states of all workers at the beginning are known, unless the epoch is over."""
+        if self._is_open:
+            self.await_workers(raises=False)
+
+    def close(self) -> None:
+        """End the epoch; drop batches that were fetched ahead."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._closes_workers:
+            self.workers.close()
+        else:
+            for task_id, pending in self._pending.items():
+                if pending.answer is not None:
+                    self.workers.drop(task_id)
+        self._pending.clear()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_open"):
+            self.close()
+
+    def _take(self) -> tuple[_Pending, Fetched | FetchFailed] | Failure:
+        """Remove and return the next pending batch, once there is an answer."""
+        while True:
+            for task_id, pending in self._pending.items():
+                if isinstance(pending.answer, WorkerExhausted):
+                    del self._pending[task_id]
+                    hand_over([partial(self._note_end, pending.answer)])
+                    break
+                if pending.answer is not None:
+                    del self._pending[task_id]
+                    return pending, pending.answer
+                if self._in_order:
+                    self._receive()
+                    break
+            else:
+                if not self._pending:
+                    return self._end()
+                self._receive()
+
+    def _end(self) -> Failure:
+        """Return the failure of the sampler, if it has failed; end the epoch otherwise."""
+        if self._sampler_error is not None:
+            return Failure(error=self._sampler_error)
+        hand_over([self._finish])
+        self.close()
+        raise StopIteration
+
+    def _finish(self) -> None:
+        self._position.is_finished = True
+        if not self._position.is_iterable:
+            self._position.sampler = self._indices.position
+
+    def _receive(self, *, raises: bool = False) -> None:
+        """Wait for answers. ``raises`` says whether a worker that cannot begin raises its error."""
+        answers = self.workers.receive(self._timeout_s or None)
+        if not answers and self._timeout_s:
+            raise TimedOutError(
+                f"DataLoader timed out after {self._timeout_s} seconds: no batch arrived. Increase timeout, or find "
+                "out what the dataset waits for"
+            )
+        for answer in answers:
+            self._apply(answer)
+            if raises and isinstance(answer, Begun) and answer.failure is not None:
+                raise answer.failure.restore()
+
+    def _apply(self, answer: Answer) -> None:
+        if isinstance(answer, Begun):
+            if answer.epoch_id == self._epoch_id:
+                self._begun[answer.worker_id] = True
+                worker = self._position.workers[answer.worker_id]
+                if worker.state is None and answer.state is not None:
+                    worker.state, worker.num_since = answer.state, 0
+        elif answer.task_id not in self._pending:  # It is of an earlier epoch.
+            self.workers.drop(answer.task_id)
+        else:
+            self._pending[answer.task_id].answer = answer
+            if isinstance(answer, WorkerExhausted):
+                self._exhaust(answer.worker_id)
+
+    def _exhaust(self, worker_id: int) -> None:
+        """Request other batches instead of those that a worker cannot fetch."""
+        self._exhausted[worker_id] = True
+        for task_id, pending in list(self._pending.items()):
+            if pending.worker_id == worker_id and pending.answer is None:
+                del self._pending[task_id]
+                self.workers.drop(task_id)
+        if self._closes_workers:
+            self.workers.release(worker_id)
+        self._fill_up()
+
+    def _note_end(self, answer: WorkerExhausted) -> None:
+        """Note that the user has received all batches of a worker."""
+        worker = self._position.workers[answer.worker_id]
+        worker.is_exhausted = True
+        if answer.state is not None:
+            worker.state, worker.num_since = answer.state, 0
+
+    def _fill_up(self) -> None:
+        """Request batches until enough of them are pending."""
+        while (
+            self._sampler_error is None
+            and len(self._pending) < self.workers.max_tasks
+            and (worker_id := self._next_worker()) is not None
+        ):
+            try:
+                index = self._indices.draw()
+            except StopIteration:
+                return
+            except Exception as error:  # A user's sampler failed. It is raised after the batches before it.
+                let_through(error)
+                self._sampler_error = error
+                return
+            number, self._number = self._number, self._number + 1
+            if number in self._position.ahead:
+                self._pass(number, self._indices.position)
+                continue
+            task_id = next(self._task_ids)
+            self._pending[task_id] = _Pending(number=number, worker_id=worker_id, after=self._indices.position)
+            self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
+
+    def _next_worker(self) -> int | None:
+        """Return whose turn it is; None if all workers are exhausted, or busy enough."""
+        num_active = self._exhausted.count(False)
+        for _ in range(len(self._exhausted)):
+            worker_id = next(self._turns)
+            if self._exhausted[worker_id]:
+                continue
+            num_tasks = sum(each.worker_id == worker_id for each in self._pending.values())
+            if self._in_order or num_tasks < self.workers.max_tasks // num_active:
+                return worker_id
+        return None
+
+    def _advance(self, pending: _Pending, state: dict[str, Any] | None) -> None:
+        """Move the position past a batch that the user received."""
+        position = self._position
+        position.num_yielded += 1
+        position.last_worker_id = pending.worker_id
+        worker = position.workers[pending.worker_id]
+        if state is None:
+            worker.num_since += 1
+        else:
+            worker.state, worker.num_since = state, 0
+        if position.is_iterable:
+            position.sampler = SamplerPosition(num_yielded=position.num_yielded)
+        else:
+            position.ahead.add(pending.number)
+            self._pass(pending.number, pending.after)
+
+    def _pass(self, number: int, after: SamplerPosition) -> None:
+        """Move the sampler's position past a batch that was delivered, and past those that follow without a gap."""
+        position = self._position
+        self._afters[number] = after
+        while (next_number := position.sampler.num_yielded) in self._afters:
+            position.ahead.remove(next_number)
+            position.sampler = self._afters.pop(next_number)

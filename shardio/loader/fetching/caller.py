@@ -1,0 +1,112 @@
+"""An epoch's batches from the calling process, for ``num_workers=0``."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from shardio.handover import find_held, hand_over
+from shardio.interruptions import let_through, no_end
+from shardio.loader.failures import Failure
+from shardio.loader.fetching.fetchers import DatasetEndError, make_fetcher
+from shardio.loader.fetching.indices import Indices, SamplerPosition
+from shardio.loader.fetching.job import FetchJob
+from shardio.loader.fetching.position import EpochPosition
+
+
+class CallerBatches:
+    """The batches of one epoch. Each is fetched when it is requested.
+
+    Args:
+        job: What to fetch.
+        indices: What each batch consists of.
+        position: Where the epoch begins; it is updated with each batch that the user receives.
+    """
+
+    def __init__(self, job: FetchJob, indices: Indices, position: EpochPosition) -> None:
+        self._job, self._indices, self._position = job, indices, position
+        (worker,) = position.workers
+        self._fetcher = make_fetcher(job, worker.state)
+        if position.follows_end:
+            self._fetcher = make_fetcher(job, None)
+        self._fetcher.skip(worker.num_since)
+        self._sampler_error: Exception | None = None
+        self._is_open = True
+        self._is_ahead = False  # Whether the dataset may be ahead of the user, because a wrapper holds batches back.
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead.
+
+        Raises:
+            StopIteration: If the epoch has no further batch.
+        """
+        if not self._is_open:
+            raise StopIteration
+        if self._sampler_error is not None:
+            return Failure(error=self._sampler_error)
+        if not self._is_ahead and find_held() is not None:
+            self.update_position()
+            self._is_ahead = True
+        try:
+            index = self._indices.draw()
+        except StopIteration:
+            self._end()
+            raise
+        except Exception as error:  # A user's sampler failed.
+            let_through(error)
+            self._sampler_error = error
+            return Failure(error=error)
+        try:
+            samples = self._fetcher.fetch(index)
+        except DatasetEndError:
+            self._end()
+            raise StopIteration from None
+        except Exception as error:
+            return self._fail(error)
+        state = self._fetcher.state() if self._is_ahead else None
+        hand_over([partial(self._advance, self._indices.position, state)])
+        try:
+            return self._job.collate_fn(samples)
+        except Exception as error:
+            return self._fail(error)
+
+    def update_position(self) -> None:
+        """Put the dataset's state into the position."""
+        self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
+        if self._is_open and not self._is_ahead:
+            self._set_state(self._fetcher.state())
+
+    def close(self) -> None:
+        """End the epoch."""
+        if self._is_open:
+            self.update_position()  # The state may be requested after the iterator is dropped.
+            self._is_open = False
+
+    def __del__(self) -> None:
+        if hasattr(self, "_is_open"):
+            self.close()
+
+    def _advance(self, sampler: SamplerPosition, state: dict[str, Any] | None) -> None:
+        position = self._position
+        position.num_yielded += 1
+        position.sampler = sampler
+        position.workers[0].num_since += 1
+        self._set_state(state)
+
+    def _set_state(self, state: dict[str, Any] | None) -> None:
+        if state is not None:
+            worker = self._position.workers[0]
+            worker.state, worker.num_since = state, 0
+
+    def _fail(self, error: Exception) -> Failure:
+        let_through(error)
+        return Failure(error=no_end(error))
+
+    def _end(self) -> None:
+        hand_over([partial(self._finish, self._fetcher.state() if self._is_ahead else None)])
+        self.close()
+
+    def _finish(self, state: dict[str, Any] | None) -> None:
+        self._position.is_finished = True
+        self._position.sampler = self._indices.position
+        self._set_state(state)

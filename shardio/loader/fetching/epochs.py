@@ -1,0 +1,136 @@
+"""The epochs of a loader without shardio's order: where each begins, and the state of the latest one."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+from shardio.loader.fetching.indices import Indices
+from shardio.loader.fetching.position import EpochPosition, load_position
+from shardio.loader.fetching.random_states import GlobalStates, RandomStates
+
+
+class Epochs:
+    """The epochs of a loader.
+
+    The order of torch's samplers is drawn from the global generators, or from those that the user passed. A state holds
+    these as they were when the epoch began. After a state was loaded, the loader draws from a copy of the global ones:
+    those of the process belong to the user.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: EpochPosition | None = None
+        self._position: EpochPosition | None = None
+        self._globals: GlobalStates | None = None
+        self._latest: weakref.ref[Any] | None = None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next epoch begins where a loaded state says."""
+        return self._loaded is not None
+
+    def begin(self, loader: Any, *, has_new_workers: bool) -> tuple[EpochPosition, Indices]:
+        """Begin the next epoch.
+
+        Args:
+            loader: The loader.
+            has_new_workers: Whether its workers are started for this epoch; true without workers.
+
+        Returns:
+            Where it begins, and what its batches consist of.
+        """
+        loaded, before = self._loaded, self._position
+        position = loaded
+        if loaded is not None:
+            loaded.fit(loader.num_workers)
+            if loaded.random_states is not None:
+                self._globals = loaded.random_states.globals.copy()
+                for generator, state in zip(_find_generators(loader), loaded.random_states.own, strict=False):
+                    generator.set_state(state)
+            if loaded.is_finished:
+                keeps = bool(loader.persistent_workers or not loader.num_workers)
+                position = loaded.follow(self._capture(loader), keeps_workers=keeps)
+        if position is None:
+            position = EpochPosition.begin(
+                loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
+            )
+            position.draws_seed = has_new_workers
+            position.base_seed = None if before is None or has_new_workers else before.base_seed
+        indices = self._begin_sampler(loader, position)
+        if loaded is not None and loaded.is_finished:
+            indices.follow(loaded.sampler)
+        elif loaded is not None and not position.is_iterable:
+            indices.resume(loaded.sampler)
+        self._loaded = None
+        self._position = position
+        return position, indices
+
+    def follow(self, batches: Any) -> None:
+        """Ask the batches of the epoch in flight when a state is requested, as long as they exist."""
+        self._latest = weakref.ref(batches)
+
+    def dump(self, loader: Any) -> dict[str, Any]:
+        """Return the state: after the last batch of an epoch, it is the beginning of the next one."""
+        if self._loaded is not None:
+            return self._loaded.dump()
+        position = self._position
+        if position is None:
+            return EpochPosition.begin(
+                loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
+            ).dump()
+        if (batches := None if self._latest is None else self._latest()) is not None:
+            batches.update_position()
+        position.len_called = loader._IterableDataset_len_called
+        if position.is_finished:
+            position.random_states = self._capture(loader)
+        return position.dump()
+
+    def load(self, loader: Any, state: dict[str, Any]) -> None:
+        """Begin the next epoch where a state says.
+
+        Raises:
+            StateError: If the state does not fit the loader.
+        """
+        self._loaded = load_position(state, is_iterable=_is_iterable(loader)) if state else None
+        self._position = None
+
+    def _begin_sampler(self, loader: Any, position: EpochPosition) -> Indices:
+        """Return what the sampler yields, and draw the seed of the workers.
+
+        In torch's order: its iterators call the sampler's ``__iter__``, draw a seed if their workers are new and, with
+        workers, call ``__iter__`` again then. Samplers may draw whenever that is called.
+        """
+        indices = Indices(loader._index_sampler, self._globals)
+        if position.draws_seed or position.base_seed is None:
+            with GlobalStates.drawing_from(self._globals):
+                seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=loader.generator)
+            position.base_seed = int(seed.item())
+            if loader.num_workers:
+                indices = Indices(loader._index_sampler, self._globals)
+        return indices
+
+    def _capture(self, loader: Any) -> RandomStates:
+        sampler = _find_sampler(loader)
+        includes_others = type(sampler).__module__.partition(".")[0] != "torch"
+        states = RandomStates.capture(_find_generators(loader), includes_others=includes_others)
+        if self._globals is not None:
+            states.globals = self._globals.copy()
+        return states
+
+
+def _is_iterable(loader: Any) -> bool:
+    return isinstance(loader.dataset, torch.utils.data.IterableDataset)
+
+
+def _find_sampler(loader: Any) -> Any:
+    """Return the sampler that the user passed, or torch's own."""
+    index_sampler = loader._index_sampler
+    return index_sampler.sampler if type(index_sampler) is torch.utils.data.BatchSampler else index_sampler
+
+
+def _find_generators(loader: Any) -> list[torch.Generator]:
+    """Return the generators that the user passed to a loader or its sampler."""
+    found = [loader.generator, getattr(_find_sampler(loader), "generator", None)]
+    return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

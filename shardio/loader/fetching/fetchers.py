@@ -1,0 +1,168 @@
+"""Fetchers, which get samples from a dataset and collate them, and their states."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Protocol
+
+from shardio.errors import add_note
+from shardio.loader.fetching.job import FetchJob
+from shardio.loader.fetching.state_keys import DATASET_ITER_STATE, DATASET_STATE, FETCHER_ENDED, FETCHER_STATE
+
+
+class Fetcher(Protocol):
+    """The interface of fetchers."""
+
+    def fetch(self, index: Any) -> Any:
+        """Return the samples for what the sampler yielded, or a single sample without batches.
+
+        Raises:
+            DatasetEndError: If an iterable dataset has no further batch.
+        """
+
+    def skip(self, num_batches: int) -> None:
+        """Leave out batches of an iterable dataset."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the state of the dataset and its iterator, which later changes do not affect; None without any."""
+
+
+class DatasetEndError(Exception):
+    """An iterable dataset has no further batch. People's own code may raise StopIteration by mistake."""
+
+
+def make_fetcher(job: FetchJob, state: dict[str, Any] | None) -> Fetcher:
+    """Return the fetcher for an epoch.
+
+    The dataset's state is restored first, because its ``__iter__`` may depend on that.
+
+    Args:
+        job: What to fetch.
+        state: The state to resume from; None to begin.
+    """
+    dataset_state = None if state is None else state[DATASET_STATE]
+    if dataset_state is not None:
+        load_state(job.dataset, dataset_state)
+    if not job.is_iterable:
+        return MapFetcher(job)
+    fetcher = IterableFetcher(job)
+    if state is not None and state[FETCHER_STATE] is not None:
+        fetcher.restore(state[FETCHER_STATE])
+    return fetcher
+
+
+class MapFetcher:
+    """A fetcher for map-style datasets."""
+
+    def __init__(self, job: FetchJob) -> None:
+        self._job = job
+
+    def fetch(self, index: Any) -> Any:
+        """Return the samples for a list of indices, or the sample for an index."""
+        dataset = self._job.dataset
+        if not self._job.is_batched:
+            return _get(dataset, index)
+        if not getattr(dataset, "__getitems__", None):
+            return [_get(dataset, each) for each in index]
+        try:
+            return dataset.__getitems__(index)
+        except Exception as error:
+            add_note(error, f"while getting the samples {list(index)} of {type(dataset).__name__}")
+            raise
+
+    def skip(self, num_batches: int) -> None:
+        """Do nothing: the sampler skips."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the dataset's state; None without any."""
+        dataset_state = dump_state(self._job.dataset)
+        return None if dataset_state is None else {FETCHER_STATE: None, DATASET_STATE: dataset_state}
+
+
+class IterableFetcher:
+    """A fetcher for iterable datasets."""
+
+    def __init__(self, job: FetchJob) -> None:
+        self._job = job
+        self._iterator = iter(job.dataset)
+        self._has_ended = False
+        self._num_got = 0
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the iterator's state."""
+        if state[DATASET_ITER_STATE] is not None:
+            load_state(self._iterator, state[DATASET_ITER_STATE])
+        # Datasets often reset themselves at their end, so an iterator that is asked again would begin anew.
+        self._has_ended = state[FETCHER_ENDED]
+
+    def fetch(self, index: Any) -> Any:
+        """Return the next samples, or the next sample; ``index`` determines only how many."""
+        job = self._job
+        if self._has_ended:
+            raise DatasetEndError
+        if not job.is_batched:
+            return self._next()
+        samples = []
+        for _ in index:
+            try:
+                samples.append(self._next())
+            except DatasetEndError:  # noqa: PERF203  # Each sample may be the last one.
+                break
+        if not samples or (job.drop_last and len(samples) < len(index)):
+            raise DatasetEndError
+        return samples
+
+    def skip(self, num_batches: int) -> None:
+        """Leave out batches."""
+        for _ in range(num_batches * (self._job.batch_size or 1)):
+            try:
+                self._next()
+            except DatasetEndError:  # noqa: PERF203
+                return
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the states of the iterator and the dataset; None without any."""
+        iterator_state = dump_state(self._iterator)
+        dataset_state = None if self._iterator is self._job.dataset else dump_state(self._job.dataset)
+        if iterator_state is None and dataset_state is None:
+            return None
+        return {
+            FETCHER_STATE: {DATASET_ITER_STATE: iterator_state, FETCHER_ENDED: self._has_ended},
+            DATASET_STATE: dataset_state,
+        }
+
+    def _next(self) -> Any:
+        try:
+            sample = next(self._iterator)
+        except StopIteration:
+            self._has_ended = True
+            raise DatasetEndError from None
+        except Exception as error:
+            add_note(error, f"while getting sample {self._num_got} of this worker's {type(self._job.dataset).__name__}")
+            raise
+        self._num_got += 1
+        return sample
+
+
+def has_state(value: Any) -> bool:
+    """Return whether an object has the two methods of StatefulDataLoader's protocol."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def dump_state(value: Any) -> Any:
+    """Return a copy of an object's state; None if it has none."""
+    return copy.deepcopy(value.state_dict()) if has_state(value) else None
+
+
+def load_state(value: Any, state: Any) -> None:
+    """Restore an object's state, if it has any; the object receives a copy."""
+    if has_state(value):
+        value.load_state_dict(copy.deepcopy(state))
+
+
+def _get(dataset: Any, index: Any) -> Any:
+    try:
+        return dataset[index]
+    except Exception as error:
+        add_note(error, f"while getting sample {index!r} of {type(dataset).__name__}")
+        raise

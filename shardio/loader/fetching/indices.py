@@ -1,0 +1,159 @@
+"""What a loader's sampler yields in an epoch, from any batch on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from shardio.loader.fetching.fetchers import dump_state, has_state, load_state
+from shardio.loader.fetching.random_states import GlobalStates
+
+_SAMPLES_YIELDED, _SAMPLER_STATE, _SAMPLER_ITER_STATE = "samples_yielded", "sampler_state", "sampler_iter_state"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerPosition:
+    """Where a sampler is.
+
+    Attributes:
+        num_yielded: How many times it has yielded.
+        sampler_state: The state of the sampler; None if it has none.
+        iterator_state: That of its iterator.
+    """
+
+    num_yielded: int = 0
+    sampler_state: Any = None
+    iterator_state: Any = None
+
+
+class Indices:
+    """An epoch of a loader's sampler.
+
+    Samplers with a state of their own are asked for it, and receive it to resume. Any other sampler yields the same
+    again, given the same generators, and what was yielded before is dropped; no sample is read for that.
+
+    Args:
+        sampler: Yields what each batch consists of: the loader's batch sampler or, without batches, its sampler.
+        globals_: The generators from which the sampler draws; None for those of the process.
+
+    Attributes:
+        position: Where the sampler is.
+    """
+
+    def __init__(self, sampler: Any, globals_: GlobalStates | None) -> None:
+        self._sampler, self._globals = sampler, globals_
+        self._batches = _BatchIterator(sampler) if type(sampler) is BatchSampler else None
+        with GlobalStates.drawing_from(self._globals):
+            self._iterator: Iterator[Any] = self._batches or iter(sampler)
+        self._prepared = list[Any]()  # What was drawn, but not yielded.
+        self.position = SamplerPosition()
+        self._track()
+
+    def resume(self, position: SamplerPosition) -> None:
+        """Go to a position in the epoch."""
+        with GlobalStates.drawing_from(self._globals):
+            if not self._restore(position):
+                next(itertools.islice(self._iterator, position.num_yielded, position.num_yielded), None)
+        self.position = position
+
+    def follow(self, position: SamplerPosition) -> None:
+        """Begin the epoch after one that ended at a position."""
+        with GlobalStates.drawing_from(self._globals):
+            if not self._restore(position):
+                return
+            # Some samplers' states say where the next epoch begins, others that this one is over.
+            first = list(itertools.islice(self._iterator, 1))
+            if first:
+                self._iterator = itertools.chain(first, self._iterator)
+            else:
+                self._batches = None if self._batches is None else _BatchIterator(self._sampler)
+                self._iterator = self._batches or iter(self._sampler)
+        self.position = SamplerPosition()
+        self._track()
+
+    def prepare(self) -> None:
+        """Draw the random numbers of a sampler that has no state now, not with the first batch."""
+        if not self._prepared and self.position.sampler_state is None and self.position.iterator_state is None:
+            with GlobalStates.drawing_from(self._globals):
+                self._prepared = list(itertools.islice(self._iterator, 1))
+
+    def draw(self) -> Any:
+        """Return what the sampler yields next.
+
+        Raises:
+            StopIteration: At the end.
+        """
+        with GlobalStates.drawing_from(self._globals):
+            try:
+                index = self._prepared.pop() if self._prepared else next(self._iterator)
+            except StopIteration:
+                self._track()
+                raise
+        self._track(1)
+        return index
+
+    def _restore(self, position: SamplerPosition) -> bool:
+        """Restore the states of the sampler and its iterator; return whether they have any."""
+        if self._batches is not None:
+            return self._batches.restore(position.iterator_state)
+        if position.sampler_state is not None:
+            load_state(self._sampler, position.sampler_state)
+            self._iterator = iter(self._sampler)
+        if position.iterator_state is not None:
+            load_state(self._iterator, position.iterator_state)
+        return position.sampler_state is not None or position.iterator_state is not None
+
+    def _track(self, num_drawn: int = 0) -> None:
+        is_batched = self._batches is not None
+        self.position = SamplerPosition(
+            num_yielded=self.position.num_yielded + num_drawn,
+            sampler_state=None if is_batched else dump_state(self._sampler),
+            iterator_state=self._batches.state() if self._batches is not None else dump_state(self._iterator),
+        )
+
+
+class _BatchIterator(Iterator[list[Any]]):
+    """The batches of torch's BatchSampler, with the states of what is in it."""
+
+    def __init__(self, batch_sampler: BatchSampler) -> None:
+        self._batch_size, self._drop_last = batch_sampler.batch_size, batch_sampler.drop_last
+        self._sampler: Any = batch_sampler.sampler
+        self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: samplers may draw then.
+        self._num_samples = 0
+
+    def __next__(self) -> list[Any]:
+        batch = list(itertools.islice(self._begun(), self._batch_size))
+        self._num_samples += len(batch)
+        if not batch or (self._drop_last and len(batch) < self._batch_size):
+            raise StopIteration
+        return batch
+
+    def state(self) -> Any:
+        """Return the states; None if the sampler and its iterator have none."""
+        states = {_SAMPLES_YIELDED: self._num_samples}
+        if has_state(self._sampler):
+            states[_SAMPLER_STATE] = dump_state(self._sampler)
+        if self._iterator is not None and has_state(self._iterator):
+            states[_SAMPLER_ITER_STATE] = dump_state(self._iterator)
+        return states if len(states) > 1 else None
+
+    def restore(self, states: Any) -> bool:
+        """Restore the states; return whether there are any."""
+        if states is None or not (_SAMPLER_STATE in states or _SAMPLER_ITER_STATE in states):
+            return False
+        if _SAMPLER_STATE in states:
+            load_state(self._sampler, states[_SAMPLER_STATE])
+        self._iterator = None
+        if _SAMPLER_ITER_STATE in states:
+            load_state(self._begun(), states[_SAMPLER_ITER_STATE])
+        self._num_samples = states[_SAMPLES_YIELDED]
+        return True
+
+    def _begun(self) -> Iterator[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._sampler)
+        return self._iterator

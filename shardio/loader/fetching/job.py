@@ -1,0 +1,35 @@
+"""What a loader's arguments mean for those who fetch its batches: the same in processes, threads and the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+WorkerMethod = Literal["multiprocessing", "thread"]
+"""What workers are. The names are those of torch's ``WorkerInfo.worker_method``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FetchJob:
+    """What every worker of a loader needs.
+
+    Attributes:
+        dataset: The user's dataset.
+        is_iterable: Whether it is an IterableDataset.
+        is_batched: Whether the loader makes batches, instead of single samples.
+        batch_size: The samples in a full batch of an iterable dataset.
+        drop_last: Whether an iterable dataset's last batch is left out if it is not full.
+        collate_fn: Makes a batch of samples or, without batches, converts one sample.
+        worker_init_fn: Called by each worker before its first batch.
+        num_workers: How many workers there are; 0 if the calling process fetches.
+    """
+
+    dataset: Any
+    is_iterable: bool
+    is_batched: bool
+    batch_size: int | None
+    drop_last: bool
+    collate_fn: Callable[[Any], Any]
+    worker_init_fn: Callable[[int], None] | None
+    num_workers: int

@@ -1,0 +1,138 @@
+"""FetchWorkers that are threads: they share the dataset, and nothing is copied or pickled."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from shardio.loader.failures import Failure
+from shardio.loader.fetching.job import FetchJob
+from shardio.loader.fetching.messages import Answer, BeginEpoch, Fetched, FetchTask
+from shardio.loader.fetching.seeding import make_rng
+from shardio.loader.fetching.worker import FetchWorker
+from shardio.world import WorkerInfo, being_worker
+
+JOIN_S = 5.0
+"""How long to wait for a thread that is fetching, when the workers are closed. Afterwards, it ends by itself."""
+
+_Requests = SimpleQueue["BeginEpoch | FetchTask | None"]
+
+
+class QueueChannel:
+    """The channel of a worker thread.
+
+    Args:
+        requests: The worker's requests.
+        answers: The answers of all workers.
+        is_closed: Set when the requests that are left need no answer.
+    """
+
+    def __init__(self, requests: _Requests, answers: SimpleQueue[Answer], is_closed: threading.Event) -> None:
+        self._requests, self._answers, self._is_closed = requests, answers, is_closed
+
+    def receive(self) -> BeginEpoch | FetchTask | None:
+        """Return the next request; None if the worker must end."""
+        request = self._requests.get()
+        return None if self._is_closed.is_set() else request
+
+    def find_collate(self, task: FetchTask, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the user's function."""
+        return collate_fn
+
+    def describe(self, error: Exception) -> Failure:
+        """Return an error, which keeps its traceback."""
+        return Failure(error=error)
+
+    def send(self, answer: Answer) -> None:
+        """Send an answer."""
+        self._answers.put(answer)
+
+
+class FetchThreads:
+    """The worker threads of one loader.
+
+    Args:
+        job: What they fetch.
+        base_seed: The seed of the first one's generators.
+        max_tasks: How many batches are fetched ahead.
+
+    Attributes:
+        members: The threads.
+        max_tasks: How many batches are fetched ahead.
+    """
+
+    def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:
+        self.max_tasks = max_tasks
+        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._requests: list[_Requests] = [SimpleQueue() for _ in range(job.num_workers)]
+        is_closed = threading.Event()
+        self.members = [
+            threading.Thread(
+                target=_run_thread,
+                args=(QueueChannel(requests, self._answers, is_closed), job, worker_id, base_seed),
+                name=f"shardio-worker-{worker_id}",
+                daemon=True,
+            )
+            for worker_id, requests in enumerate(self._requests)
+        ]
+        self._finalizer = weakref.finalize(self, _close, self._requests, self.members, is_closed)
+        for thread in self.members:
+            thread.start()
+
+    def begin(self, requests: Sequence[BeginEpoch]) -> None:
+        """Begin an epoch: one request for each worker."""
+        for queue, request in zip(self._requests, requests, strict=True):
+            queue.put(request)
+
+    def submit(self, worker_id: int, task: FetchTask) -> None:
+        """Request a batch of a worker."""
+        self._requests[worker_id].put(task)
+
+    def receive(self, timeout_s: float | None) -> list[Answer]:
+        """Wait for answers; return an empty list after ``timeout_s``."""
+        answers = list[Answer]()
+        with suppress(Empty):
+            answers.append(self._answers.get(timeout=timeout_s))
+            while True:
+                answers.append(self._answers.get_nowait())
+        return answers
+
+    def open(self, fetched: Fetched) -> Any:
+        """Return the batch that a worker fetched."""
+        return fetched.content
+
+    def drop(self, task_id: int) -> None:
+        """Do nothing: the batch is freed with the answer."""
+
+    def release(self, worker_id: int) -> None:
+        """End a worker that has nothing more to do."""
+        self._requests[worker_id].put(None)
+
+    def close(self) -> None:
+        """End all workers and wait for them."""
+        self._finalizer()
+
+
+def _run_thread(channel: QueueChannel, job: FetchJob, worker_id: int, base_seed: int) -> None:
+    info = WorkerInfo(
+        id=worker_id,
+        num_workers=job.num_workers,
+        seed=base_seed + worker_id,
+        dataset=job.dataset,
+        rng=make_rng(base_seed, worker_id),
+    )
+    with being_worker(info):
+        FetchWorker(worker_id, job, channel).run()
+
+
+def _close(requests: Sequence[_Requests], threads: Sequence[threading.Thread], is_closed: threading.Event) -> None:
+    is_closed.set()
+    for queue in requests:
+        queue.put(None)
+    for thread in threads:
+        if thread is not threading.current_thread():  # The last reference may be dropped in one of them.
+            thread.join(JOIN_S)

@@ -1,0 +1,238 @@
+"""Random programs that use a DataLoader: datasets, samplers and arguments. Everything can be pickled."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+Point = namedtuple("Point", ["x", "y"])  # People's datasets return such tuples.
+
+
+def _ragged(index: int) -> list[int]:
+    return list(range(index % 5))
+
+
+VALUES: dict[str, Any] = {
+    "int": lambda i: i,
+    "float": lambda i: i / 3,
+    "bool": lambda i: bool(i % 2),
+    "string": lambda i: f"sample {i}",
+    "bytes": lambda i: bytes([i % 256]),
+    "tensor": lambda i: torch.full((3, 4), float(i)),
+    "scalar tensor": lambda i: torch.tensor(i),
+    "large tensor": lambda i: torch.full((3, 20, 20), i, dtype=torch.uint8),
+    "transposed tensor": lambda i: torch.arange(1200).reshape(20, 60).T + i,
+    "half": lambda i: torch.full((600,), i, dtype=torch.bfloat16),
+    "array": lambda i: np.full((2, 2), i, np.float32),
+    "large array": lambda i: np.full((30, 40), i, np.int16),
+    "sliced array": lambda i: np.full((40, 40), i, np.int64)[::2, 1:],
+    "scalar array": lambda i: np.float64(i),
+    "tuple": lambda i: (i, str(i), torch.ones(2) * i),
+    "list": lambda i: [i, torch.ones(2) * i],
+    "dict": lambda i: {"a": i, "b": {"c": np.ones(3) * i}},
+    "ordered dict": lambda i: OrderedDict(one=i, two=str(i)),
+    "namedtuple": lambda i: Point(x=i, y=torch.ones(600) * i),
+    "draws": lambda i: (i, random.random(), float(torch.rand(())), float(np.random.rand())),
+}
+"""What a sample may be, by index."""
+
+
+@dataclass(frozen=True)
+class Mapped(Dataset[Any]):
+    """A map-style dataset."""
+
+    size: int
+    kind: str
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return VALUES[self.kind](index)
+
+
+@dataclass(frozen=True)
+class Fetched(Mapped):
+    """A map-style dataset that reads several samples at a time."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+@dataclass(frozen=True)
+class Streamed(IterableDataset[Any]):
+    """An iterable dataset that its workers share."""
+
+    size: int
+    kind: str
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return map(VALUES[self.kind], range(first, self.size, step))
+
+
+class Shuffled(Sampler[int]):
+    """A user's sampler, which draws from Python's generator when its iterator is made."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.sample(range(self.size), self.size))
+
+
+class Buckets(Sampler[list[int]]):
+    """A user's batch sampler."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return len(range(0, self.size, 3))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        starts = list(range(0, self.size, 3))
+        np.random.shuffle(starts)
+        return iter([list(range(start, min(start + 3, self.size))) for start in starts])
+
+
+def as_list(samples: Any) -> Any:
+    """Collate nothing."""
+    return samples
+
+
+def stack_first(samples: list[Any]) -> Any:
+    """Collate in a user's way: a tensor in channels_last memory, and what it was made from."""
+    stacked = torch.stack([torch.full((3, 8, 8), float(hash(str(sample)) % 97)) for sample in samples])
+    return {"stacked": stacked.to(memory_format=torch.channels_last), "view": stacked[1:], "samples": len(samples)}
+
+
+def skip_seed(worker_id: int) -> None:
+    """Initialise a worker."""
+    random.seed(worker_id)
+
+
+_SAMPLERS: dict[str, Any] = {
+    "sequential": SequentialSampler,
+    "random": RandomSampler,
+    "random with a generator": lambda data: RandomSampler(data, generator=torch.Generator().manual_seed(5)),
+    "random with replacement": lambda data: RandomSampler(data, replacement=True, num_samples=len(data) + 3),
+    "subset": lambda data: SubsetRandomSampler(range(0, len(data), 2)),
+    "weighted": lambda data: WeightedRandomSampler([1.0] * len(data), len(data)),
+    "distributed": lambda data: DistributedSampler(data, num_replicas=2, rank=1),
+    "user's": lambda data: Shuffled(len(data)),
+    "list": lambda data: list(range(len(data)))[::-1],
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A dataset and the arguments of a loader over it.
+
+    Attributes:
+        dataset: The dataset.
+        arguments: The arguments that need no new object each time.
+        sampler: The name of a sampler; None for torch's own.
+        batches: The name of a batch sampler; None for torch's own.
+        seeds_generator: Whether the loader gets a generator.
+    """
+
+    dataset: Any
+    arguments: dict[str, Any]
+    sampler: str | None
+    batches: str | None
+    seeds_generator: bool
+
+    def make(self, loader: Any, **options: Any) -> Any:
+        """Return a loader of a class."""
+        arguments = {**self.arguments, **options}
+        if self.sampler is not None:
+            arguments["sampler"] = _SAMPLERS[self.sampler](self.dataset)
+        if self.batches == "user's":
+            arguments["batch_sampler"] = Buckets(len(self.dataset))
+        elif self.batches == "torch's":
+            arguments["batch_sampler"] = BatchSampler(RandomSampler(self.dataset), 4, drop_last=True)
+        if self.seeds_generator:
+            arguments["generator"] = torch.Generator().manual_seed(7)
+        return loader(self.dataset, **arguments)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    """Draw a program."""
+    kind, size = draw(st.sampled_from(sorted(VALUES))), draw(st.integers(1, 23))
+    dataset = draw(st.sampled_from([Mapped, Fetched, Streamed]))(size, kind)
+    is_iterable = isinstance(dataset, Streamed)
+    arguments: dict[str, Any] = {"num_workers": draw(st.sampled_from([0, 1, 2, 3]))}
+    sampler = batches = None
+    if not is_iterable and draw(st.booleans()):
+        batches = draw(st.sampled_from(["user's", "torch's"]))
+    else:
+        arguments["batch_size"] = draw(st.sampled_from([None, 1, 2, 5, 30]))
+        if arguments["batch_size"] is not None:
+            arguments["drop_last"] = draw(st.booleans())
+        if not is_iterable:
+            sampler = draw(st.sampled_from([None, *_SAMPLERS]))
+            arguments["shuffle"] = draw(st.booleans()) if sampler is None else None
+    if arguments.get("batch_size", 1) is not None:
+        arguments["collate_fn"] = draw(st.sampled_from([None, None, as_list, stack_first]))
+    if arguments["num_workers"]:
+        arguments["prefetch_factor"] = draw(st.sampled_from([None, 1, 3]))
+        arguments["persistent_workers"] = draw(st.booleans())
+        arguments["worker_init_fn"] = draw(st.sampled_from([None, skip_seed]))
+        arguments["timeout"] = draw(st.sampled_from([0, 60]))
+    return Program(dataset, arguments, sampler, batches, draw(st.booleans()))
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def run(loader: Any, num_epochs: int = 2) -> list[Any]:
+    """Return what a program sees of a loader: batches, lengths and errors."""
+    seen = list[Any]()
+    for _ in range(num_epochs):
+        try:
+            seen.append(list(loader))
+        except Exception as error:  # noqa: PERF203  # It is what the program sees of that epoch.
+            seen.append(type(error))
+    return seen
+
+
+def describe(value: Any) -> Any:
+    """Return a value as one that can be compared: with types, dtypes, shapes, strides and contents."""
+    if isinstance(value, torch.Tensor):
+        return (type(value), value.dtype, tuple(value.shape), value.stride(), value.double().nan_to_num().tolist())
+    if isinstance(value, np.ndarray):
+        return (type(value), value.dtype.str, value.shape, value.strides, value.tolist())
+    if isinstance(value, dict):
+        return (type(value), [(key, describe(each)) for key, each in value.items()])
+    if isinstance(value, list | tuple):
+        return (type(value), [describe(each) for each in value])
+    return (type(value), value)

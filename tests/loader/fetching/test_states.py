@@ -1,0 +1,223 @@
+"""A loader over any dataset that resumes delivers the rest of an uninterrupted epoch, without reading samples again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardio import DataLoader, StateError
+from tests.loader.fetching.programs import Program, describe, programs, seed_all
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@given(programs(), st.integers(0, 8), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
+    if program.dataset.kind == "draws":
+        return  # Only a dataset with a state can continue its generators.
+    seed_all(3)
+    loader = program.make(DataLoader)
+    iterator = iter(loader)
+    num_seen = sum(1 for _ in itertools.islice(iterator, num_before))
+    state = json.loads(json.dumps(loader.state_dict()))
+    rest = [*(iterator if num_seen == num_before else loader), "the next epoch", *loader]
+    seed_all(99 if forgets_seed else 3)
+    resumed = program.make(DataLoader)
+    resumed.load_state_dict(state)
+    assert describe([*resumed, "the next epoch", *resumed]) == describe(rest)
+
+
+class Counting:
+    """A map-style dataset that counts what is read of it."""
+
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> int:
+        self.num_read += 1
+        return index
+
+
+def test_no_sample_is_read_again() -> None:
+    loader = DataLoader(Counting(), batch_size=10, shuffle=True)
+    iterator = iter(loader)
+    for _ in range(70):
+        next(iterator)
+    resumed = DataLoader(dataset := Counting(), batch_size=10, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(list(resumed)) == 30
+    assert dataset.num_read == 300
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_without_states_any_number_of_workers_resumes(num_workers: int) -> None:
+    loader = DataLoader(range(40), batch_size=3, shuffle=True, num_workers=2)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    resumed = DataLoader(range(40), batch_size=3, shuffle=True, num_workers=num_workers)
+    resumed.load_state_dict(loader.state_dict())
+    assert describe(list(resumed)) == describe(list(iterator))
+
+
+class Numbers(IterableDataset[int]):
+    """An iterable dataset; each worker yields its part."""
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        yield from range(0 if info is None else info.id, 30, 1 if info is None else info.num_workers)
+
+
+class Noisy(Numbers):
+    """An iterable dataset with random numbers and a state."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        first, self.position = self.position, 0
+        for self.position, number in enumerate(list(super().__iter__())[first:], first + 1):
+            yield number, random.Random(number).random()
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+def test_another_number_of_workers_is_refused_where_it_matters() -> None:
+    loader = DataLoader(Numbers(), num_workers=2)
+    iterator = iter(loader)
+    next(iterator)
+    other = DataLoader(Numbers(), num_workers=3)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match="use num_workers=2"):
+        iter(other)
+    other.num_workers = 2
+    assert describe(list(other)) == describe(list(iterator))
+
+
+@pytest.mark.parametrize("dataset", [Numbers, Noisy])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("every", [0, 1, 5])
+def test_states_are_exact_however_rarely_workers_report_them(dataset: Any, num_workers: int, every: int) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 4, "snapshot_every_n_steps": every}
+    whole = describe(list(DataLoader(dataset(), **options)))[1]
+    for stop in range(len(whole)):
+        loader = DataLoader(dataset(), **options)
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator)
+        state = loader.state_dict()
+        resumed = DataLoader(dataset(), **options)
+        resumed.load_state_dict(state)
+        assert describe(list(resumed))[1] == whole[stop:]
+        assert describe(list(resumed))[1] == whole, "the next epoch is whole"
+
+
+def test_the_state_after_an_early_break_and_the_state_just_loaded_are_the_same() -> None:
+    loader = DataLoader(range(20), batch_size=2, num_workers=1, shuffle=True)
+    for _ in loader:
+        break
+    state = loader.state_dict()
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert len(list(loader)) == 9
+    assert len(list(loader)) == 10
+
+
+def test_after_the_last_batch_the_rest_is_empty_and_after_the_end_the_next_epoch_begins() -> None:
+    for num_workers in (0, 2):
+        loader = DataLoader(range(6), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        before = loader.state_dict()
+        assert next(iterator, None) is None
+        for state, num_batches in ((before, 0), (loader.state_dict(), 3)):
+            loader.load_state_dict(state)
+            assert len(list(loader)) == num_batches
+
+
+class Shuffling(Sampler[int]):
+    """A user's sampler with a state whose end is the end of the epoch, not the beginning of the next one."""
+
+    def __init__(self) -> None:
+        self.num_yielded = 0
+        self.first = 0
+
+    def __iter__(self) -> Iterator[int]:
+        first, self.first = self.first, 0
+        for self.num_yielded, index in enumerate(range(first, 12), first + 1):
+            yield 11 - index
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_yielded": self.num_yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["num_yielded"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sampler_with_a_state_is_asked(num_workers: int) -> None:
+    whole = list(range(11, -1, -1))
+    for stop in range(5):
+        loader = DataLoader(range(12), batch_size=3, sampler=Shuffling(), num_workers=num_workers)
+        iterator = iter(loader)
+        for _ in range(stop):
+            next(iterator, None)
+        if stop == 4:
+            assert next(iterator, None) is None
+        resumed = DataLoader(range(12), batch_size=3, sampler=Shuffling(), num_workers=num_workers)
+        resumed.load_state_dict(loader.state_dict())
+        assert torch.cat(list(resumed) or [torch.empty(0)]).tolist() == whole[3 * (stop % 4) :]
+        assert torch.cat(list(resumed)).tolist() == whole
+
+
+def test_a_generator_of_the_users_continues() -> None:
+    def make(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return DataLoader(range(20), sampler=RandomSampler(range(20), generator=generator), batch_size=5)
+
+    loader, other = make(1), make(2)
+    list(loader)
+    iterator = iter(loader)
+    next(iterator)
+    other.load_state_dict(loader.state_dict())
+    assert describe([*other, *other]) == describe([*iterator, *loader])
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("dataset", [Noisy, Numbers, Counting])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stop", [1, 4])
+def test_states_of_torchdatas_loader_can_be_loaded(dataset: Any, num_workers: int, stop: int) -> None:
+    options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 4}
+    loader = StatefulDataLoader(dataset(), **options, snapshot_every_n_steps=3)
+    iterator = iter(loader)
+    for _ in range(stop):
+        next(iterator)
+    resumed = DataLoader(dataset(), **options)
+    resumed.load_state_dict(loader.state_dict())
+    assert describe(list(resumed)) == describe(list(iterator))
+
+
+def test_what_is_no_state_of_a_loader_is_refused() -> None:
+    with pytest.raises(StateError, match="was not saved by a loader of this kind"):
+        DataLoader(range(3)).load_state_dict({"epoch": 1, "position": 4})
