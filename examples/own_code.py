@@ -102,7 +102,7 @@ def load(tar: Path, of_dataset: dict[str, Any], of_loader: dict[str, Any], num_w
     """Return the batches of an epoch."""
     dataset = shardio.ShardDataset(tar, shuffle=True, **{"fields": "image", **of_dataset})
     loader = shardio.DataLoader(dataset, batch_size=8, num_workers=num_workers, **of_loader)
-    assert not loader.runs_torchs_workers
+    assert not loader.calls_dataset
     return list(loader)
 
 

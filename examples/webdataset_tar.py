@@ -90,7 +90,7 @@ def run(tar: Path, state: Path) -> None:
     with batches:
         for num_batches, (images, labels, about, keys) in enumerate(batches, start=1):
             _, loss = step(images, labels)
-            seen.append(keys)
+            seen.append(list(keys))
             if num_batches == 1:
                 print(f"according to its json, the brightness of {keys[0]} is {about['brightness'][0]:.1f}")
             if num_batches == len(batches) // 2:
@@ -103,7 +103,7 @@ def run(tar: Path, state: Path) -> None:
     batches.load_state_dict(json.loads(state.read_text()))
     for images, labels, _, keys in batches:
         _, loss = step(images, labels)
-        seen.append(keys)
+        seen.append(list(keys))
     assert_exactly_once(seen, expected=all_keys)
     print(f"resumed up to {len(seen)} batches, loss {loss:.3f}: {len(all_keys)} samples, each exactly once")
 

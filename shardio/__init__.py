@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from shardio.loader import DataLoader
     from shardio.packing import pack
     from shardio.shards import Manifest
+    from shardio.shared_list import SharedList
+    from shardio.world import WorkerInfo, get_worker_info
 
 __version__ = "0.1.0"
 
@@ -51,11 +53,14 @@ __all__ = [
     "ShardDataset",
     "ShardMapDataset",
     "ShardioError",
+    "SharedList",
     "StaleIndexError",
     "StateError",
     "WorkerError",
+    "WorkerInfo",
     "__version__",
     "check",
+    "get_worker_info",
     "pack",
     "train",
     "transforms",
@@ -72,6 +77,8 @@ _get = import_on_use(
         ".loader": "DataLoader",
         ".packing": "pack",
         ".shards": "Manifest",
+        ".shared_list": "SharedList",
+        ".world": "WorkerInfo get_worker_info",
     },
 )
 

@@ -127,6 +127,11 @@ def mark_sample(error: Exception, stage: Stage, row: int, key: str, where: str, 
         setattr(error, _MARK, {"stage": stage, "row": row, "key": key, "where": where})
 
 
+def is_marked(error: Exception) -> bool:
+    """Return whether an error is marked with a sample."""
+    return hasattr(error, _MARK)
+
+
 def move_mark(error: Exception, first_row: int) -> None:
     """Count the row of a marked error from an earlier first row on."""
     if (mark := getattr(error, _MARK, None)) is not None:

@@ -41,7 +41,7 @@ def cut_short(by: str) -> RuntimeError:
     """Return the error for an epoch that cannot continue, given a description of what ended it."""
     return RuntimeError(
         f"this epoch ended before its last batch ({by}). It cannot continue because a batch may be lost: iterate over "
-        "the loader again. To get the rest of this epoch from a shardio.DataLoader that has shardio's order, call "
+        "the loader again. To get the rest of this epoch from a shardio.DataLoader, call "
         "loader.load_state_dict(loader.state_dict()) first"
     )
 

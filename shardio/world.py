@@ -90,6 +90,7 @@ class WorkerInfo:
 
 class _Thread(threading.local):
     info: WorkerInfo | None = None
+    has_asked: bool = False
 
 
 _thread = _Thread()
@@ -102,6 +103,7 @@ def get_worker_info() -> Any:
     worker per process; this one returns a :class:`WorkerInfo`.
     """
     if _thread.info is not None:
+        _thread.has_asked = True
         return _thread.info
     import torch.utils.data
 
@@ -116,6 +118,11 @@ def being_worker(info: WorkerInfo) -> Iterator[None]:
         yield
     finally:
         _thread.info = None
+
+
+def has_asked() -> bool:
+    """Return whether :func:`get_worker_info` was called in this worker thread."""
+    return _thread.has_asked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,9 +53,9 @@ def make_oracle(packed: Path, **options: Any) -> DataLoader:
 
 
 def assert_same(got: Any, expected: Any) -> None:
-    """Compare batches, or lists of batches: types, dtypes, shapes and contents. torch also has tuples of strings."""
+    """Compare batches, or lists of batches: types, dtypes, shapes and contents."""
     if isinstance(expected, list | tuple):
-        assert isinstance(got, list | tuple)
+        assert type(got) is type(expected)
         assert len(got) == len(expected)
         for one, other in zip(got, expected, strict=True):
             assert_same(one, other)

@@ -18,7 +18,7 @@ from tests.processes import run_python
 
 PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-MODULES = {"functions", "models", "shared_numbers", "torch_modes", "world"}
+MODULES = {"functions", "models", "shared_list", "shared_numbers", "torch_modes", "world"}
 """Modules that have rows in the table, like folders."""
 FREE = {
     "background",
@@ -129,7 +129,7 @@ def test_names_that_are_imported_on_use_are_those_that_type_checkers_see(path: P
 
 def test_folders_without_torch_load_without_it() -> None:
     names = [name for name, (_, torch) in table().items() if not torch]
-    assert len(names) == 14
+    assert len(names) == 15
     statement = "; ".join(f"import shardio.{name}" for name in (*names, "loader"))
     assert "torch" not in modules_after(statement)
 
@@ -201,7 +201,7 @@ def test_one_module_finds_the_worker() -> None:
         return "get_worker_info" in names
 
     paths = [path for path in PACKAGE.rglob("*.py") if any(map(names_it, ast.walk(ast.parse(path.read_text()))))]
-    assert [path.name for path in paths] == ["world.py"]
+    assert sorted(path.name for path in paths) == ["__init__.py", "world.py"]  # The former exports it.
 
 
 def test_the_bound_of_epochs_has_one_owner() -> None:
@@ -230,11 +230,14 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "ShardDataset",
         "ShardMapDataset",
         "ShardioError",
+        "SharedList",
         "StaleIndexError",
         "StateError",
         "WorkerError",
+        "WorkerInfo",
         "__version__",
         "check",
+        "get_worker_info",
         "pack",
         "train",
         "transforms",

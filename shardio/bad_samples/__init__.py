@@ -2,7 +2,7 @@
 
 from shardio.bad_samples.policy import BadSamples, Describe, OnError, all_skipped
 from shardio.bad_samples.quarantine import check_quarantine
-from shardio.bad_samples.reading import Broken, Skipped, read_around
+from shardio.bad_samples.reading import Broken, Skipped, keep_samples, read_around, read_samples
 
 __all__ = [
     "BadSamples",
@@ -12,5 +12,7 @@ __all__ = [
     "Skipped",
     "all_skipped",
     "check_quarantine",
+    "keep_samples",
     "read_around",
+    "read_samples",
 ]

@@ -35,12 +35,15 @@ class BadSamples:
         quarantine: The file that logs replaced and skipped samples.
         num_samples: The number of samples in the dataset.
         stages: What may fail: other errors are raised.
+
+    Attributes:
+        on_error: As above.
     """
 
     def __init__(
         self, on_error: Literal["replace", "skip"], quarantine: Path, num_samples: int, stages: Collection[Stage]
     ) -> None:
-        self._on_error = on_error
+        self.on_error = on_error
         self._stages = frozenset(stages)
         self._quarantine = quarantine
         self._num_samples = num_samples
@@ -74,14 +77,14 @@ class BadSamples:
             SampleError: If too many replacements were tried, or there is no other sample.
             OSError: If the quarantine file cannot be written.
         """
-        if self._on_error == "replace" and self._num_samples == 1:
+        if self.on_error == "replace" and self._num_samples == 1:
             raise error
         if num_tries == MAX_REPLACEMENTS:
             raise SampleError(
                 f"{error} (all {num_tries} attempts to replace the sample failed: check the files and the storage)",
             ) from error
         entry = {"key": error.key, "where": error.where, "error": str(error), "sample": index, "epoch": epoch}
-        if self._on_error == "skip":
+        if self.on_error == "skip":
             append_entry(self._quarantine, {**entry, "action": "skipped"})
             return None
         replacement = self._draw(index, replacement_rng_key, num_tries)
@@ -91,7 +94,7 @@ class BadSamples:
         return replacement
 
     def begin_count(self, num_workers: int, *, are_new: bool) -> None:
-        """Reset the count before an epoch of torch's workers, which are new or still running."""
+        """Reset the count before an epoch of workers that are new or still running."""
         if are_new:
             self._count = SharedCount(num_workers)
         else:
@@ -102,13 +105,13 @@ class BadSamples:
         self._count.add_one(find_worker().worker_id)
 
     def warn_of_counted(self, epoch: int | None) -> None:
-        """Warn like :meth:`warn`, with the count of torch's workers."""
+        """Warn like :meth:`warn`, with the count of the workers."""
         self.warn(self._count.total, epoch)
 
     def warn(self, num_bad: int, epoch: int | None) -> None:
         """Warn of an epoch's bad samples, if there are any. Call this at the end of the epoch."""
         if num_bad:
-            done = "replaced" if self._on_error == "replace" else "skipped"
+            done = "replaced" if self.on_error == "replace" else "skipped"
             when = "" if epoch is None else f" in epoch {epoch}"
             said = f"unreadable samples {done}{when}: {num_bad}. {self._quarantine} lists them with their errors"
             warnings.warn(said, RuntimeWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""Reading of samples in torch's workers, with the policy for unreadable ones."""
+"""Reading of samples from datasets, with the policy for unreadable ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.bad_samples.policy import BadSamples, Describe
-from shardio.errors import SampleError
+from shardio.bad_samples.policy import BadSamples, Describe, all_skipped
+from shardio.errors import SampleError, is_marked, mark_sample, move_mark
 from shardio.interruptions import let_through
 from shardio.order import Words
 
@@ -97,6 +97,55 @@ def read_around(
     for row, value in zip(rows.tolist(), values, strict=True):
         samples[row] = value
     return samples
+
+
+def read_samples(dataset: Any, indices: NDArray[np.int64]) -> list[Any]:
+    """Return samples of any map-style dataset.
+
+    Args:
+        dataset: The dataset.
+        indices: int64 [n].
+
+    Raises:
+        Exception: The dataset's error, which says or is marked with the sample at fault.
+    """
+    read_several = getattr(dataset, "__getitems__", None)
+    if callable(read_several):
+        try:
+            return list(read_several(indices.tolist()))
+        except Exception as error:
+            let_through(error)
+            # It does not say which of these samples failed: read them one by one to find it.
+    samples = list[Any]()
+    for row, index in enumerate(indices.tolist()):
+        try:
+            samples.append(read_several([index])[0] if callable(read_several) else dataset[index])
+        except SampleError as error:  # noqa: PERF203  # Each sample may fail.
+            raise error.at_row(row) from error
+        except Exception as error:
+            let_through(error)
+            if is_marked(error):
+                move_mark(error, row)
+            else:
+                mark_sample(error, "read", row, str(index), type(dataset).__name__, "while getting sample")
+            raise
+    return samples
+
+
+def keep_samples(samples: Sequence[Any]) -> list[Any]:
+    """Return the samples that were not left out.
+
+    Raises:
+        Exception: That of the first broken sample.
+        SampleError: If all samples were left out.
+    """
+    for sample in samples:
+        if isinstance(sample, Broken):
+            raise sample.error
+    kept = [sample for sample in samples if not isinstance(sample, Skipped)]
+    if not kept:
+        raise all_skipped([sample.key for sample in samples])
+    return kept
 
 
 def _convert_errors(read: Read, bad_samples: BadSamples) -> Read:

@@ -58,7 +58,7 @@ def find_remainder(loader: Iterable[Any]) -> tuple[HasRemainder, str] | None:
     for holder in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
         if isinstance(holder, HasRemainder):
             # Only shardio's drop_last is a policy. torch's drops the incomplete batch of each worker.
-            drops = hasattr(loader, "runs_torchs_workers") and bool(getattr(loader, "drop_last", False))
+            drops = hasattr(loader, "calls_dataset") and bool(getattr(loader, "drop_last", False))
             return holder, "drop" if drops else holder.remainder
     return None
 
@@ -67,10 +67,10 @@ def find_cursor(loader: Iterable[Any]) -> Cursor | None:
     """Return a loader's cursor in shardio's order, read from its state; None if it has none."""
     found = find_remainder(loader)
     # Do not ask other loaders for their state: torchdata's starts its workers to determine it.
-    holder: Any = loader if hasattr(loader, "runs_torchs_workers") else None if found is None else found[0]
+    holder: Any = loader if hasattr(loader, "calls_dataset") else None if found is None else found[0]
     if found is None or not callable(getattr(holder, "state_dict", None)):
         return None
-    if not getattr(holder, "has_state", True):  # A subclass of shardio's sampler has its own __iter__.
+    if not getattr(holder, "has_order", True):  # A subclass of shardio's sampler has its own __iter__.
         return None
     state = holder.state_dict()
     return Cursor(epoch=state["epoch"], position=state["position"])
@@ -82,7 +82,7 @@ def resumes(loader: Iterable[Any], num_batches: int) -> bool | None:
     Return None if that epoch was complete.
     """
     found = find_remainder(loader)
-    cursor = find_cursor(loader) if found is not None and hasattr(loader, "runs_torchs_workers") else None
+    cursor = find_cursor(loader) if found is not None and hasattr(loader, "calls_dataset") else None
     if found is None or cursor is None:
         length = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]  # hasattr checks it
         return True if length is None or num_batches < length else None

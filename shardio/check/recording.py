@@ -163,7 +163,7 @@ def _tagged(loader: Iterable[Any]) -> Iterator[None]:
     if (
         not isinstance(loader, HasWorkers)
         or getattr(loader, "persistent_workers", False)
-        or not getattr(loader, "runs_torchs_workers", True)
+        or not getattr(loader, "calls_dataset", True)
         or type(loader).__module__.startswith("accelerate.")
     ):
         yield

@@ -81,7 +81,7 @@ def probe_contents(loader: Iterable[Any], epoch: RankEpoch) -> RankEpoch:
             if len({int(ids[0]) for ids in reads}) > 1:
                 return replace(epoch, instability=f"sample {index} differs when it is read again")
     # User code may behave differently in workers, which only another epoch can show.
-    has_workers = loader.num_workers > 0 and getattr(loader, "runs_torchs_workers", True)
+    has_workers = loader.num_workers > 0 and getattr(loader, "calls_dataset", True)
     return replace(epoch, is_stable=None if has_workers else True)
 
 

@@ -17,6 +17,7 @@ from shardio.datasets.map_dataset import MapDataset
 from shardio.decoding import Decode, FieldDecoder
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, Orientation, describe_other_images
 from shardio.reading import FileReader, LabelledFile
+from shardio.shared_list import SharedList
 from shardio.storage import Location, parse_location, read_as_utf8
 
 
@@ -42,8 +43,8 @@ class ImageFolder(MapDataset):
     Attributes:
         classes: The class names, by label.
         class_to_idx: The label of each class name.
-        samples: (absolute path, label) of each image, in torchvision's order. You can set another list; a label that
-            is not an integer raises TypeError when it is read.
+        samples: (absolute path, label) of each image, in torchvision's order, as a SharedList. You can change it or set
+            another list; a label that is not an integer raises TypeError when it is read.
 
     Raises:
         FileNotFoundError: If the directory does not exist or has no class folders, or if a class folder has no
@@ -81,6 +82,17 @@ class ImageFolder(MapDataset):
         self.samples, others = _find_samples(folders, number_classes(list(folders), self.classes, str(root)))
         if left_out := describe_other_images(others):
             warnings.warn(f"{root}: {left_out}", RuntimeWarning, stacklevel=2)
+
+    @property
+    def samples(self) -> SharedList[tuple[str, int]] | list[tuple[str, int]]:
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples: SharedList[tuple[str, int]] | list[tuple[str, int]]) -> None:
+        try:
+            self._samples: SharedList[tuple[str, int]] | list[tuple[str, int]] = SharedList(samples)
+        except (TypeError, OverflowError):  # It can be read all the same, or its error says why not.
+            self._samples = samples
 
     @property
     def class_to_idx(self) -> dict[str, int]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Sized
 from typing import Any
 
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from shardio.bad_samples import BadSamples, OnError, check_quarantine
 from shardio.classes import warn_of_other_classes
@@ -41,11 +41,13 @@ def check_dataset(dataset: Any, *, shuffle: bool | None, drop_last: bool) -> Non
     """Check a loader's dataset, ``shuffle`` and ``drop_last``; warn if parts of the dataset have different classes.
 
     Raises:
-        TypeError: If ``shuffle`` or ``drop_last`` is not a boolean.
+        TypeError: If ``shuffle`` or ``drop_last`` is not a boolean. With datasets that are not shardio's, any value
+            means what it means to torch.
         ValueError: If ``shuffle`` is set for a dataset that shuffles itself.
     """
-    check_flag("shuffle", False if shuffle is None else shuffle)
-    check_flag("drop_last", drop_last)
+    if yields_images(dataset):
+        check_flag("shuffle", False if shuffle is None else shuffle)
+        check_flag("drop_last", drop_last)
     if isinstance(dataset, ShardDataset) and shuffle:
         raise ValueError(
             "a ShardDataset shuffles its samples itself: pass shuffle=True to ShardDataset, not to the loader"
@@ -106,7 +108,9 @@ def check_stages(stages: Collection[Stage]) -> tuple[Stage, ...]:
     return tuple(check_choice("on_error_in", stage, Stage) for stage in stages)
 
 
-def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batches: bool, obstacle: str | None) -> None:
+def check_policy(
+    on_error: OnError, dataset: Any, *, has_order: bool, has_batches: bool, is_fetched: bool, obstacle: str | None
+) -> None:
     """Raise ValueError if bad samples cannot be replaced or skipped.
 
     Args:
@@ -114,7 +118,8 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
         dataset: The loader's dataset.
         has_order: Whether the loader has shardio's order.
         has_batches: Whether the loader delivers batches, not single samples.
-        obstacle: Why torch's workers make the batches; None if they do not.
+        is_fetched: Whether shardio's own workers, or the calling process, call the dataset.
+        obstacle: Why shardio's own code cannot read the samples; None if it can.
     """
     if on_error == "raise":
         return
@@ -128,13 +133,17 @@ def check_policy(on_error: OnError, dataset: Any, *, has_order: bool, has_batche
             "would receive placeholders for the skipped samples. Use on_error='replace', or move its code to the "
             "transform or to collate_fn"
         )
-    if has_order or obstacle is None:
-        return
-    if not yields_images(dataset):
+    if isinstance(dataset, IterableDataset) and not isinstance(dataset, ShardDataset):
         raise ValueError(
-            f"on_error={on_error!r} requires one of shardio's datasets, whose errors name the unreadable sample; "
-            f"got {type(dataset).__name__}: catch errors in its __getitem__"
+            f"on_error={on_error!r} does not work with {type(dataset).__name__}, because an iterable dataset cannot "
+            "continue after an error: catch errors in its __iter__, or use a map-style dataset"
         )
+    if not isinstance(dataset, Sized | ShardDataset):
+        raise ValueError(
+            f"on_error={on_error!r} requires a dataset with a length; {type(dataset).__name__} has no __len__"
+        )
+    if has_order or obstacle is None or is_fetched:
+        return
     raise ValueError(
         f"on_error={on_error!r} requires shardio's order here, because torch makes the batches ({obstacle}): "
         "use sampler=EpochSampler(dataset)"

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from shardio.datasets import Ordered, Unwrapped, check_indices
 from shardio.decoding import FieldDecoder
+from shardio.handover import hand_over
+from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.fetching.indices import Indices, SamplerPosition
+from shardio.loader.fetching.position import EpochPosition
 from shardio.order import Cursor, Split, Words, derive_rng_key, make_rng_key
 
 
@@ -110,27 +115,23 @@ class OrderPlanner:
 
 
 class SamplerPlanner:
-    """A planner of the batches that a batch sampler yields.
+    """A planner of the batches that a loader's batch sampler yields.
 
     Args:
         dataset: The loader's dataset, which is map-style.
-        batch_sampler: Yields lists of indices.
-        generator: Seeds the rng keys if the dataset's epoch is not known; None for torch's global generator.
+        loader: The loader.
+        epochs: Where its epochs begin.
         keeps_seed: Whether all epochs share one seed, as with torch's persistent workers.
+
+    Attributes:
+        counted: Counts the batches of the latest epoch.
     """
 
-    def __init__(
-        self,
-        dataset: Unwrapped,
-        batch_sampler: Iterable[list[int]],
-        generator: torch.Generator | None,
-        *,
-        keeps_seed: bool,
-    ) -> None:
-        self.dataset, self._batch_sampler = dataset, batch_sampler
-        self._generator, self._keeps_seed = generator, keeps_seed
-        self._seed: int | None = None
-        self._num_epochs = 0
+    def __init__(self, dataset: Unwrapped, loader: Any, epochs: Epochs, *, keeps_seed: bool) -> None:
+        self.dataset, self._epochs, self._keeps_seed = dataset, epochs, keeps_seed
+        self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
+        self._has_begun = False
+        self.counted: SamplerProgress | None = None
 
     def plan(self, cursor: Cursor | None, split: Split | None) -> tuple[Iterator[BatchPlan], SampleSource]:
         """Return the plans of an epoch's batches, and the source of their samples.
@@ -138,22 +139,32 @@ class SamplerPlanner:
         Raises:
             IndexError: By the iterator, if a batch is empty or an index is out of range.
         """
-        if self._seed is None or not self._keeps_seed:
-            # torch's iterators also begin with this draw, but only once for persistent workers.
-            word = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self._generator)
-            self._seed, self._num_epochs = int(word.item()), 0
-        base_rng_key = make_rng_key(self._seed, self._num_epochs, "draws")
-        self._num_epochs += 1
         inner = self.dataset.dataset
         known: tuple[int, int] | None = inner.map_epoch.known
-        source = SampleSource(dataset=self.dataset, decoder=inner.decoder, epoch=None if known is None else known[1])
-        return self._plan(base_rng_key, known), source
+        num_returned = np.zeros(len(self.dataset) if known else 0, np.uint32)
 
-    def _plan(self, base_rng_key: Words, known: tuple[int, int] | None) -> Iterator[BatchPlan]:
-        num_samples = len(self.dataset)
-        num_planned = 0
-        num_returned = np.zeros(num_samples if known else 0, np.uint32)
-        for batch in self._batch_sampler:
+        def skip(batch: Any) -> None:
+            if known:
+                _count_repetitions(num_returned, check_indices(batch, len(self.dataset)))
+
+        has_new_seed = not self._keeps_seed or not self._has_begun
+        position, indices = self._epochs.begin(self._loader(), has_new_workers=has_new_seed, skip=skip)
+        self._has_begun = True
+        self.counted = SamplerProgress(position, indices)
+        source = SampleSource(dataset=self.dataset, decoder=inner.decoder, epoch=None if known is None else known[1])
+        return self._plan(position, self.counted, known, num_returned), source
+
+    def _plan(
+        self,
+        position: EpochPosition,
+        counted: SamplerProgress,
+        known: tuple[int, int] | None,
+        num_returned: NDArray[np.uint32],
+    ) -> Iterator[BatchPlan]:
+        assert position.base_seed is not None, "it was drawn when the epoch began"
+        base_rng_key = make_rng_key(position.base_seed, position.num_epochs_of_seed, "draws")
+        num_samples, num_planned = len(self.dataset), position.num_samples
+        for batch in counted:
             indices = check_indices(batch, num_samples)
             if not len(indices):
                 raise IndexError("the batch sampler yielded an empty batch: it must not yield batches without indices")
@@ -164,7 +175,51 @@ class SamplerPlanner:
                 repetitions = _count_repetitions(num_returned, indices)
                 rng_keys, replacement_rng_keys = self.dataset.rng_keys(*known, indices, repetitions)
             num_planned += len(indices)
+            counted.note_plan(len(indices))
             yield BatchPlan(indices=indices, rng_keys=rng_keys, replacement_rng_keys=replacement_rng_keys)
+
+
+class SamplerProgress:
+    """An epoch of a loader's batch sampler, and how far the user is.
+
+    Args:
+        position: Where the epoch begins; it is updated with each batch that the user receives.
+        indices: What the sampler yields.
+    """
+
+    def __init__(self, position: EpochPosition, indices: Indices) -> None:
+        self._position, self._indices = position, indices
+        self._planned: deque[tuple[SamplerPosition, int]] = deque()  # Of the batches that were not delivered.
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            try:
+                batch = self._indices.draw()
+            except StopIteration:
+                return
+            yield batch
+
+    def note_plan(self, num_samples: int) -> None:
+        """Note that the batch that was yielded last is planned."""
+        self._planned.append((self._indices.position, num_samples))
+
+    def count_one(self) -> None:
+        """Count the next batch when the user receives it."""
+        if self._planned:  # Otherwise the sampler failed, and there is no batch.
+            hand_over([partial(self._advance, *self._planned.popleft())])
+
+    def finish(self) -> None:
+        """Note the end of the epoch when the user learns of it."""
+        hand_over([partial(self._end, self._indices.position)])
+
+    def _advance(self, sampler: SamplerPosition, num_samples: int) -> None:
+        position = self._position
+        position.num_yielded += 1
+        position.num_samples += num_samples
+        position.sampler = sampler
+
+    def _end(self, sampler: SamplerPosition) -> None:
+        self._position.is_finished, self._position.sampler = True, sampler
 
 
 def repeat_error(error: Exception) -> Iterator[BatchPlan]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from shardio.bad_samples import Broken, Skipped, all_skipped
+from shardio.bad_samples import keep_samples
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.decoding import find_wide
 from shardio.interruptions import let_through, no_end
@@ -30,19 +31,12 @@ def yields_images(dataset: Any) -> bool:
 def collate_channels_last(samples: Sequence[Any]) -> Any:
     """Collate samples as torch does, except that uint8 images become a channels_last tensor [N, 3, H, W].
 
-    Args:
-        samples: Tuples or dicts of values, or bare values.
-
-    Returns:
-        A list or a dict of columns, one for each field of the samples, or a single column.
-
     Raises:
         ValueError: If images differ in size, or dicts in their keys.
     """
-    if type(samples[0]) is dict:
-        return {name: collate_column(_take_values(samples, name)) for name in samples[0]}
-    if isinstance(samples[0], tuple):
-        return [collate_column(column) for column in zip(*samples, strict=True)]
+    first = samples[0]
+    if isinstance(first, dict) and (other := next((each for each in samples if each.keys() != first.keys()), None)):
+        raise ValueError(f"the samples of a batch have different keys, {list(first)} and {list(other)}")
     return collate_column(samples)
 
 
@@ -63,38 +57,31 @@ class CollateKept:
 
     def __call__(self, samples: Any) -> Any:
         try:
-            return self.collate(_keep(samples) if self.is_batched else _keep([samples])[0])
+            return self.collate(keep_samples(samples) if self.is_batched else keep_samples([samples])[0])
         except Exception as error:
             let_through(error)
             failure = no_end(error)
             return describe_failure(failure) if is_torch_worker() else Failure(error=failure)
 
 
-def _keep(samples: Sequence[Any]) -> list[Any]:
-    """Return the samples that were not left out; raise the error of the first broken one."""
-    for sample in samples:
-        if isinstance(sample, Broken):
-            raise sample.error
-    kept = [sample for sample in samples if not isinstance(sample, Skipped)]
-    if not kept:
-        raise all_skipped([sample.key for sample in samples])
-    return kept
-
-
-def _take_values(samples: Sequence[dict[Any, Any]], name: Any) -> list[Any]:
-    """Return a field of all samples."""
-    if other := next((each for each in samples if each.keys() != samples[0].keys()), None):
-        raise ValueError(f"the samples of a batch have different keys, {list(samples[0])} and {list(other)}")
-    return [sample[name] for sample in samples]
-
-
 def collate_column(values: Sequence[Any]) -> Any:
-    """Collate the values of one field, as :func:`collate_channels_last` does."""
-    first = values[0]
-    if isinstance(first, tuple) and all(map(_is_image, first)):  # The crops of a MultiCrop.
-        return [collate_column(crops) for crops in zip(*values, strict=True)]
-    if not _is_image(first):
-        return _collate_default(values)
+    """Collate the values of one field, as :func:`collate_channels_last` does.
+
+    Args:
+        values: As in torch, strings are returned as this very sequence: a list if samples are strings or dicts, a tuple
+            if they are tuples.
+    """
+    try:
+        return collate(values, collate_fn_map={**default_collate_fn_map, torch.Tensor: _collate_tensors})
+    except Exception as error:
+        _explain(values, error)
+        raise
+
+
+def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    if not _is_image(values[0]):
+        collated: torch.Tensor = default_collate_fn_map[torch.Tensor](values, collate_fn_map=collate_fn_map)
+        return collated
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:
         raise ValueError(
@@ -106,15 +93,14 @@ def collate_column(values: Sequence[Any]) -> Any:
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
 
 
-def _is_image(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim == 3 and value.shape[0] == 3
+def _is_image(value: torch.Tensor) -> bool:
+    return value.dtype == torch.uint8 and value.ndim == 3 and value.shape[0] == 3
 
 
-def _collate_default(values: Sequence[Any]) -> Any:
-    try:
-        return default_collate(list(values))
-    except Exception as error:
-        for row, value in enumerate(values):
+def _explain(samples: Sequence[Any], error: Exception) -> None:
+    """Raise an error that says which sample cannot be collated, if that is known."""
+    for row, sample in enumerate(samples):
+        for value in sample.values() if isinstance(sample, dict) else sample if type(sample) is tuple else [sample]:
             if value is None:
                 raise TypeError(
                     f"sample {row} of a batch has None as a value, which a tensor cannot hold: pass transform_sample= "
@@ -125,4 +111,3 @@ def _collate_default(values: Sequence[Any]) -> Any:
                     f"sample {row} of a batch holds the integer {wide}, which does not fit in 64 bits (signed), "
                     "so a tensor cannot hold it: store it as a string, or pass a collate_fn that does not convert it"
                 ) from error
-        raise

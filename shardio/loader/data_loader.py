@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Collection
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
 
 from shardio.bad_samples import OnError
-from shardio.datasets import TOO_LATE
 from shardio.errors import Stage
 from shardio.loader.accelerated import Preparable
 from shardio.loader.arguments import (
@@ -22,28 +21,25 @@ from shardio.loader.arguments import (
     check_samplers_dataset,
     check_stages,
     make_bad_samples,
-    sole_split,
-    warn_of_no_batches,
-    warn_of_whole_epochs,
 )
 from shardio.loader.collate import collate_channels_last, yields_images
+from shardio.loader.delivery import DeliveredBatches, make_delivery
 from shardio.loader.epoch_iterator import EpochIterator
-from shardio.loader.executors.choice import fetches, find_settings, make_executor, why_not_ours
+from shardio.loader.executors.choice import find_settings, is_torchs, make_executor, why_not_ours
 from shardio.loader.executors.chunk_sizing import DefaultPrefetch
-from shardio.loader.executors.executor import BatchIterator, Executor
-from shardio.loader.executors.obstacles import explain_obstacles
-from shardio.loader.executors.pipeline import SUPERSEDED
-from shardio.loader.executors.settings import ExecutorSettings, find_decoder
+from shardio.loader.executors.executor import Executor
+from shardio.loader.executors.settings import ExecutorSettings
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.fetching.job import WorkerMethod
+from shardio.loader.repeatable import Repeatable
 from shardio.loader.slots.slot_pool import MemoryCallback
 from shardio.loader.state import OrderSampler, Stateful, find_order
 from shardio.loader.stats import LoaderStats
-from shardio.order import Cursor, Progress, Remainder, Split
+from shardio.order import Cursor, Split
 from shardio.torch_modes import own_tensors
-from shardio.values import check_choice, check_integer, check_optional_integer
+from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
 
-NO_STATS = "per-stage timings are not available, because torch makes these batches: {reason}"
+NO_STATS = "per-stage timings are not available, because shardio's own code does not read these samples: {reason}"
 
 
 if TYPE_CHECKING:
@@ -56,7 +52,7 @@ else:
     _Batch = TypeVar("_Batch", covariant=True)
 
 
-class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
+class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_Batch]):
     """torch's DataLoader, extended with shardio's order, a resumable state and shardio's worker processes.
 
     With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's
@@ -93,6 +89,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
             decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that it can be written; the first entry creates it.
+        check_duplicates: Whether to raise an error when an epoch repeats a sample; see :class:`shardio.check.guard`.
+        device: Where batches are delivered, by :class:`shardio.DevicePrefetcher`; by default, they stay on the CPU.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -103,6 +101,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
     on_error_in: Any = Fixed()
     quarantine: Any = Fixed()
     shuffle: Any = Fixed()
+    check_duplicates: Any = Fixed()
+    device: Any = Fixed()
     counts_when_received = True
     """Batches count when the user receives them, not when a prefetcher requests them."""
 
@@ -131,6 +131,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
         on_error: OnError = "raise",
         on_error_in: Collection[Stage] = ("read", "decode"),
         quarantine: str | os.PathLike[str] = "quarantine.jsonl",
+        check_duplicates: bool = False,
+        device: str | torch.device | None = None,
     ) -> None:
         check_dataset(dataset, shuffle=shuffle, drop_last=drop_last)
         if collate_fn is None and batch_size is not None and yields_images(dataset):
@@ -143,6 +145,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
         self.on_error: OnError = check_choice("on_error", on_error, OnError)
         self.on_error_in = check_stages(on_error_in)
         self.quarantine = quarantine
+        self.check_duplicates = check_flag("check_duplicates", check_duplicates)
+        self.device = device
         super().__init__(
             dataset,
             batch_size,
@@ -166,6 +170,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
             self.prefetch_factor = DefaultPrefetch(self.prefetch_factor)
         self.shuffle = shuffle  # Frameworks re-create loaders from attributes named like the arguments.
         self._latest: object = None  # A token for the latest iteration.
+        self._shared: weakref.ref[EpochIterator] | None = None  # Weak: it holds the loader.
         self._warned_of = set[Split]()  # Epochs without batches.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
         self._memory_callbacks: list[MemoryCallback] = []
@@ -177,6 +182,7 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
             dataset,
             has_order=self._order is not None,
             has_batches=self.batch_sampler is not None,
+            is_fetched=not self._is_torchs,
             obstacle=why_not_ours(self),
         )
         self._bad_samples = make_bad_samples(self.on_error, self.on_error_in, self.quarantine, self.dataset)
@@ -186,7 +192,8 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
             if dataset is ordered:
                 # torch's loader forbids setting the sampler, but only frameworks read this one.
                 object.__setattr__(self, "sampler", OrderSampler(self._order))
-            ordered.has_loader = True  # Last: a loader that is refused leaves its sampler as it was.
+            ordered.has_loader = True  # Late: a loader that is refused leaves its sampler as it was.
+        self._delivery = make_delivery(self, checks=self.check_duplicates, device=device)
 
     def watch_memory(self, callback: MemoryCallback) -> None:
         """Register a callback that is called once for each block of memory that holds batches.
@@ -200,21 +207,15 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
         """Return the number of this rank's batches in a full epoch."""
         return super().__len__() if self._order is None else self._split(Cursor(epoch=0)).num_batches
 
-    @explain_obstacles
     def __iter__(self) -> Any:
         """Begin the next epoch and return an iterator over its batches."""
-        with own_tensors():
-            check_samplers_dataset(self.dataset, self._drawing_sampler)
-            cursor, split = self._find_start()
-            executor = self._find_executor()
-        with own_tensors() if yields_images(self.dataset) else nullcontext():  # The user's code has the user's modes.
-            return self._begin(executor.start(cursor, split), cursor, split)
+        return self._iterate() if self._delivery is None else DeliveredBatches(self._delivery, self)
 
     def start_workers(self) -> None:
         """Start the next epoch's worker processes now instead of when it begins, for example before building a model.
 
-        This does not wait for them. It does nothing if they are there already, without workers, or if torch's workers
-        make the batches.
+        This does not wait for them. It does nothing if they are there already, without workers, or if the dataset's
+        own methods make the samples.
         """
         with own_tensors():
             self._find_executor().start_workers()
@@ -223,23 +224,22 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch makes the batches, because torch does not time the stages. It makes them in any
-                of these cases: on macOS; if the dataset is not shardio's; if your code cannot be pickled; if an
-                argument such as ``worker_init_fn`` is set.
+            TypeError: If torch makes the batches, because torch does not time the stages: those of torch's datapipes
+                and, on macOS, all batches of workers.
         """
         if (stats := self._find_executor().stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
         return stats
 
     @property
-    def runs_torchs_workers(self) -> bool:
-        """Whether torch's workers make the batches, instead of shardio's worker processes or the calling process."""
+    def calls_dataset(self) -> bool:
+        """Whether the dataset's own methods make the samples, instead of shardio's own code, which is faster."""
         return why_not_ours(self) is not None
 
     @property
-    def _fetches(self) -> bool:
-        """Whether samples come from the user's dataset itself."""
-        return fetches(self)
+    def _is_torchs(self) -> bool:
+        """Whether torch's own iterators make the batches."""
+        return is_torchs(self)
 
     def _find_executor(self) -> Executor:
         """Return the executor for the current attributes, which may be set at any time."""
@@ -251,55 +251,10 @@ class DataLoader(Preparable, Stateful, torch.utils.data.DataLoader[_Batch]):
             )
         return self._made[1]
 
-    def _find_start(self) -> tuple[Cursor | None, Split | None]:
-        """Return the next epoch's start and this rank's share; both are None if the order is not shardio's."""
-        if self._order is None:
-            self._warn_of_sampler()
-            return None, None
-        cursor = self._order.update_counter().find_start(self._order.ordered.num_all_samples)
-        split = self._split(cursor)
-        if not split.num_batches and not cursor.position:
-            warn_of_no_batches(split, self._warned_of, stacklevel=5)
-        return cursor, split
-
-    def _begin(self, batches: BatchIterator, cursor: Cursor | None, split: Split | None) -> Any:
-        """Return the user's iterator. The epoch counts only from here on, when nothing else can fail."""
-        decoder, token, fetches = find_decoder(self.dataset), object(), self._fetches
-        self._latest = token
-
-        def check() -> None:
-            if decoder is not find_decoder(self.dataset):
-                raise RuntimeError(TOO_LATE)
-            if self.persistent_workers and self._latest is not token and not fetches:
-                raise RuntimeError(SUPERSEDED)
-
-        if self._order is None or cursor is None or split is None:
-            modes = own_tensors if yields_images(self.dataset) else nullcontext  # The user's code has the user's modes.
-            return EpochIterator(batches, check, modes, None, self)
-        progress = Progress(cursor=cursor, split=split)
-        iterator = self._follow(EpochIterator(batches, check, own_tensors, progress, self), progress)
-        counter = self._order.update_counter()
-        counter.start(self._order.ordered.num_all_samples)
-        counter.progress = progress
-        return iterator
-
-    def _warn_of_sampler(self) -> None:
-        """Warn if the sampler gives every rank all samples, or if there are no batches."""
-        sampler = self.sampler if self.batch_sampler is None else self.batch_sampler
-        warn_of_whole_epochs(self.dataset, sampler, stacklevel=6)
-        if self.drop_last and yields_images(self.dataset) and hasattr(self.sampler, "__len__") and not len(self):
-            warn_of_no_batches(sole_split(len(self.sampler), self.batch_size), self._warned_of, stacklevel=6)
-
-    @property
-    def _drawing_sampler(self) -> Any:
-        """The sampler of single samples."""
-        return getattr(self.batch_sampler, "sampler", self.sampler)
-
-    def _split(self, cursor: Cursor) -> Split:
-        assert self._order is not None, "the caller checked"
-        remainder: Remainder = "drop" if self.drop_last else self._order.ordered.remainder
-        return self._order.ordered.split(cursor, batch_size=self.batch_size or 1, remainder=remainder)
-
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts its own workers.
-        return {**self.__dict__, "_made": None, "_iterator": None}
+        return {**self.__dict__, "_made": None, "_iterator": None, "_shared": None, "_delivery": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._delivery = make_delivery(self, checks=self.check_duplicates, device=self.device)

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import torch.utils.data
-
 from shardio.handover import hand_over
 from shardio.interruptions import cut_short, describe_error
 from shardio.loader.executors.executor import BatchIterator
@@ -40,10 +38,16 @@ class EpochIterator:
         check: Callable[[], None],
         modes: Callable[[], AbstractContextManager[None]],
         progress: Progress | None,
-        loader: torch.utils.data.DataLoader[Any],
+        loader: Any,
     ) -> None:
-        self._batches, self._check, self._modes = batches, check, modes
         self._progress, self._loader = progress, loader
+        self.begin(batches, check, modes)
+
+    def begin(
+        self, batches: BatchIterator, check: Callable[[], None], modes: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Begin an epoch; the arguments are those of the class."""
+        self._batches, self._check, self._modes = batches, check, modes
         self._num_taken = self._num_counted = 0
         self._is_over = False
         self._cut_short_by: str | None = None

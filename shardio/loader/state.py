@@ -16,7 +16,7 @@ from shardio.order import EpochCounter, check_epoch
 
 NO_STATE = (
     "this loader has no state, because torch's own iterators make its batches: its saved state is empty, so a resumed "
-    "run restarts the epoch. Use a ShardDataset, or sampler=EpochSampler(dataset)"
+    "run restarts the epoch"
 )
 
 
@@ -71,10 +71,10 @@ class OrderSampler(torch.utils.data.Sampler[None]):
 
 
 class Stateful:
-    """A loader that counts the batches that the user received, if it has shardio's order.
+    """A loader that counts the batches that the user received.
 
-    Without that order, the state is empty, and a RuntimeWarning says so. This is not an error, because frameworks save
-    the state of every loader that has the methods.
+    If torch's own iterators make the batches, the state is empty, and a RuntimeWarning says so. This is not an error,
+    because frameworks save the state of every loader that has the methods.
     """
 
     _order: LoaderOrder | None
@@ -84,14 +84,19 @@ class Stateful:
     dataset: Any
 
     @property
-    def _fetches(self) -> bool:
-        """Whether samples come from the user's dataset itself."""
+    def _is_torchs(self) -> bool:
+        """Whether torch's own iterators make the batches, unless the order is shardio's."""
         raise NotImplementedError
+
+    @property
+    def has_order(self) -> bool:
+        """Whether the order of the samples is shardio's."""
+        return self._order is not None
 
     @property
     def has_state(self) -> bool:
         """Whether the loader can save its position."""
-        return self._order is not None or self._fetches
+        return self.has_order or not self._is_torchs
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
@@ -112,12 +117,15 @@ class Stateful:
             set_epoch(self.dataset, epoch, skip=(MapDataset, ShardDataset))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the user's position: a small JSON-serializable dict that fits any number of ranks and workers.
+        """Return the user's position.
 
-        It is empty, and a RuntimeWarning says so, if neither the dataset nor the sampler has shardio's order.
+        With shardio's order, it is a small JSON-serializable dict that fits any number of ranks and workers. Otherwise
+        it has the keys of torchdata's StatefulDataLoader, with the states of the dataset, the sampler and their
+        iterators if they have any. If torch's own iterators make the batches, it is empty, and a RuntimeWarning says
+        so.
         """
         if self._order is None:
-            if self._fetches:
+            if not self._is_torchs:
                 return self._epochs.dump(self)
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return {}
@@ -126,21 +134,20 @@ class Stateful:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state at the next ``iter``.
 
-        If neither the dataset nor the sampler has shardio's order, an empty state changes nothing, and a RuntimeWarning
-        says so.
+        An empty state, of a loader without one, restarts the epoch.
 
         Raises:
-            StateError: If the state belongs to another dataset or order; the message names the differences.
-            TypeError: If neither the dataset nor the sampler has shardio's order, and the state is not empty.
+            StateError: If the state belongs to another dataset, order or kind of loader; the message names the
+                differences.
+            TypeError: If torch's own iterators make the batches, and the state is not empty.
         """
         if self._order is None:
-            if self._fetches:
+            if not self._is_torchs:
                 self._epochs.load(self, state)
                 return
             if state:
                 raise TypeError(
-                    "this state requires shardio's order: use a ShardDataset, or sampler=EpochSampler(dataset); "
-                    f"got {type(self.dataset).__name__} with {type(self.sampler).__name__}"
+                    f"a loader without a state cannot load one: {type(self.dataset).__name__} needs torch's iterators"
                 )
             warnings.warn(NO_STATE, RuntimeWarning, stacklevel=2)
             return

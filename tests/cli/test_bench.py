@@ -95,7 +95,7 @@ def test_with_torchs_workers_there_are_rates_but_no_stages(packed: Path, monkeyp
     monkeypatch.delattr(os, "memfd_create")
     text = bench(packed, "--batch-size", 4, "--num-workers", 0)
     assert "21 samples in 6 batches" in text
-    assert "per-stage timings are not available, because torch makes these batches" in text
+    assert "per-stage timings are not available, because shardio's own code does not read these samples" in text
     assert json.loads(bench(packed, "--batch-size", 4, "--num-workers", 0, "--json"))["samples_per_s"] > 0
 
 
@@ -128,7 +128,9 @@ def test_bench_loads_the_users_own_transform(packed: Path, tmp_path: Path, monke
     replaced = bench(*options, "bench_recipe:pipeline")
     assert "\n  replaced by shardio's own transforms: RandomResizedCrop(size=(24, 24)" in replaced
     assert "\n  run in Python: VerticalFlip\n" in replaced
-    assert "torch makes these batches: the transform cannot be pickled" in bench(*options, "bench_recipe:unsendable")
+    assert "code does not read these samples: the transform cannot be pickled" in bench(
+        *options, "bench_recipe:unsendable"
+    )
     for name, why in {"size": "must be callable", "missing": "cannot be imported: module 'bench_recipe' has"}.items():
         refused = run(*options, f"bench_recipe:{name}")
         words = " ".join(refused.output.replace("│", " ").split())

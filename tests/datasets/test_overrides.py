@@ -89,7 +89,7 @@ def test_in_worker_processes_with_the_crops_of_the_order(images: Path) -> None:
         dataset = kind(images, transform=RandomResizedCrop(16))
         loader = DataLoader(dataset, batch_size=21, sampler=EpochSampler(dataset), num_workers=1)
         ((cropped, _),) = loader
-        assert loader.runs_torchs_workers == (kind is Inverted)
+        assert loader.calls_dataset == (kind is Inverted)
         crops.append(cropped)
     assert torch.equal(crops[1], 255 - crops[0])
 

@@ -29,7 +29,7 @@ def test_the_batch_after_an_unreadable_one_is_whole(tmp_path: Path, num_workers:
         with pytest.raises(SampleError, match="cannot be decoded"):
             next(iterator)
         _, keys = next(iterator)
-        assert keys == [dataset[number][1] for number in good]
+        assert keys == tuple(dataset[number][1] for number in good)
     assert list(iterator) == []
 
 

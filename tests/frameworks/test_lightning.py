@@ -13,9 +13,11 @@ from tests.frameworks.launch import check_epochs, launch
 def test_one_rank_and_two(packed: Path, tmp_path: Path) -> None:
     keys = list(ShardDataset(packed, fields="key"))
     launch("tests.frameworks.with_lightning:run", tmp_path, packed, world_sizes=[2, 1])
-    for world_size, kind in itertools.product((1, 2), ("shards", "sampled")):
+    own = [f"number {number}" for number in range(24)]
+    expected = {"shards": keys, "sampled": keys, "own": own, "in threads": own}
+    for world_size, kind in itertools.product((1, 2), expected):
         for what in ("training", "resumed", "validation"):
-            check_epochs(tmp_path / str(world_size) / f"{kind}-{what}", keys, world_size=world_size)
+            check_epochs(tmp_path / str(world_size) / f"{kind}-{what}", expected[kind], world_size=world_size)
     for world_size in (1, 2):
         check_epochs(tmp_path / str(world_size) / "shards-reloaded", keys, world_size=world_size)
         for rank in range(world_size):

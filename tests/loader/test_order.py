@@ -173,7 +173,8 @@ def test_every_argument_is_an_attribute_of_its_name(packed: Path) -> None:
     loader = DataLoader(make_dataset(packed), batch_size=4, num_workers=1, prefetch_factor=3)
     names = [name for name in inspect.signature(DataLoader.__init__).parameters if name != "self"]
     expected = [name for name in inspect.signature(TorchLoader.__init__).parameters if name != "self"]
-    assert names == [*expected, "worker_method", "snapshot_every_n_steps", "on_error", "on_error_in", "quarantine"]
+    own = ["worker_method", "snapshot_every_n_steps", "on_error", "on_error_in", "quarantine"]
+    assert names == [*expected, *own, "check_duplicates", "device"]
     assert all(hasattr(loader, name) for name in names)
     assert (loader.batch_size, loader.num_workers, loader.prefetch_factor) == (4, 1, 3)
 

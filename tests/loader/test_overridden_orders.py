@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 import torch.utils.data
 from torch.utils.data import BatchSampler, Subset
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-from shardio import DataLoader, EpochSampler, ImageFolder, SampleError, ShardDataset, ShardMapDataset, check
+from shardio import (
+    DataLoader,
+    EpochSampler,
+    ImageFolder,
+    SampleError,
+    ShardDataset,
+    ShardMapDataset,
+    StateError,
+    check,
+)
 from shardio.transforms import CenterCrop
 
 
@@ -43,7 +53,7 @@ def test_an_overridden_sampler_is_a_sampler_like_any_other(packed: Path, kind: A
         torchs.sampler.set_epoch(epoch)  # type: ignore[attr-defined]  # it has it
         assert [list(batch) for batch in loader] == list(torchs)
     assert len(loader) == len(torchs)
-    assert not loader.has_state
+    assert not loader.has_order
 
 
 def test_the_checker_requires_no_state_of_it(packed: Path) -> None:
@@ -121,17 +131,25 @@ def test_an_overridden_iter_sees_no_placeholders(packed: Path, tmp_path: Path) -
         DataLoader(dataset, batch_size=4, on_error="skip")
 
 
-def test_without_a_state_it_is_empty_and_says_so(packed: Path) -> None:
+def test_without_a_state_it_is_empty_and_says_so() -> None:
+    loader: Any = DataLoader(IterableWrapper(range(5)))
+    assert not loader.has_state
+    with pytest.warns(RuntimeWarning, match="this loader has no state.*restarts the epoch"):
+        assert loader.state_dict() == {}
+    with pytest.warns(RuntimeWarning, match="this loader has no state"):
+        loader.load_state_dict({})
+    with pytest.raises(TypeError, match="a loader without a state cannot load one"):
+        loader.load_state_dict({"epoch": 1})
+
+
+def test_an_order_that_is_not_shardios_has_another_state(packed: Path) -> None:
     dataset = ShardMapDataset(packed)
     ordered = DataLoader(dataset, sampler=EpochSampler(dataset))
     for loader in (DataLoader(dataset), DataLoader(dataset, sampler=Backwards(dataset))):
-        with pytest.warns(RuntimeWarning, match="this loader has no state.*restarts the epoch"):
-            assert loader.state_dict() == {}
-        with pytest.warns(RuntimeWarning, match="this loader has no state"):
-            loader.load_state_dict({})
-        with pytest.raises(TypeError, match="this state requires shardio's order"):
+        with pytest.raises(StateError, match="was not saved by a loader of this kind"):
             loader.load_state_dict(ordered.state_dict())
-    assert ordered.has_state
+        with pytest.raises(StateError):
+            ordered.load_state_dict(loader.state_dict())
 
 
 def test_a_transform_set_within_a_subset_is_used(packed: Path) -> None:

@@ -91,7 +91,7 @@ def assert_batches_are_the_oracles(make: Callable[[], ShardMapDataset], collate_
             if num_workers
             else DataLoader(dataset, 8, sampler=EpochSampler(dataset), collate_fn=collate_fn)
         )
-        assert not loader.runs_torchs_workers
+        assert not loader.calls_dataset
         for expected in epochs:
             got = list(loader)
             assert_same(got, expected)
@@ -262,7 +262,7 @@ def test_samples_with_which_peoples_code_fails_are_left_out_if_they_say_so(
             quarantine=tmp_path / "quarantine.jsonl",
             **others,
         )
-        assert loader.runs_torchs_workers == takes_torch
+        assert loader.calls_dataset == takes_torch
         if covered == "read":
             with pytest.raises(LookupError, match="is not wanted"):
                 list(loader)

@@ -59,6 +59,6 @@ def test_a_loader_re_created_from_attributes_keeps_the_default(pictures: Path) -
 def test_torchs_workers_have_torchs_default(pictures: Path) -> None:
     dataset = ShardMapDataset(pictures, fields="key")
     loader = DataLoader(dataset, batch_size=8, num_workers=1, worker_init_fn=lambda worker_id: None)
-    assert loader.runs_torchs_workers
+    assert loader.calls_dataset
     assert loader.prefetch_factor == 2
     assert len(list(loader)) == 13

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch.utils.data
 
 from shardio import DataLoader, EpochSampler, ShardDataset, ShardMapDataset, StateError
 
@@ -195,7 +194,7 @@ def test_an_epoch_that_cannot_be_started_is_not_counted(
         raise OSError("no memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch.utils.data.DataLoader, "__iter__", fail)
+        patched.setattr("shardio.loader.executors.fetching.Fetching.start", fail)
         patched.setattr("shardio.loader.executors.calling_process.CallingProcess.start", fail)
         patched.setattr("shardio.loader.executors.worker_processes.WorkerProcesses.start", fail)
         with pytest.raises(OSError, match="no memory"):

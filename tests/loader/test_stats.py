@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import TensorDataset
+from torch.utils.data.datapipes.iter import IterableWrapper
 
-from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset
+from shardio import DataLoader, EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
 from shardio.loader.processes import running_servers
 from shardio.transforms import RandomResizedCrop
 
@@ -44,23 +43,33 @@ def test_times_and_counts_are_those_of_the_last_epoch(packed: Path, num_workers:
     assert loader.stats().num_samples == 8
 
 
-def test_without_the_fast_path_there_are_no_statistics_and_the_error_names_the_reason(packed: Path) -> None:
-    users = DataLoader(ShardDataset(packed, transform=partial(identity, threading.Lock())), batch_size=4)
-    collated = DataLoader(ShardDataset(packed), batch_size=4, collate_fn=partial(identity, threading.Lock()))
-    single = DataLoader(ShardDataset(packed), batch_size=None)
-    started = DataLoader(ShardDataset(packed), batch_size=4, num_workers=1, worker_init_fn=identity)
-    for loader, why in (
-        (DataLoader(TensorDataset(torch.zeros(5)), batch_size=2), "the dataset is a TensorDataset, but shardio's own"),
-        (DataLoader(range(5), collate_fn=identity), "the dataset is a range, but shardio's own"),
-        (users, "the transform cannot be pickled"),
-        (collated, r"the collate_fn functools\.partial\(.*\) cannot be pickled \(TypeError"),
-        (single, "batch_size is None"),
-        (started, "worker_init_fn is <function identity"),
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}], ids=str)
+def test_where_the_dataset_makes_the_samples_all_time_is_its_own(packed: Path, workers: dict[str, Any]) -> None:
+    sampled = ShardMapDataset(packed)
+    for loader, name, num_batches in (
+        (DataLoader(TensorDataset(torch.zeros(21)), batch_size=4, **workers), "TensorDataset", 6),
+        (DataLoader(ShardDataset(packed), batch_size=4, worker_init_fn=identity, **workers), "ShardDataset", 6),
+        (DataLoader(sampled, 4, sampler=EpochSampler(sampled), worker_init_fn=identity, **workers), "Shard", 6),
+        (DataLoader(ShardDataset(packed), batch_size=None, **workers), "ShardDataset", 21),
     ):
-        with pytest.raises(
-            TypeError, match=f"per-stage timings are not available, because torch makes these batches: {why}"
-        ):
-            loader.stats()
+        for num_epochs in range(2):
+            assert loader.stats().num_batches == num_batches * num_epochs
+            list(islice(loader, 2))
+            assert loader.stats().num_batches == 2
+            list(loader)
+        stats = loader.stats()
+        assert (stats.num_batches, stats.num_samples) == (num_batches, 21)
+        assert stats.num_workers == workers.get("num_workers", 0)
+        assert 0 < stats.transform_s == stats.python_s <= max(stats.num_workers, 1) * stats.elapsed_s
+        assert stats.read_s == stats.decode_s == 0
+        assert (stats.idle_s > 0) == (stats.num_workers > 0)
+        assert name in stats.in_python[0] or name == "Shard"
+
+
+def test_torchs_datapipes_have_no_statistics_and_the_error_names_the_reason() -> None:
+    pipe = IterableWrapper(range(5))
+    with pytest.raises(TypeError, match="own code does not read these samples: the dataset is a"):
+        DataLoader(pipe).stats()
 
 
 def test_persistent_workers_count_no_idle_time_before_an_epoch_begins(packed: Path) -> None:

@@ -146,19 +146,11 @@ def test_the_error_of_an_empty_batch_names_its_samples(damaged: Path, tmp_path: 
     assert f"all samples of a batch were skipped ({key}), so the batch is empty" in str(error_info.value)
 
 
-def test_other_datasets_and_single_samples_cannot_have_a_policy(packed: Path) -> None:
-    with pytest.raises(ValueError, match="on_error='skip' requires one of shardio's datasets"):
-        DataLoader(range(5), on_error="skip")
+def test_single_samples_cannot_be_skipped(packed: Path) -> None:
     with pytest.raises(ValueError, match="batch_size=None disables batching"):
         DataLoader(ShardDataset(packed), batch_size=None, on_error="skip")
     mapped = ShardMapDataset(packed)
-    for options, why in (
-        ({"worker_init_fn": list}, "worker_init_fn is <class 'list'>"),
-        ({"batch_size": None}, "batch_size is None"),
-    ):
-        with pytest.raises(ValueError, match=rf"\({why}\): use sampler=EpochSampler\(dataset\)"):
-            DataLoader(mapped, on_error="replace", **options)
-        DataLoader(mapped, on_error="replace", sampler=EpochSampler(mapped), **options)
+    DataLoader(mapped, on_error="replace", batch_size=None)
     DataLoader(mapped, on_error="skip", batch_sampler=[[1, 2], [3]])
     with pytest.raises(ValueError, match="on_error must be one of 'raise', 'replace', 'skip'"):
         DataLoader(ShardDataset(packed), on_error="ignore")  # type: ignore[arg-type]  # the test

@@ -23,8 +23,8 @@ from shardio.loader.executors.in_flight import Batch, BatchSettings, Part
 from shardio.loader.failures import Failure
 from shardio.loader.slots.forms import is_image
 from shardio.loader.slots.memory import Column
-from shardio.loader.slots.packed_batch import PackedBatch, unpack_batch
 from shardio.loader.slots.slot_pool import Views
+from shardio.loader.slots.structures import Structure, put_memory_back
 from shardio.loader.stats import Tally
 
 
@@ -68,8 +68,8 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
         views: The columns in its slot.
 
     Returns:
-        A list of columns, or a single column; images as uint8 [N, 3, H, W] in channels_last memory, or a list of such
-        tensors for a MultiCrop.
+        A list of columns, or a single column, of the types that torch gives; images as uint8 [N, 3, H, W] in
+        channels_last memory, or a list of such tensors for a MultiCrop.
 
     Raises:
         SampleError: If all samples were skipped.
@@ -77,15 +77,16 @@ def assemble_batch(decoder: FieldDecoder, batch: Batch, views: Views) -> Any:
     """
     parts = _find_parts(batch)
     rows = [slice(part.row, part.row + len(part.plan)) for part in parts]  # With gaps where samples were skipped.
+    is_marked = parts[0].plan.valid is not None
+    is_bare = isinstance(decoder.fields, str) and not is_marked
     columns = [
-        _join(name, rows, [(part.columns or [])[index] for part in parts], views.get(index))
+        _join(name, rows, [(part.columns or [])[index] for part in parts], views.get(index), is_bare=is_bare)
         for index, name in enumerate(decoder.column_names)
     ]
     columns = decoder.join_crops(columns, list)
-    if parts[0].plan.valid is not None:
+    if is_marked:
         columns.append(torch.from_numpy(np.concatenate([part.plan.valid for part in parts])))
-        return columns
-    return columns[0] if isinstance(decoder.fields, str) else columns
+    return columns[0] if is_bare else columns
 
 
 def _find_parts(batch: Batch) -> list[Part]:
@@ -99,16 +100,19 @@ def _find_parts(batch: Batch) -> list[Part]:
 def _unpack(batch: Batch, views: Views) -> Any:
     """Return the batch that a collation made."""
     (part,) = _find_parts(batch)
-    if not isinstance(part.batch, PackedBatch):
+    if not isinstance(part.batch, Structure):
         return part.batch
-    arrays = list[Any]()
-    for index, column in enumerate(part.columns or []):
+    pieces = [
         # Index the tensor, not the array: numpy's slices hold the slot's memory, not the array that the pool watches.
-        arrays.append(torch.from_numpy(views[index])[0] if column is None else column[0])
-    return unpack_batch(part.batch, arrays)
+        torch.from_numpy(views[index])[0] if column is None else torch.from_numpy(column[0])
+        for index, column in enumerate(part.columns or [])
+    ]
+    return put_memory_back(part.batch, pieces)
 
 
-def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None) -> Any:
+def _join(
+    name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDArray[Any] | None, *, is_bare: bool
+) -> Any:
     if all(piece is None for piece in pieces):
         assert view is not None, "a piece that is None is in the slot"
         return _as_images(name, _cut(view, rows))
@@ -123,7 +127,7 @@ def _join(name: str, rows: Sequence[slice], pieces: Sequence[Column], view: NDAr
             values += piece
     if holds_images(name):
         values = list(map(as_tensor, values))
-    return collate_column(values)
+    return collate_column(values if is_bare else tuple(values))  # As torch transposes samples.
 
 
 def _cut(view: NDArray[Any], rows: Sequence[slice]) -> torch.Tensor:

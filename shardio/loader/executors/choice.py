@@ -31,10 +31,11 @@ from shardio.loader.executors.chunk_sizing import ChunkSizing, DefaultPrefetch
 from shardio.loader.executors.executor import Executor
 from shardio.loader.executors.fetching import Fetching, can_fetch
 from shardio.loader.executors.in_flight import BatchSettings
+from shardio.loader.executors.ordered_workers import IndexWorkers, ShardWorkers
+from shardio.loader.executors.sampled import SampledExecutor
 from shardio.loader.executors.settings import ExecutorSettings, find_decoder
 from shardio.loader.executors.torch_loader import TorchLoader
-from shardio.loader.executors.torch_options import torch_options
-from shardio.loader.executors.torch_workers import IndexTorchWorkers, ShardTorchWorkers
+from shardio.loader.executors.worker_options import WorkerOptions
 from shardio.loader.executors.worker_processes import WorkerProcesses
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.processes.setup import why_not_sendable
@@ -67,7 +68,7 @@ def make_executor(
         if replacements := settings.decoder.replacements:
             names = ", ".join(map(repr, replacements))
             _log.info("shardio's transforms replace what this dataset's transform begins with: %s", names)
-        planner = _make_planner(settings, order)
+        planner = _make_planner(loader, settings, order, epochs)
         collation = _make_collation(settings, settings.decoder)
         sizing = ChunkSizing(
             num_threads=max(settings.num_workers, 1),
@@ -82,22 +83,25 @@ def make_executor(
             pins=settings.pins,
             collation=collation,
         )
-        if not settings.num_workers:
-            return CallingProcess(planner, batches)
-        return WorkerProcesses(
-            planner,
-            batches,
-            memory_callbacks,
-            timeout_s=settings.timeout_s,
-            closes_workers=not settings.persistent_workers,
-        )
-    _log.info("torch makes the batches of this loader: %s", why_not_ours(loader))
+        executor: Executor
+        if settings.num_workers:
+            executor = WorkerProcesses(
+                planner,
+                batches,
+                memory_callbacks,
+                timeout_s=settings.timeout_s,
+                closes_workers=not settings.persistent_workers,
+            )
+        else:
+            executor = CallingProcess(planner, batches)
+        return SampledExecutor(executor, planner) if isinstance(planner, SamplerPlanner) else executor
+    _log.info("the dataset's own methods make the samples of this loader: %s", why_not_ours(loader))
     if order is None:
-        return Fetching(loader, epochs) if can_fetch(loader) else TorchLoader(loader)
-    options, ordered = torch_options(settings), order.ordered
+        return Fetching(loader, epochs, bad_samples) if can_fetch(loader) else TorchLoader(loader)
+    options, ordered = WorkerOptions(settings=settings), order.ordered
     if isinstance(ordered, ShardDataset):
-        return ShardTorchWorkers(ordered, options, bad_samples)
-    return IndexTorchWorkers(settings.dataset, ordered, options, bad_samples)
+        return ShardWorkers(ordered, options, bad_samples)
+    return IndexWorkers(settings.dataset, ordered, options, bad_samples)
 
 
 def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collation | None:
@@ -108,16 +112,16 @@ def _make_collation(settings: ExecutorSettings, decoder: FieldDecoder) -> Collat
     return Collation(settings.collate_fn, is_seeded=is_own and decoder.seed_transforms)
 
 
-def _make_planner(settings: ExecutorSettings, order: LoaderOrder | None) -> Planner:
+def _make_planner(loader: Any, settings: ExecutorSettings, order: LoaderOrder | None, epochs: Epochs) -> Planner:
     dataset = unwrap(settings.dataset)
     if order is not None:
         return OrderPlanner(dataset, order.ordered)
-    return SamplerPlanner(dataset, settings.batch_sampler, settings.generator, keeps_seed=settings.persistent_workers)
+    return SamplerPlanner(dataset, loader, epochs, keeps_seed=settings.persistent_workers)
 
 
-def fetches(loader: Any) -> bool:
-    """Return whether samples come from the user's dataset itself, not from what shardio's own code reads."""
-    return why_not_ours(loader) is not None and can_fetch(loader)
+def is_torchs(loader: Any) -> bool:
+    """Return whether torch's own iterators make a loader's batches, unless the order is shardio's."""
+    return why_not_ours(loader) is not None and not can_fetch(loader)
 
 
 def find_settings(loader: Any) -> ExecutorSettings:

@@ -15,16 +15,20 @@ import torch.utils.data
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from shardio.bad_samples import BadSamples
 from shardio.interruptions import let_through
 from shardio.loader.failures import Failure
 from shardio.loader.fetching.batches import WorkerBatches
 from shardio.loader.fetching.caller import CallerBatches
+from shardio.loader.fetching.counting import begin_tally
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.fetching.fetchers import has_state
 from shardio.loader.fetching.job import FetchJob
+from shardio.loader.fetching.position import EpochPosition
 from shardio.loader.fetching.worker_processes import FetchProcesses
 from shardio.loader.fetching.worker_threads import FetchThreads
 from shardio.loader.fetching.workers import FetchWorkers
+from shardio.loader.stats import LoaderStats, Tally
 from shardio.order import Cursor, Split
 
 
@@ -41,11 +45,15 @@ class Fetching:
     Args:
         loader: The loader, which owns this executor.
         epochs: Where its epochs begin.
+        bad_samples: The policy for samples that raise errors; None raises them.
     """
 
-    def __init__(self, loader: torch.utils.data.DataLoader[Any], epochs: Epochs) -> None:
+    def __init__(
+        self, loader: torch.utils.data.DataLoader[Any], epochs: Epochs, bad_samples: BadSamples | None = None
+    ) -> None:
         self._loader = weakref.ref(loader)  # Weak, so that workers end as soon as the loader is released.
-        self._epochs = epochs
+        self._epochs, self._bad_samples = epochs, bad_samples
+        self._tally = Tally(num_workers=loader.num_workers)
         self._task_ids = count()
         self._persistent: _PersistentBatches | None = None
         loader._iterator = None  # Persistent workers of an earlier executor keep its settings.
@@ -55,21 +63,26 @@ class Fetching:
         loader: Any = self._loader()
         assert loader is not None, "the loader owns this executor"
         _warn_of_pinning(loader)
-        if not loader.num_workers:
-            position, indices = self._epochs.begin(loader, has_new_workers=True)
-            in_caller = CallerBatches(make_job(loader), indices, position)
-            self._epochs.follow(in_caller)
-            return FetchedBatches(in_caller, loader)
-        workers = self._find_workers(loader)
+        workers = self._find_workers(loader) if loader.num_workers else None
+        if self._bad_samples is not None:
+            self._bad_samples.begin_count(loader.num_workers, are_new=workers is None)
+        job = make_job(loader, self._bad_samples)
+        tally = self._tally = begin_tally(job)
         position, indices = self._epochs.begin(loader, has_new_workers=workers is None)
+        _warn_of_skipping(loader, position)
+        if not loader.num_workers:
+            in_caller = CallerBatches(job, indices, position, tally)
+            self._epochs.follow(in_caller)
+            return FetchedBatches(in_caller, loader, self._bad_samples)
         if workers is None:
             assert position.base_seed is not None, "it was drawn for them"
-            workers = _start_workers(loader, position.base_seed)
+            workers = _start_workers(loader, job, position.base_seed)
         batches = WorkerBatches(
             workers,
             indices,
             position,
             self._task_ids,
+            tally,
             in_order=loader.in_order,
             timeout_s=loader.timeout,
             # A map-style dataset cannot skip: only an iterator can be asked for what comes next.
@@ -82,19 +95,19 @@ class Fetching:
             next(batches)
         self._epochs.follow(batches)
         if not loader.persistent_workers:
-            return FetchedBatches(batches, loader)
+            return FetchedBatches(batches, loader, self._bad_samples)
         if self._persistent is None or self._persistent.workers is not workers:
             self._persistent = loader._iterator = _PersistentBatches(batches)
         else:
             self._persistent.batches = batches
-        return FetchedBatches(self._persistent, loader)
+        return FetchedBatches(self._persistent, loader, self._bad_samples)
 
     def start_workers(self) -> None:
         """Do nothing: the workers start when the epoch begins."""
 
-    def stats(self) -> None:
-        """Return None, because the stages are not timed."""
-        return
+    def stats(self) -> LoaderStats:
+        """Return the statistics of the latest epoch."""
+        return self._tally.sum_up()
 
     def _find_workers(self, loader: Any) -> FetchWorkers | None:
         """Return the workers of the epoch before, if they persist."""
@@ -115,10 +128,11 @@ class FetchedBatches:
     Args:
         batches: Where they come from.
         loader: The loader.
+        bad_samples: The policy for samples that raise errors, which warns of them at the end.
     """
 
-    def __init__(self, batches: Any, loader: Any) -> None:
-        self._batches = batches
+    def __init__(self, batches: Any, loader: Any, bad_samples: BadSamples | None) -> None:
+        self._batches, self._bad_samples = batches, bad_samples
         self._pins = loader.pin_memory and torch.accelerator.is_available()
         self._dataset, self._num_workers = loader.dataset, loader.num_workers
         is_iterable = isinstance(loader.dataset, torch.utils.data.IterableDataset)
@@ -136,7 +150,12 @@ class FetchedBatches:
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
         with torch.autograd.profiler.record_function(self._profile_name):
-            batch = next(self._batches)
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                if self._bad_samples is not None:
+                    self._bad_samples.warn_of_counted(None)
+                raise
             if isinstance(batch, Failure):
                 return batch
             if self._pins:
@@ -205,7 +224,7 @@ class _PersistentBatches(_MultiProcessingDataLoaderIter):
     _shutdown_workers = end_workers  # torch's name, which frameworks call.
 
 
-def make_job(loader: Any) -> FetchJob:
+def make_job(loader: Any, bad_samples: BadSamples | None) -> FetchJob:
     """Return what the workers of a loader need."""
     return FetchJob(
         dataset=loader.dataset,
@@ -216,15 +235,29 @@ def make_job(loader: Any) -> FetchJob:
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
         num_workers=loader.num_workers,
+        bad_samples=bad_samples,
     )
 
 
-def _start_workers(loader: Any, base_seed: int) -> FetchWorkers:
-    job, max_tasks = make_job(loader), loader.prefetch_factor * loader.num_workers
+def _start_workers(loader: Any, job: FetchJob, base_seed: int) -> FetchWorkers:
+    max_tasks = loader.prefetch_factor * loader.num_workers
     if loader.worker_method == "thread":
         return FetchThreads(job, base_seed, max_tasks)
     context = loader.multiprocessing_context or torch.multiprocessing
     return FetchProcesses(job, base_seed, context, max_tasks)
+
+
+def _warn_of_skipping(loader: Any, position: EpochPosition) -> None:
+    """Warn if batches of an iterable dataset must be read again to resume."""
+    num_batches = sum(worker.num_since for worker in position.workers if worker.state is None)
+    if position.is_iterable and num_batches:
+        name = type(loader.dataset).__name__
+        warnings.warn(
+            f"{name} has no state_dict, so resuming reads its first {num_batches} batches again and drops them: give "
+            f"{name} or its iterator the methods state_dict and load_state_dict to begin there at once",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
 
 def _warn_of_pinning(loader: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher, _MapDatasetFetcher
 
-from shardio.bad_samples import BadSamples
 from shardio.interruptions import is_interruption
 from shardio.loader.failures import Failure
 
@@ -19,21 +18,10 @@ class TorchBatches:
 
     Args:
         batches: torch's iterator.
-        bad_samples: The policy for unreadable samples, which warns of them at the end.
-        epoch: The epoch, if known.
-        continues: Whether the epoch continues after an error in one batch. Other errors end it.
     """
 
-    def __init__(
-        self,
-        batches: Iterator[Any],
-        bad_samples: BadSamples | None = None,
-        epoch: int | None = None,
-        *,
-        continues: bool = False,
-    ) -> None:
+    def __init__(self, batches: Iterator[Any]) -> None:
         self._batches: Iterator[Any] | None = batches
-        self._bad_samples, self._epoch, self._continues = bad_samples, epoch, continues
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
@@ -42,11 +30,9 @@ class TorchBatches:
             batch = next(self._batches)
         except StopIteration:
             self.close()
-            if self._bad_samples is not None:
-                self._bad_samples.warn_of_counted(self._epoch)
             raise
         except Exception as error:
-            if not (self._continues and _is_of_a_batch(error)) or is_interruption(error):
+            if not _is_of_a_batch(error) or is_interruption(error):  # Only an error in one batch is not the end.
                 raise
             return Failure(error=error)
         return batch

@@ -33,7 +33,7 @@ class TorchLoader:
         loader = self._loader()
         assert loader is not None, "the loader owns this executor"
         with _endless_collate(loader):
-            return TorchBatches(torch.utils.data.DataLoader.__iter__(loader), continues=True)
+            return TorchBatches(torch.utils.data.DataLoader.__iter__(loader))
 
     def start_workers(self) -> None:
         """Do nothing: torch starts its workers when the epoch begins."""

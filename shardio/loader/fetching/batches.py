@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +25,7 @@ from shardio.loader.fetching.messages import (
 )
 from shardio.loader.fetching.position import EpochPosition
 from shardio.loader.fetching.workers import FetchWorkers
+from shardio.loader.stats import Tally
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,6 +50,7 @@ class WorkerBatches:
         indices: What each consists of.
         position: Where the epoch begins; it is updated with each batch that the user receives.
         task_ids: New numbers for tasks.
+        tally: Counts what is delivered.
         in_order: Whether the batches are delivered in the order of the indices.
         timeout_s: How long to wait for a batch; 0 for ever.
         state_every: After how many of its batches each worker reports its state; 0 for never.
@@ -59,6 +63,7 @@ class WorkerBatches:
         indices: Indices,
         position: EpochPosition,
         task_ids: Iterator[int],
+        tally: Tally,
         *,
         in_order: bool,
         timeout_s: float,
@@ -67,6 +72,7 @@ class WorkerBatches:
     ) -> None:
         self.workers = workers
         self._indices, self._position, self._task_ids = indices, position, task_ids
+        self._tally = tally
         self._in_order, self._timeout_s, self._closes_workers = in_order, timeout_s, closes_workers
         self._pending: dict[int, _Pending] = {}  # By task id, in the order of the indices.
         self._number = position.sampler.num_yielded
@@ -106,6 +112,7 @@ class WorkerBatches:
         """
         if not self._is_open:
             raise StopIteration
+        began = time.perf_counter()
         try:
             taken = self._take()
         except TimedOutError as error:  # The batch may still come.
@@ -118,6 +125,8 @@ class WorkerBatches:
             hand_over([partial(self._advance, pending, None)])
             return Failure(error=answer.failure.restore())
         batch = self.workers.open(answer)
+        self._tally.times += answer.times
+        self._tally.count_batch(answer.num_samples, Counter(), time.perf_counter() - began)
         hand_over([partial(self._advance, pending, answer.state)])
         return batch
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from functools import partial
 from typing import Any
 
 from shardio.handover import find_held, hand_over
 from shardio.interruptions import let_through, no_end
 from shardio.loader.failures import Failure
+from shardio.loader.fetching.counting import count_samples, measure_since
 from shardio.loader.fetching.fetchers import DatasetEndError, make_fetcher
 from shardio.loader.fetching.indices import Indices, SamplerPosition
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.position import EpochPosition
+from shardio.loader.stats import Tally
 
 
 class CallerBatches:
@@ -21,10 +25,11 @@ class CallerBatches:
         job: What to fetch.
         indices: What each batch consists of.
         position: Where the epoch begins; it is updated with each batch that the user receives.
+        tally: Counts what is delivered.
     """
 
-    def __init__(self, job: FetchJob, indices: Indices, position: EpochPosition) -> None:
-        self._job, self._indices, self._position = job, indices, position
+    def __init__(self, job: FetchJob, indices: Indices, position: EpochPosition, tally: Tally) -> None:
+        self._job, self._indices, self._position, self._tally = job, indices, position, tally
         (worker,) = position.workers
         self._fetcher = make_fetcher(job, worker.state)
         if position.follows_end:
@@ -47,6 +52,7 @@ class CallerBatches:
         if not self._is_ahead and find_held() is not None:
             self.update_position()
             self._is_ahead = True
+        began = time.perf_counter()
         try:
             index = self._indices.draw()
         except StopIteration:
@@ -65,10 +71,14 @@ class CallerBatches:
             return self._fail(error)
         state = self._fetcher.state() if self._is_ahead else None
         hand_over([partial(self._advance, self._indices.position, state)])
+        num_samples = count_samples(self._job, samples)
         try:
-            return self._job.collate_fn(samples)
+            batch = self._job.collate_fn(samples)
         except Exception as error:
             return self._fail(error)
+        self._tally.times += (times := measure_since(began))
+        self._tally.count_batch(num_samples, Counter(), times.python_s)
+        return batch
 
     def update_position(self) -> None:
         """Put the dataset's state into the position."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,17 +27,24 @@ class Epochs:
         self._globals: GlobalStates | None = None
         self._latest: weakref.ref[Any] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has its own iterators.
+        return {**self.__dict__, "_latest": None}
+
     @property
     def resumes(self) -> bool:
         """Whether the next epoch begins where a loaded state says."""
         return self._loaded is not None
 
-    def begin(self, loader: Any, *, has_new_workers: bool) -> tuple[EpochPosition, Indices]:
+    def begin(
+        self, loader: Any, *, has_new_workers: bool, skip: Callable[[Any], None] | None = None
+    ) -> tuple[EpochPosition, Indices]:
         """Begin the next epoch.
 
         Args:
             loader: The loader.
             has_new_workers: Whether its workers are started for this epoch; true without workers.
+            skip: Called with what the sampler yields for each batch before the beginning, if it has no state.
 
         Returns:
             Where it begins, and what its batches consist of.
@@ -56,14 +64,16 @@ class Epochs:
             position = EpochPosition.begin(
                 loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
             )
-            position.draws_seed = has_new_workers
-            position.base_seed = None if before is None or has_new_workers else before.base_seed
+            position.draws_seed, position.sampler_epoch = has_new_workers, _find_epoch(loader)
+            if before is not None and not has_new_workers:
+                position.base_seed = before.base_seed
+                position.num_epochs_of_seed = before.num_epochs_of_seed + 1
         indices = self._begin_sampler(loader, position)
         if loaded is not None and loaded.is_finished:
             indices.follow(loaded.sampler)
         elif loaded is not None and not position.is_iterable:
-            indices.resume(loaded.sampler)
-        self._loaded = None
+            indices.resume(loaded.sampler, skip)
+        self._loaded = self._latest = None
         self._position = position
         return position, indices
 
@@ -77,9 +87,11 @@ class Epochs:
             return self._loaded.dump()
         position = self._position
         if position is None:
-            return EpochPosition.begin(
+            position = EpochPosition.begin(
                 loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
-            ).dump()
+            )
+            position.sampler_epoch = _find_epoch(loader)
+            return position.dump()
         if (batches := None if self._latest is None else self._latest()) is not None:
             batches.update_position()
         position.len_called = loader._IterableDataset_len_called
@@ -95,6 +107,9 @@ class Epochs:
         """
         self._loaded = load_position(state, is_iterable=_is_iterable(loader)) if state else None
         self._position = None
+        if self._loaded is not None and self._loaded.sampler_epoch is not None and _find_epoch(loader) is not None:
+            # Now, not when the epoch begins: frameworks set it when they have begun the epoch, or to another one.
+            _find_sampler(loader).set_epoch(self._loaded.sampler_epoch)
 
     def _begin_sampler(self, loader: Any, position: EpochPosition) -> Indices:
         """Return what the sampler yields, and draw the seed of the workers.
@@ -128,6 +143,13 @@ def _find_sampler(loader: Any) -> Any:
     """Return the sampler that the user passed, or torch's own."""
     index_sampler = loader._index_sampler
     return index_sampler.sampler if type(index_sampler) is torch.utils.data.BatchSampler else index_sampler
+
+
+def _find_epoch(loader: Any) -> int | None:
+    """Return the epoch of a sampler that is told it, such as torch's DistributedSampler; None for any other."""
+    sampler = _find_sampler(loader)
+    epoch = getattr(sampler, "epoch", None) if callable(getattr(sampler, "set_epoch", None)) else None
+    return epoch if type(epoch) is int else None
 
 
 def _find_generators(loader: Any) -> list[torch.Generator]:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
+from shardio.bad_samples import BadSamples, keep_samples, read_around, read_samples
 from shardio.errors import add_note
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.state_keys import DATASET_ITER_STATE, DATASET_STATE, FETCHER_ENDED, FETCHER_STATE
+from shardio.order import derive_rng_key, make_rng_key
 
 
 class Fetcher(Protocol):
@@ -59,7 +64,10 @@ class MapFetcher:
 
     def fetch(self, index: Any) -> Any:
         """Return the samples for a list of indices, or the sample for an index."""
-        dataset = self._job.dataset
+        dataset, bad_samples = self._job.dataset, self._job.bad_samples
+        if bad_samples is not None:
+            samples = _get_around(dataset, bad_samples, index if self._job.is_batched else [index])
+            return samples if self._job.is_batched else samples[0]
         if not self._job.is_batched:
             return _get(dataset, index)
         if not getattr(dataset, "__getitems__", None):
@@ -158,6 +166,19 @@ def load_state(value: Any, state: Any) -> None:
     """Restore an object's state, if it has any; the object receives a copy."""
     if has_state(value):
         value.load_state_dict(copy.deepcopy(state))
+
+
+def _get_around(dataset: Any, bad_samples: BadSamples, index: Sequence[Any]) -> list[Any]:
+    """Return samples, with others instead of those that raise errors, or without these."""
+    indices = np.array(index)
+    if indices.dtype.kind not in "iu":
+        raise TypeError(f"on_error={bad_samples.on_error!r} requires integers as indices; got {index!r}")
+    keys = derive_rng_key(make_rng_key(0, "samples"), indices.astype(np.uint64))  # The loader does not know the epoch.
+    indices = indices.astype(np.int64)
+    samples = read_around(
+        bad_samples, lambda some, _: read_samples(dataset, some), indices, keys, keys, epoch=None, describe=None
+    )
+    return keep_samples(samples)
 
 
 def _get(dataset: Any, index: Any) -> Any:

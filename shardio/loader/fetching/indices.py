@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from shardio.loader.fetching.fetchers import dump_state, has_state, load_state
 from shardio.loader.fetching.random_states import GlobalStates
 
 _SAMPLES_YIELDED, _SAMPLER_STATE, _SAMPLER_ITER_STATE = "samples_yielded", "sampler_state", "sampler_iter_state"
+_HAS_ENDED = "has_ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +54,18 @@ class Indices:
         self.position = SamplerPosition()
         self._track()
 
-    def resume(self, position: SamplerPosition) -> None:
-        """Go to a position in the epoch."""
+    def resume(self, position: SamplerPosition, skip: Callable[[Any], None] | None = None) -> None:
+        """Go to a position in the epoch.
+
+        Args:
+            position: The position.
+            skip: Called with what is yielded before, if the sampler has no state.
+        """
         with GlobalStates.drawing_from(self._globals):
             if not self._restore(position):
-                next(itertools.islice(self._iterator, position.num_yielded, position.num_yielded), None)
+                for batch in itertools.islice(self._iterator, position.num_yielded):
+                    if skip is not None:
+                        skip(batch)
         self.position = position
 
     def follow(self, position: SamplerPosition) -> None:
@@ -65,6 +73,8 @@ class Indices:
         with GlobalStates.drawing_from(self._globals):
             if not self._restore(position):
                 return
+            if self._batches is not None:
+                self._batches.has_ended = False
             # Some samplers' states say where the next epoch begins, others that this one is over.
             first = list(itertools.islice(self._iterator, 1))
             if first:
@@ -117,29 +127,35 @@ class Indices:
 
 
 class _BatchIterator(Iterator[list[Any]]):
-    """The batches of torch's BatchSampler, with the states of what is in it."""
+    """The batches of torch's BatchSampler, with the states of what is in it.
+
+    Attributes:
+        has_ended: Whether the sampler has yielded all.
+    """
 
     def __init__(self, batch_sampler: BatchSampler) -> None:
         self._batch_size, self._drop_last = batch_sampler.batch_size, batch_sampler.drop_last
         self._sampler: Any = batch_sampler.sampler
         self._iterator: Iterator[Any] | None = None  # Made by the first batch, as in torch: samplers may draw then.
         self._num_samples = 0
+        self.has_ended = False
 
     def __next__(self) -> list[Any]:
-        batch = list(itertools.islice(self._begun(), self._batch_size))
+        batch = [] if self.has_ended else list(itertools.islice(self._begun(), self._batch_size))
         self._num_samples += len(batch)
+        self.has_ended = len(batch) < self._batch_size  # Samplers often reset themselves then.
         if not batch or (self._drop_last and len(batch) < self._batch_size):
             raise StopIteration
         return batch
 
     def state(self) -> Any:
         """Return the states; None if the sampler and its iterator have none."""
-        states = {_SAMPLES_YIELDED: self._num_samples}
+        states: dict[str, Any] = {_SAMPLES_YIELDED: self._num_samples, _HAS_ENDED: self.has_ended}
         if has_state(self._sampler):
             states[_SAMPLER_STATE] = dump_state(self._sampler)
         if self._iterator is not None and has_state(self._iterator):
             states[_SAMPLER_ITER_STATE] = dump_state(self._iterator)
-        return states if len(states) > 1 else None
+        return states if len(states) > 2 else None
 
     def restore(self, states: Any) -> bool:
         """Restore the states; return whether there are any."""
@@ -150,7 +166,7 @@ class _BatchIterator(Iterator[list[Any]]):
         self._iterator = None
         if _SAMPLER_ITER_STATE in states:
             load_state(self._begun(), states[_SAMPLER_ITER_STATE])
-        self._num_samples = states[_SAMPLES_YIELDED]
+        self._num_samples, self.has_ended = states[_SAMPLES_YIELDED], states.get(_HAS_ENDED, False)
         return True
 
     def _begun(self) -> Iterator[Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shardio.bad_samples import BadSamples
+
 WorkerMethod = Literal["multiprocessing", "thread"]
 """What workers are. The names are those of torch's ``WorkerInfo.worker_method``."""
 
@@ -23,6 +25,7 @@ class FetchJob:
         collate_fn: Makes a batch of samples or, without batches, converts one sample.
         worker_init_fn: Called by each worker before its first batch.
         num_workers: How many workers there are; 0 if the calling process fetches.
+        bad_samples: The policy for samples of a map-style dataset that raise errors; None raises them.
     """
 
     dataset: Any
@@ -33,3 +36,22 @@ class FetchJob:
     collate_fn: Callable[[Any], Any]
     worker_init_fn: Callable[[int], None] | None
     num_workers: int
+    bad_samples: BadSamples | None = None
+
+
+def make_failing_job(error: Exception) -> FetchJob:
+    """Return a job whose workers answer every request with an error."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    return FetchJob(
+        dataset=None,
+        is_iterable=False,
+        is_batched=False,
+        batch_size=None,
+        drop_last=False,
+        collate_fn=fail,
+        worker_init_fn=fail,
+        num_workers=1,
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardio.loader.failures import Failure
+from shardio.loader.processes.messages import StageTimes
 
 
 @dataclass(kw_only=True, eq=False)
@@ -67,12 +68,16 @@ class Fetched:
         task_id: The number of its task.
         worker_id: Who fetched it.
         content: The batch; a Parcel if it comes from another process.
+        num_samples: How many samples it has.
+        times: How long it took, and how long the worker waited for the request.
         state: The state after it; None if there is none, or if it was not due.
     """
 
     task_id: int
     worker_id: int
     content: Any
+    num_samples: int
+    times: StageTimes
     state: dict[str, Any] | None = None
 
 

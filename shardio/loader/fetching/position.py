@@ -38,11 +38,14 @@ class EpochPosition:
         random_states: The generators as they were when the epoch began.
         workers: Where each worker is. The calling process counts as one.
         num_yielded: How many batches were delivered.
+        num_samples: How many samples they had; 0 if the user's dataset makes them.
+        sampler_epoch: The epoch that the sampler was told; None if it is told none.
         sampler: Where the sampler was after the batches that were delivered without a gap.
         ahead: The numbers of batches that were delivered although an earlier one was not.
         last_worker_id: The worker that made the latest batch.
         base_seed: The seed of the workers; None if it is not known.
         draws_seed: Whether it was drawn when the epoch began, not earlier.
+        num_epochs_of_seed: How many epochs of that seed were begun before.
         follows_end: Whether the states of the workers are those of the end of the epoch before.
         len_called: What ``len(loader)`` said of an iterable dataset.
         is_finished: Whether the epoch is over. The generators are those of its end then.
@@ -55,11 +58,14 @@ class EpochPosition:
     random_states: RandomStates | None
     workers: list[WorkerPosition]
     num_yielded: int = 0
+    num_samples: int = 0
+    sampler_epoch: int | None = None
     sampler: SamplerPosition = field(default_factory=SamplerPosition)
     ahead: set[int] = field(default_factory=set)
     last_worker_id: int = -1
     base_seed: int | None = None
     draws_seed: bool = True
+    num_epochs_of_seed: int = 0
     follows_end: bool = False
     len_called: int | None = None
     is_finished: bool = False
@@ -84,10 +90,12 @@ class EpochPosition:
             keeps_workers: Whether the workers of this epoch serve the next one, with the states of their datasets.
         """
         position = self.begin(self.num_workers, is_iterable=self.is_iterable, random_states=random_states)
+        position.sampler_epoch = self.sampler_epoch
         if keeps_workers:
             position.workers = [WorkerPosition(state=worker.state) for worker in self.workers]
             position.follows_end = True
             position.base_seed, position.draws_seed = self.base_seed, not self.num_workers
+            position.num_epochs_of_seed = 0 if position.draws_seed else self.num_epochs_of_seed + 1
         return position
 
     def fit(self, num_workers: int) -> None:
@@ -119,6 +127,9 @@ class EpochPosition:
             keys.DRAWS_SEED: self.draws_seed,
             keys.GENERATORS: None if self.random_states is None else self.random_states.encode(),
             keys.DELIVERED_AHEAD: sorted(self.ahead),
+            keys.SAMPLER_EPOCH: self.sampler_epoch,
+            keys.NUM_SAMPLES: self.num_samples,
+            keys.NUM_EPOCHS_OF_SEED: self.num_epochs_of_seed,
         }
         workers = [self._dump_worker(worker) for worker in self.workers]
         if not self.num_workers:
@@ -206,6 +217,9 @@ def _load(state: dict[str, Any], *, is_iterable: bool) -> EpochPosition:
         last_worker_id=last_worker_id,
         base_seed=main.get(keys.BASE_SEED),
         draws_seed=main.get(keys.DRAWS_SEED, True),
+        sampler_epoch=main.get(keys.SAMPLER_EPOCH),
+        num_samples=main.get(keys.NUM_SAMPLES, 0),
+        num_epochs_of_seed=main.get(keys.NUM_EPOCHS_OF_SEED, 0),
         len_called=main[keys.LEN_CALLED],
         is_finished=state[keys.ITERATOR_FINISHED],
         num_to_replay=num_to_replay,

@@ -36,5 +36,14 @@ DRAWS_SEED = "_draws_seed"
 DELIVERED_AHEAD = "_delivered_ahead"
 """With ``in_order=False``: the numbers of batches that were delivered although an earlier one was not."""
 
+SAMPLER_EPOCH = "_sampler_epoch"
+"""The epoch that was set on a sampler such as torch's DistributedSampler."""
+
+NUM_SAMPLES = "_num_samples"
+"""How many samples of the epoch were delivered, for the random numbers of shardio's transforms."""
+
+NUM_EPOCHS_OF_SEED = "_num_epochs_of_seed"
+"""How many epochs the workers' seed served before this one."""
+
 NUM_SINCE_STATE = "num_batches_since_state"
 """How many batches of a worker were delivered since its state was reported."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from shardio.interruptions import no_end
 from shardio.loader.failures import Failure
+from shardio.loader.fetching.counting import count_samples, measure_since
 from shardio.loader.fetching.fetchers import DatasetEndError, Fetcher, make_fetcher
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.messages import (
@@ -59,12 +61,14 @@ class FetchWorker:
                 self._job.worker_init_fn(self._worker_id)
             except Exception as error:  # Every task is answered with it.
                 self._failure = self._channel.describe(error)
+        idled_from = time.perf_counter()
         while (request := self._channel.receive()) is not None:
             if isinstance(request, BeginEpoch):
                 self._channel.send(self._begin(request))
             else:
-                self._channel.send(self._fetch(request))
+                self._channel.send(self._fetch(request, time.perf_counter() - idled_from))
             del request  # It may hold millions of indices while this waits.
+            idled_from = time.perf_counter()
 
     def _begin(self, request: BeginEpoch) -> Begun:
         self._is_exhausted = False
@@ -82,7 +86,8 @@ class FetchWorker:
                 self._failure = self._channel.describe(no_end(error))
         return Begun(epoch_id=request.epoch_id, worker_id=self._worker_id, state=state, failure=self._failure)
 
-    def _fetch(self, task: FetchTask) -> Answer:
+    def _fetch(self, task: FetchTask, idle_s: float) -> Answer:
+        began = time.perf_counter()
         named: Any = {"task_id": task.task_id, "worker_id": self._worker_id}
         if self._failure is not None:
             return FetchFailed(**named, failure=self._failure)
@@ -92,8 +97,11 @@ class FetchWorker:
         assert fetcher is not None, "an epoch has begun"
         try:
             samples = fetcher.fetch(task.index)
+            num_samples = count_samples(self._job, samples)
             content = self._channel.find_collate(task, self._job.collate_fn)(samples)
-            return Fetched(**named, content=content, state=self._due_state(fetcher))
+            times = measure_since(began, idle_s)
+            state = self._due_state(fetcher)
+            return Fetched(**named, content=content, num_samples=num_samples, times=times, state=state)
         except DatasetEndError:
             self._is_exhausted = True
             return WorkerExhausted(**named, state=fetcher.state())

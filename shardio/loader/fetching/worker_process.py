@@ -16,11 +16,13 @@ from shardio.loader.fetching.collating import find_collate
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.messages import Answer, BeginEpoch, Fetched, FetchFailed, FetchTask
 from shardio.loader.fetching.seeding import seed_process
+from shardio.loader.fetching.shared_job import receive_job
 from shardio.loader.fetching.worker import FetchWorker
 from shardio.loader.processes.messages import ForgetSlots, NewSlot
 from shardio.loader.processes.wire import receive_all, send
 from shardio.loader.slots.memory import make_memory, map_memory
-from shardio.loader.slots.parcels import Arena, Memory, pack
+from shardio.loader.slots.parcels import Arena, pack
+from shardio.loader.slots.structures import Memory
 
 
 class SocketChannel:
@@ -90,10 +92,19 @@ class SocketChannel:
                 os.close(descriptor)
 
 
-def run_worker_process(end: socket.socket, job: FetchJob, worker_id: int, base_seed: int) -> None:
-    """Be a worker in this process, which was started for that; see :class:`FetchWorker`."""
+def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+    """Be a worker in this process, which was started for that; see :class:`FetchWorker`.
+
+    Args:
+        end: This side's end of the socket pair.
+        job: What to fetch; None if it comes through the socket pair.
+        worker_id: The number of the worker.
+        base_seed: The seed of worker 0.
+    """
     torch.set_num_threads(1)
     seed_process(base_seed, worker_id)
+    if job is None and (job := receive_job(end)) is None:
+        return
     # torch has no public function for this, and people's code asks torch.
     torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
         id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import time
 import weakref
@@ -15,17 +14,20 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from shardio.errors import WorkerError
 from shardio.forks import call_at_fork
+from shardio.loader.fetching.deaths import describe_death
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.messages import Answer, BeginEpoch, Begun, Fetched, FetchTask
+from shardio.loader.fetching.shared_job import SharedJob
 from shardio.loader.fetching.worker_process import run_worker_process
 from shardio.loader.processes.messages import ForgetSlots, NewSlot
 from shardio.loader.processes.wire import make_pair, receive, send_within
 from shardio.loader.slots.budget import find_num_slots
 from shardio.loader.slots.memory import Layout
-from shardio.loader.slots.parcels import Memory, Parcel, unpack
+from shardio.loader.slots.parcels import Parcel, unpack
 from shardio.loader.slots.slot_pool import Slot, SlotPool, map_in_torch
+from shardio.loader.slots.structures import Memory
+from shardio.processors import count_processors
 
 CHECK_S = 5.0
 """How often a silent worker process is checked."""
@@ -44,12 +46,32 @@ GROWTH = 1.25
 
 
 class _Process:
-    """One worker process: this side's end of the socket pair, and the requests that it has not answered."""
+    """One worker process, once it was started: this side's end of the socket pair, and the unanswered requests."""
 
-    def __init__(self, process: BaseProcess, end: socket.socket) -> None:
-        self.process, self.end = process, end
+    def __init__(self) -> None:
+        self.process: BaseProcess | None = None
+        self.end: socket.socket | None = None
         self.num_sent = 0
         self.waiting: deque[BeginEpoch | FetchTask] = deque()
+
+    def start(self, context: Any, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
+        """Start it; the arguments are those of :func:`run_worker_process`."""
+        self.end, theirs = make_pair()  # Before the fork, so that the child closes this side's end.
+        self.end.setblocking(False)
+        with theirs:
+            process = context.Process(target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True)
+            process.start()
+        self.process = process
+
+    def close(self) -> None:
+        """Close this side's end, which ends the process."""
+        if self.end is not None:
+            self.end.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this side's end is open."""
+        return self.end is not None and self.end.fileno() >= 0
 
 
 class FetchProcesses:
@@ -68,33 +90,34 @@ class FetchProcesses:
 
     def __init__(self, job: FetchJob, base_seed: int, context: Any, max_tasks: int) -> None:
         self.max_tasks = max_tasks
-        self._workers: list[_Process] = []
+        self._workers = [_Process() for _ in range(job.num_workers)]
         self._slots = SlotPool(partial(_announce, self._workers), partial(_forget, self._workers), ())  # No cycle.
         self._slot_of_task: dict[int, Slot] = {}
         self._owns: dict[int, Memory] = {}  # Memory that a worker made for one batch, by task.
         self._process_id = os.getpid()
         self._finalizer = weakref.finalize(self, _close, self._workers, os.getpid())
         call_at_fork(self, after_in_child=FetchProcesses._leave_to_parent)
-        for worker_id in range(job.num_workers):
-            ours, theirs = make_pair()
-            ours.setblocking(False)
-            with theirs:
-                process = context.Process(
-                    target=run_worker_process, args=(theirs, job, worker_id, base_seed), daemon=True
-                )
-                worker = _Process(process, ours)
-                self._workers.append(worker)  # Before the fork, so that the child closes this side's end.
-                try:
-                    process.start()
-                except BaseException:
-                    self._workers.remove(worker)
-                    ours.close()
-                    raise
+        self._context, self._job, self._base_seed = context, job, base_seed
+        self._unstarted = deque(range(job.num_workers))
+        self._shared: SharedJob | None = None
+        is_forked = context.get_start_method() == "fork"
+        try:
+            # What does not begin as a fork imports torch, which takes a processor a second: the first batch does not
+            # wait for more processes than there are processors.
+            for _ in range(job.num_workers if is_forked else min(count_processors(), job.num_workers)):
+                self._start_next(job if is_forked else None)
+            if not is_forked:
+                self._shared = SharedJob(job)  # Meanwhile, the processes start.
+                for worker in self._workers:
+                    self._send_job(worker)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def members(self) -> list[BaseProcess]:
         """The processes."""
-        return [worker.process for worker in self._workers]
+        return [worker.process for worker in self._workers if worker.process is not None]
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         """Begin an epoch: one request for each worker."""
@@ -114,10 +137,8 @@ class FetchProcesses:
         """
         if self._process_id != os.getpid():
             raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
-        poll, workers = (
-            select.poll(),
-            {worker.end.fileno(): worker for worker in self._workers if worker.end.fileno() >= 0},
-        )
+        poll = select.poll()
+        workers = {worker.end.fileno(): worker for worker in self._workers if worker.is_open and worker.end}
         for descriptor in workers:
             poll.register(descriptor, select.POLLIN)
         ready = poll.poll(1000 * (CHECK_S if timeout_s is None else min(timeout_s, CHECK_S)))
@@ -126,8 +147,8 @@ class FetchProcesses:
             answers += self._read(workers[descriptor])
         if not ready:  # Another process may hold a copy of a dead one's end.
             for worker in workers.values():
-                if not worker.process.is_alive():
-                    raise _describe_death(worker.process)
+                if worker.process is not None and not worker.process.is_alive():
+                    raise describe_death(worker.process)
         return answers
 
     def open(self, fetched: Fetched) -> Any:
@@ -147,7 +168,7 @@ class FetchProcesses:
 
     def release(self, worker_id: int) -> None:
         """End a worker that has nothing more to do."""
-        self._workers[worker_id].end.close()
+        self._workers[worker_id].close()
 
     def close(self) -> None:
         """End all workers and wait for them."""
@@ -165,18 +186,35 @@ class FetchProcesses:
     def _fit(self, num_bytes: int) -> None:
         """Use larger slots if a batch was larger than those."""
         layout = self._slots.layout
-        if num_bytes <= (0 if layout is None else layout.num_bytes):
-            return
+        if num_bytes <= (0 if layout is None else layout.num_bytes) or self._unstarted:
+            return  # Only those that have started learn of slots.
         size = num_bytes if layout is None else int(num_bytes * GROWTH)
         self.max_tasks = min(self.max_tasks, find_num_slots(size, self.max_tasks + 1) - 1)
         self._slots.lay_out(Layout(num_rows=size, columns={0: ("|u1", ())}), self.max_tasks + 2)
+
+    def _start_next(self, job: FetchJob | None) -> None:
+        worker_id = self._unstarted.popleft()
+        self._workers[worker_id].start(self._context, job, worker_id, self._base_seed)
+
+    def _start_another(self) -> None:
+        """Start one of the workers that wait for a processor."""
+        if self._unstarted and self._shared is not None:
+            worker = self._workers[self._unstarted[0]]
+            self._start_next(None)
+            self._send_job(worker)
+
+    def _send_job(self, worker: _Process) -> None:
+        if self._shared is not None and worker.end is not None:
+            with suppress(ConnectionError):  # It has died; the answer that is missing shows it.
+                self._shared.send(worker.end, SEND_S)
+            self._send_waiting(worker)
 
     def _request(self, worker: _Process, request: BeginEpoch | FetchTask) -> None:
         worker.waiting.append(request)
         self._send_waiting(worker)
 
     def _send_waiting(self, worker: _Process) -> None:
-        while worker.waiting and worker.num_sent < MAX_SENT:
+        while worker.is_open and worker.waiting and worker.num_sent < MAX_SENT:
             request = worker.waiting.popleft()
             if isinstance(request, FetchTask) and self._slots.layout is not None:
                 slot = self._slots.take()
@@ -187,6 +225,8 @@ class FetchProcesses:
 
     def _read(self, worker: _Process) -> list[Answer]:
         answers = list[Answer]()
+        assert worker.end is not None, "it was polled"
+        assert worker.process is not None, "it was started"
         while True:
             try:
                 received = receive(worker.end)
@@ -194,21 +234,23 @@ class FetchProcesses:
                 self._send_waiting(worker)
                 return answers
             if received is None:
-                raise _describe_death(worker.process)
+                raise describe_death(worker.process)
             answer, descriptors = received
             worker.num_sent -= 1
             if isinstance(answer, Fetched) and descriptors:
                 (descriptor,) = descriptors
                 self._owns[answer.task_id] = map_in_torch(descriptor, os.fstat(descriptor).st_size)
                 os.close(descriptor)
-            elif not isinstance(answer, Fetched | Begun):
+            elif isinstance(answer, Begun):
+                self._start_another()
+            elif not isinstance(answer, Fetched):
                 self.drop(answer.task_id)
             answers.append(answer)
 
     def _leave_to_parent(self) -> None:
         """Close all ends in a forked child, so that the worker processes do not outlive the parent."""
         for worker in self._workers:
-            worker.end.close()
+            worker.close()
 
 
 def _announce(workers: Sequence[_Process], slot_id: int, layout: Layout, descriptor: int) -> None:
@@ -222,43 +264,24 @@ def _forget(workers: Sequence[_Process], slot_ids: tuple[int, ...]) -> None:
 
 
 def _send(worker: _Process, message: Any, descriptors: Sequence[int] = ()) -> None:
-    if worker.end.fileno() >= 0:  # Otherwise it was released.
+    if worker.is_open and worker.end is not None:  # Otherwise it was released.
         with suppress(ConnectionError):  # It has died; the next answer that is missing shows it.
             send_within(SEND_S, worker.end, message, descriptors)
-
-
-def _describe_death(process: BaseProcess) -> WorkerError:
-    """Return the error for a worker process that has closed its end."""
-    process.join(JOIN_S)
-    code = process.exitcode
-    what = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly"
-    if code is None:
-        return WorkerError(f"{what}: it closed its connection but still runs; it may have closed all of its files")
-    if code >= 0:
-        return WorkerError(f"{what} with exit code {code}: standard error may show why. Use num_workers=0 to debug")
-    name = signal.Signals(-code).name
-    causes = {
-        signal.SIGKILL: "Memory has probably run out: use fewer workers, a smaller prefetch_factor or smaller batches",
-        signal.SIGBUS: "Shared memory has probably run out: use fewer workers or smaller batches, or give the "
-        "container more memory (docker run --memory, --shm-size)",
-        signal.SIGSEGV: "A library crashed in the dataset or collate_fn: use num_workers=0 and faulthandler to find it",
-    }
-    why = causes.get(signal.Signals(-code), "Another process may have ended it")
-    return WorkerError(f"{what}: it was killed by signal: {name}. {why}")
 
 
 def _close(workers: list[_Process], process_id: int) -> None:
     if os.getpid() != process_id:
         return
     for worker in workers:
-        worker.end.close()
+        worker.close()
+    processes = [worker.process for worker in workers if worker.process is not None]
     deadline = time.monotonic() + JOIN_S
-    for worker in workers:
-        worker.process.join(max(deadline - time.monotonic(), 0.0))
-    for worker in workers:
-        if worker.process.is_alive():
-            worker.process.terminate()
-            worker.process.join(JOIN_S)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+            process.join(JOIN_S)
+            if process.is_alive():
+                process.kill()
+                process.join()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -14,7 +17,7 @@ from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.messages import Answer, BeginEpoch, Fetched, FetchTask
 from shardio.loader.fetching.seeding import make_rng
 from shardio.loader.fetching.worker import FetchWorker
-from shardio.world import WorkerInfo, being_worker
+from shardio.world import WorkerInfo, being_worker, has_asked
 
 JOIN_S = 5.0
 """How long to wait for a thread that is fetching, when the workers are closed. Afterwards, it ends by itself."""
@@ -29,10 +32,14 @@ class QueueChannel:
         requests: The worker's requests.
         answers: The answers of all workers.
         is_closed: Set when the requests that are left need no answer.
+
+    Attributes:
+        has_asked: Whether the dataset asked which worker it is in, when it had made a batch; None before.
     """
 
     def __init__(self, requests: _Requests, answers: SimpleQueue[Answer], is_closed: threading.Event) -> None:
         self._requests, self._answers, self._is_closed = requests, answers, is_closed
+        self.has_asked: bool | None = None
 
     def receive(self) -> BeginEpoch | FetchTask | None:
         """Return the next request; None if the worker must end."""
@@ -49,6 +56,8 @@ class QueueChannel:
 
     def send(self, answer: Answer) -> None:
         """Send an answer."""
+        if isinstance(answer, Fetched):
+            self.has_asked = has_asked()
         self._answers.put(answer)
 
 
@@ -66,18 +75,26 @@ class FetchThreads:
     """
 
     def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:
-        self.max_tasks = max_tasks
+        self.max_tasks, self._job = max_tasks, job
+        self._has_warned = not job.is_iterable or job.num_workers == 1
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._requests: list[_Requests] = [SimpleQueue() for _ in range(job.num_workers)]
         is_closed = threading.Event()
+        self._channels = [QueueChannel(requests, self._answers, is_closed) for requests in self._requests]
         self.members = [
             threading.Thread(
                 target=_run_thread,
-                args=(QueueChannel(requests, self._answers, is_closed), job, worker_id, base_seed),
+                # As in processes, each iteration of an iterable dataset has its own attributes.
+                args=(
+                    channel,
+                    replace(job, dataset=copy(job.dataset)) if job.is_iterable else job,
+                    worker_id,
+                    base_seed,
+                ),
                 name=f"shardio-worker-{worker_id}",
                 daemon=True,
             )
-            for worker_id, requests in enumerate(self._requests)
+            for worker_id, channel in enumerate(self._channels)
         ]
         self._finalizer = weakref.finalize(self, _close, self._requests, self.members, is_closed)
         for thread in self.members:
@@ -102,7 +119,16 @@ class FetchThreads:
         return answers
 
     def open(self, fetched: Fetched) -> Any:
-        """Return the batch that a worker fetched."""
+        """Return the batch that a worker fetched; warn if the dataset cannot know its share."""
+        if not self._has_warned and self._channels[fetched.worker_id].has_asked is False:
+            self._has_warned = True
+            warnings.warn(
+                f"{type(self._job.dataset).__name__} did not call shardio.get_worker_info(), so each of "
+                f"{self._job.num_workers} worker threads may yield the whole dataset: call it in __iter__ instead of "
+                "torch's function, which returns None in threads",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return fetched.content
 
     def drop(self, task_id: int) -> None:
@@ -115,6 +141,11 @@ class FetchThreads:
     def close(self) -> None:
         """End all workers and wait for them."""
         self._finalizer()
+
+
+def _share(job: FetchJob) -> FetchJob:
+    """Return the job of one worker: as in processes, each iteration of an iterable dataset has its own attributes."""
+    return replace(job, dataset=copy(job.dataset)) if job.is_iterable else job
 
 
 def _run_thread(channel: QueueChannel, job: FetchJob, worker_id: int, base_seed: int) -> None:

@@ -128,13 +128,13 @@ def pack(made: Made, rows: Rows) -> Made:
 
     Args:
         made: The batch.
-        rows: The destinations of its tensors and arrays, each with one row. One that does not fit is sent instead.
+        rows: The destinations of its pieces of memory, each with one row. One that does not fit is sent instead.
     """
-    from shardio.loader.slots.packed_batch import pack_batch  # It imports torch, which the collation needs, too.
+    from shardio.loader.slots.structures import take_memory_out  # It imports torch, which the collation needs, too.
 
-    packed, arrays = pack_batch(made.batch)
-    columns = [_store("", [array], rows.get(index)) for index, array in enumerate(arrays)]
-    return replace(made, batch=packed, columns=columns)
+    structure, pieces = take_memory_out(made.batch)
+    columns = [_store("", [piece], rows.get(index)) for index, piece in enumerate(pieces)]
+    return replace(made, batch=structure, columns=columns)
 
 
 def _compact(name: str, values: list[Any], destination: NDArray[Any] | None) -> Column:

@@ -169,11 +169,11 @@ class Made:
 
     Attributes:
         chunk_id: Its number.
-        columns: One column for each field; if a collation made the batch in a worker process, one for each of its
-            tensors and arrays, with a single row.
+        columns: One column for each field; if a collation made the batch in a worker process, one for each piece of
+            its memory, with a single row.
         times: How long it took.
         num_images_by_decoder: The number of images by decoder.
-        batch: The batch that a collation made, as a PackedBatch if it comes from a worker process.
+        batch: The batch that a collation made, as a Structure if it comes from a worker process.
     """
 
     chunk_id: int

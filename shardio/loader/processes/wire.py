@@ -54,7 +54,7 @@ def send(end: socket.socket, message: Any, descriptors: Sequence[int] = (), *, f
         return
     memory = make_memory(0)
     try:
-        _write_all(memory, content)
+        write_all(memory, content)
         _send(end, [_IN_MEMORY], [memory, *descriptors], flags)
     finally:
         os.close(memory)
@@ -128,7 +128,8 @@ def _send(end: socket.socket, parts: list[bytes], descriptors: Sequence[int], fl
     end.sendmsg(parts, rights, flags)
 
 
-def _write_all(descriptor: int, content: bytes) -> None:
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write bytes to a file."""
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]  # A single write of Linux takes at most 2 GiB.

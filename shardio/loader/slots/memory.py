@@ -33,19 +33,25 @@ def make_memory(num_bytes: int) -> int:
     return descriptor
 
 
-def map_memory(descriptor: int, num_bytes: int) -> NDArray[np.uint8]:
+def map_memory(descriptor: int, num_bytes: int, *, is_private: bool = False) -> NDArray[np.uint8]:
     """Map memory for reading and writing, until the array and its views are freed.
 
     Python's own mmap would keep a duplicate of the descriptor for each mapping.
 
+    Args:
+        descriptor: The memory.
+        num_bytes: Its size.
+        is_private: Whether this process gets a copy of each page that it writes to.
+
     Raises:
         OSError: If the operating system cannot map it.
     """
-    address = _libc().mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
+    flags = mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED
+    address = _libc().mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(
-            error, f"{os.strerror(error)}: could not map {num_bytes} bytes for a batch: use a smaller batch_size"
+            error, f"{os.strerror(error)}: could not map {num_bytes} bytes: use smaller batches or fewer workers"
         )
     buffer = (ctypes.c_char * num_bytes).from_address(address)
     weakref.finalize(buffer, _libc().munmap, address, num_bytes)

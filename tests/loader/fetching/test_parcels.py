@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.loader.slots.parcels import MIN_BYTES, Arena, Memory, pack, unpack
+from shardio.loader.slots.parcels import Arena, pack, unpack
+from shardio.loader.slots.structures import MIN_BYTES, Memory
 from tests.loader.fetching.programs import VALUES, describe
 
 _DTYPES = [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
@@ -97,6 +100,10 @@ def test_what_does_not_fit_gets_memory_of_its_own() -> None:
     "value",
     [
         torch.nn.Parameter(torch.ones(3)),
+        torch.ones(5000, requires_grad=True),
+        torch.eye(90).to_sparse(),
+        torch.ones(3000, dtype=torch.complex64).conj(),
+        np.broadcast_to(np.float64(1.5), (30, 40)),
         np.array(["text", None], object),
         np.array([1], ">i4"),
         {1, 2},
@@ -107,3 +114,38 @@ def test_other_values_are_pickled(value: Any) -> None:
     found, _ = round_trip(value, 1 << 16)
     assert type(found) is type(value)
     assert str(found) == str(value)
+
+
+def test_nested_tensors_keep_their_parts() -> None:
+    parts = [torch.ones(2), torch.arange(3000.0)]
+    found, _ = round_trip(torch.nested.nested_tensor(parts, layout=torch.jagged), 1 << 16)
+    assert describe(list(found.unbind())) == describe(parts)
+
+
+def test_tensors_within_a_graph_of_gradients_are_refused_as_by_torchs_queues() -> None:
+    with pytest.raises(RuntimeError, match=r"needs a gradient and is not a leaf.*call detach\(\)"):
+        round_trip([torch.ones(3, requires_grad=True) * 2], 0)
+
+
+def test_the_memory_of_other_values_is_not_pickled() -> None:
+    parcel = pack(
+        torch.nn.Parameter(torch.ones(5000)), Arena(np.zeros(1 << 16, np.uint8)), lambda size: np.zeros(size, np.uint8)
+    )
+    assert parcel.is_in_slot
+    assert len(parcel.structure.content) < MIN_BYTES
+
+
+def test_an_unpacked_value_is_freed_without_the_collector_of_cycles() -> None:
+    memory = np.zeros(1 << 16, np.uint8)
+    parcel = pack([torch.ones(3000), "text"], Arena(memory), lambda size: np.zeros(size, np.uint8))
+    piece = memory[slice(*parcel.pieces[0].span)]
+    watched = weakref.ref(piece)
+    gc.disable()
+    try:
+        found = unpack(parcel, [piece])
+        del piece
+        assert watched() is not None
+        del found
+        assert watched() is None
+    finally:
+        gc.enable()

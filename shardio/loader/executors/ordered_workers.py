@@ -1,12 +1,13 @@
-"""Executors that run the user's code in torch's workers, in shardio's order.
+"""Executors that call the user's dataset in shardio's order.
 
-Each executor keeps one of torch's loaders as long as its workers live, and sets where its next epoch begins.
+Each executor keeps an inner loader without that order as long as its workers live, and sets where its next epoch
+begins.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 import torch.utils.data
 from numpy.typing import NDArray
 
-from shardio.bad_samples import BadSamples, Broken, Skipped, read_around
+from shardio.bad_samples import BadSamples, Broken, Skipped, read_around, read_samples
 from shardio.datasets import (
     EpochSampler,
     MapDataset,
@@ -25,102 +26,142 @@ from shardio.datasets import (
     mark_valid,
     unwrap,
 )
-from shardio.errors import SampleError
 from shardio.interruptions import let_through
-from shardio.loader.executors.torch_batches import TorchBatches
+from shardio.loader.executors.executor import BatchIterator
+from shardio.loader.executors.fetching import Fetching, can_fetch
+from shardio.loader.executors.torch_loader import TorchLoader
+from shardio.loader.executors.worker_options import WorkerOptions
+from shardio.loader.fetching.epochs import Epochs
+from shardio.loader.stats import LoaderStats, Tally
 from shardio.order import Cursor, Split, Words
 from shardio.world import World
 
 
-class TorchWorkers:
-    """The base class of these executors. It keeps one of torch's loaders, whose workers may persist.
+class OrderedWorkers:
+    """The base class of these executors. It keeps the executor of an inner loader, whose workers may persist.
 
     Args:
-        options: The arguments of torch's loader: see :mod:`shardio.loader.executors.torch_options`.
+        options: What the inner loader is made from.
         bad_samples: The policy for unreadable samples; None raises their errors.
     """
 
-    def __init__(self, options: Mapping[str, Any], bad_samples: BadSamples | None) -> None:
+    def __init__(self, options: WorkerOptions, bad_samples: BadSamples | None) -> None:
         self._options, self._bad_samples = options, bad_samples
         self._loader: torch.utils.data.DataLoader[Any] | None = None
+        self._inner: Fetching | TorchLoader | None = None
 
     def start_workers(self) -> None:
-        """Do nothing: torch starts its workers when the epoch begins."""
+        """Do nothing: the workers start when the epoch begins."""
 
-    def stats(self) -> None:
-        """Return None, because torch's workers do not time their stages."""
-        return
+    def stats(self) -> LoaderStats | None:
+        """Return the statistics of the latest epoch; None if torch's workers made it."""
+        if self._inner is None:
+            return Tally(num_workers=self._options.settings.num_workers).sum_up()
+        return self._inner.stats()
 
-    def _start(self, cursor: Cursor, loader: torch.utils.data.DataLoader[Any], *, is_new: bool) -> TorchBatches:
+    def _start(self, cursor: Cursor, loader: torch.utils.data.DataLoader[Any]) -> OrderedBatches:
+        is_new = loader is not self._loader
         if self._bad_samples is not None:
-            self._bad_samples.begin_count(self._options["num_workers"], are_new=is_new)
+            self._bad_samples.begin_count(loader.num_workers, are_new=is_new)
+        if self._inner is None or is_new:
+            self._inner = Fetching(loader, Epochs()) if can_fetch(loader) else TorchLoader(loader)
         self._loader = loader
-        return TorchBatches(iter(loader), self._bad_samples, cursor.epoch)
+        return OrderedBatches(self._inner.start(None, None), self._bad_samples, cursor.epoch)
 
 
-class ShardTorchWorkers(TorchWorkers):
+class OrderedBatches:
+    """The batches of an epoch, with a warning of unreadable samples at the end.
+
+    Args:
+        batches: Those of the inner loader.
+        bad_samples: The policy for unreadable samples.
+        epoch: The epoch.
+    """
+
+    def __init__(self, batches: BatchIterator, bad_samples: BadSamples | None, epoch: int) -> None:
+        self._batches, self._bad_samples, self._epoch = batches, bad_samples, epoch
+
+    @property
+    def members(self) -> Sequence[Any]:
+        """The workers."""
+        members: Sequence[Any] = getattr(self._batches, "members", ())
+        return members
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead."""
+        try:
+            return next(self._batches)
+        except StopIteration:
+            if self._bad_samples is not None:
+                self._bad_samples.warn_of_counted(self._epoch)
+            raise
+
+    def close(self) -> None:
+        """End the epoch; drop batches that were fetched ahead."""
+        self._batches.close()
+
+
+class ShardWorkers(OrderedWorkers):
     """An executor for a ShardDataset, whose copies in the workers compute their own batches.
 
     Args:
         dataset: The dataset.
-        options: As for :class:`TorchWorkers`.
-        bad_samples: As for :class:`TorchWorkers`.
+        options: As for :class:`OrderedWorkers`.
+        bad_samples: As for :class:`OrderedWorkers`.
     """
 
-    def __init__(self, dataset: ShardDataset, options: Mapping[str, Any], bad_samples: BadSamples | None) -> None:
+    def __init__(self, dataset: ShardDataset, options: WorkerOptions, bad_samples: BadSamples | None) -> None:
         super().__init__(options, bad_samples)
         self._dataset = dataset
         self._world: World | None = None
         self._bound: ShardDataset | None = None
 
-    def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
+    def start(self, cursor: Cursor | None, split: Split | None) -> OrderedBatches:
         """Begin an epoch and return its batches."""
         assert cursor is not None, "a ShardDataset has an order"
         assert split is not None, "a ShardDataset has an order"
         world = World(rank=split.rank, world_size=split.world_size)
         loader, bound = self._loader, self._bound
-        is_new = loader is None or bound is None or not self._options["persistent_workers"] or world != self._world
-        if loader is None or bound is None or is_new:
+        if loader is None or bound is None or not loader.persistent_workers or world != self._world:
             bound = self._dataset.bound(split, self._bad_samples)
-            loader = torch.utils.data.DataLoader(bound, **self._options)
+            loader = self._options.make_loader(bound)
             self._world, self._bound = world, bound
         bound.start_at(cursor)
-        return self._start(cursor, loader, is_new=is_new)
+        return self._start(cursor, loader)
 
 
-class IndexTorchWorkers(TorchWorkers):
+class IndexWorkers(OrderedWorkers):
     """An executor for a map-style dataset and an EpochSampler, which runs in the training process.
 
     Args:
         dataset: The dataset.
         sampler: The sampler.
-        options: As for :class:`TorchWorkers`.
-        bad_samples: As for :class:`TorchWorkers`.
+        options: As for :class:`OrderedWorkers`.
+        bad_samples: As for :class:`OrderedWorkers`.
     """
 
     def __init__(
         self,
         dataset: Any,
         sampler: EpochSampler,
-        options: Mapping[str, Any],
+        options: WorkerOptions,
         bad_samples: BadSamples | None,
     ) -> None:
         super().__init__(options, bad_samples)
         self._dataset = _RequestDataset(dataset, bad_samples)
-        self._requests = _RequestSampler(sampler, is_batched=options["batch_size"] is not None)
+        self._requests = _RequestSampler(sampler, is_batched=options.is_batched)
 
-    def start(self, cursor: Cursor | None, split: Split | None) -> TorchBatches:
+    def start(self, cursor: Cursor | None, split: Split | None) -> OrderedBatches:
         """Begin an epoch and return its batches."""
         assert cursor is not None, "an EpochSampler has an order"
         assert split is not None, "an EpochSampler has an order"
         self._requests.begin(cursor, split)
         loader = self._loader
-        is_new = loader is None or not self._options["persistent_workers"]
-        if loader is None or is_new:
-            is_batched = self._options["batch_size"] is not None
-            requests = {"batch_size": 1, "batch_sampler": self._requests} if is_batched else {"sampler": self._requests}
-            loader = torch.utils.data.DataLoader(self._dataset, **{**self._options, **requests})
-        return self._start(cursor, loader, is_new=is_new)
+        if loader is None or not loader.persistent_workers:
+            batched = {"batch_size": 1, "batch_sampler": self._requests}
+            requests = batched if self._options.is_batched else {"sampler": self._requests}
+            loader = self._options.make_loader(self._dataset, **requests)
+        return self._start(cursor, loader)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +175,7 @@ class _Request:
 
 
 class _RequestSampler:
-    """The sampler of torch's loader: one epoch of an EpochSampler, from a cursor to the end."""
+    """The sampler of the inner loader: one epoch of an EpochSampler, from a cursor to the end."""
 
     def __init__(self, sampler: EpochSampler, *, is_batched: bool) -> None:
         self._sampler, self._is_batched = sampler, is_batched
@@ -212,17 +253,4 @@ def _read(unwrapped: Unwrapped, indices: NDArray[np.int64], rng_keys: Words) -> 
     dataset: Any = unwrapped.dataset
     if _takes_rng_keys(dataset):
         return list(dataset.read(unwrapped.inner_indices(indices), rng_keys))  # A replacement keeps the row's rng key.
-    read_several = getattr(dataset, "__getitems__", None)
-    try:
-        return list(read_several(indices.tolist())) if callable(read_several) else [dataset[int(i)] for i in indices]
-    except SampleError as error:
-        if len(indices) == 1:
-            raise error.at_row(0) from error
-    # The error does not say which of these samples failed: read them one by one to find it.
-    samples, row = list[Any](), 0
-    try:
-        for row in range(len(indices)):
-            samples += _read(unwrapped, indices[row : row + 1], rng_keys[row : row + 1])
-    except SampleError as error:
-        raise error.at_row(row) from error
-    return samples
+    return read_samples(dataset, indices)

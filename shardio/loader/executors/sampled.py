@@ -1,0 +1,62 @@
+"""An executor for orders that are not shardio's: it counts the batches of another one for the loader's state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
+from shardio.loader.executors.executor import BatchIterator, Executor
+from shardio.loader.stats import LoaderStats
+from shardio.order import Cursor, Split
+
+
+class SampledExecutor:
+    """An executor whose batches count when the user receives them.
+
+    Args:
+        executor: Makes the batches.
+        planner: Its planner.
+    """
+
+    def __init__(self, executor: Executor, planner: SamplerPlanner) -> None:
+        self._executor, self._planner = executor, planner
+
+    def start(self, cursor: Cursor | None, split: Split | None) -> BatchIterator:
+        """Begin an epoch and return its batches."""
+        batches = self._executor.start(cursor, split)
+        assert self._planner.counted is not None, "the executor has planned an epoch"
+        return SampledBatches(batches, self._planner.counted)
+
+    def start_workers(self) -> None:
+        """Start the workers of the next epoch now."""
+        self._executor.start_workers()
+
+    def stats(self) -> LoaderStats | None:
+        """Return the statistics of the latest epoch."""
+        return self._executor.stats()
+
+
+class SampledBatches:
+    """The batches of one epoch.
+
+    Args:
+        batches: The batches, in their order.
+        progress: Counts them.
+    """
+
+    def __init__(self, batches: BatchIterator, progress: SamplerProgress) -> None:
+        self._batches, self._progress = batches, progress
+
+    def __next__(self) -> Any:
+        """Return the next batch, or a Failure instead."""
+        try:
+            made = next(self._batches)
+        except StopIteration:
+            self._progress.finish()
+            raise
+        self._progress.count_one()
+        return made
+
+    def close(self) -> None:
+        """End the epoch; drop batches that were made ahead."""
+        self._batches.close()

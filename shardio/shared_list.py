@@ -1,0 +1,218 @@
+"""SharedList: a list of strings, numbers and tuples of these, in a few arrays instead of millions of objects.
+
+Python counts the references to each object in the object itself. So worker processes that only read a list of millions
+of objects write to all of its memory, and each of them gets a copy of it (pytorch/pytorch#13246). Arrays have one
+count each. shardio.DataLoader also shares their memory with workers that are not forked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
+from contextlib import suppress
+from itertools import accumulate, chain, pairwise
+from operator import itemgetter
+from typing import Any, Generic, Protocol, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+
+_BLOCK = 4096
+"""How many values an iteration unpacks at a time."""
+
+
+class SharedList(MutableSequence[T], Generic[T]):
+    """A list whose values are strings, bytes, integers, floats, booleans or tuples of these.
+
+    All values have the same types. They are equal to those of a plain list, and so is the list itself. An integer needs
+    8 bytes, and a string its UTF-8 encoding and 8 bytes. A list that is changed is a plain one until it is pickled.
+
+    >>> samples = SharedList([("a.jpg", 0), ("b.jpg", 1)])
+    >>> samples[1], len(samples)
+    (('b.jpg', 1), 2)
+    >>> samples == [("a.jpg", 0), ("b.jpg", 1)]
+    True
+
+    Args:
+        values: The values.
+
+    Raises:
+        TypeError: If a value is of another type, or not of the type of the first one. The message names it.
+        OverflowError: If an integer does not fit in 64 bits (signed).
+    """
+
+    __hash__ = None  # type: ignore[assignment]  # like a list
+
+    def __init__(self, values: Iterable[T] = ()) -> None:
+        self._packed: _Column | None = _pack(values if isinstance(values, list | tuple) else list(values))
+        self._values: list[T] = []  # Instead, once it was changed.
+
+    def __len__(self) -> int:
+        return len(self._values if self._packed is None else self._packed)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        packed = self._packed
+        if packed is None:
+            return self._values[index]
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step == 1:
+                return packed.take(start, max(start, stop))
+            return [self[each] for each in range(start, stop, step)]
+        number = range(len(self))[index]  # It raises IndexError, and counts negative ones from the end.
+        value: T = packed.take(number, number + 1)[0]
+        return value
+
+    def __iter__(self) -> Iterator[T]:
+        starts = range(0, len(self), _BLOCK)
+        return chain.from_iterable(self[start : start + _BLOCK] for start in starts)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._unpack()[index] = value
+
+    def __delitem__(self, index: int | slice) -> None:
+        del self._unpack()[index]
+
+    def insert(self, index: int, value: T) -> None:
+        """Insert a value before an index."""
+        self._unpack().insert(index, value)
+
+    def sort(self, *, key: Any = None, reverse: bool = False) -> None:
+        """Sort the values in place, as ``list.sort`` does."""
+        self._unpack().sort(key=key, reverse=reverse)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
+
+    def __add__(self, other: Iterable[T]) -> list[T]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[T]) -> list[T]:
+        return [*other, *self]
+
+    def __mul__(self, number: int) -> list[T]:
+        return list(self) * number
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        first = ", ".join(map(repr, self[:3]))
+        return f"SharedList([{first}{', …' if len(self) > 3 else ''}], {len(self)} values)"
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._packed is None:
+            with suppress(TypeError, OverflowError):  # It was changed to a list that has to stay one.
+                return {"_packed": _pack(self._values), "_values": []}
+        return self.__dict__
+
+    def _unpack(self) -> list[T]:
+        if self._packed is not None:
+            self._values, self._packed = self._packed.take(0, len(self._packed)), None
+        return self._values
+
+
+class _Column(Protocol):
+    """Values of one type."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        """Return some values that follow each other."""
+
+
+class _Numbers:
+    """Numbers of one type. ``tolist`` returns Python's own."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        values: list[Any] = self._array[start:stop].tolist()
+        return values
+
+
+class _Texts:
+    """Strings or bytes, end to end."""
+
+    def __init__(self, values: Sequence[Any], *, is_text: bool) -> None:
+        self._is_text = is_text
+        joined = _encode("".join(values)) if is_text else b"".join(values)
+        lengths: Iterable[int] = map(len, values)
+        if is_text and len(joined) != sum(map(len, values)):  # Not only ASCII characters.
+            lengths = (len(_encode(value)) for value in values)
+        self._content = np.frombuffer(joined, np.uint8)
+        self._stops = np.fromiter(accumulate(lengths, initial=0), np.int64, len(values) + 1)
+
+    def __len__(self) -> int:
+        return len(self._stops) - 1
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        stops = self._stops[start : stop + 1].tolist()
+        first = stops[0]
+        content = self._content[first : stops[-1]].tobytes()
+        pieces = [content[one - first : other - first] for one, other in pairwise(stops)]
+        return [piece.decode("utf-8", "surrogatepass") for piece in pieces] if self._is_text else pieces
+
+
+class _Tuples:
+    """Tuples of one length, by element."""
+
+    def __init__(self, columns: list[_Column], num_values: int) -> None:
+        self._columns, self._num_values = columns, num_values
+
+    def __len__(self) -> int:
+        return self._num_values
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        if not self._columns:
+            return [()] * (stop - start)
+        return list(zip(*(column.take(start, stop) for column in self._columns), strict=True))
+
+
+def _pack(values: Sequence[Any], where: str = "") -> _Column:
+    kind = type(values[0]) if values else int
+    if len(set(map(type, values))) > 1:
+        index, other = next((index, value) for index, value in enumerate(values) if type(value) is not kind)
+        raise TypeError(
+            f"a SharedList holds values of one type, but{where} value 0 is of type {kind.__name__} and value {index} "
+            f"of type {type(other).__name__}: convert them, or use a list"
+        )
+    if kind is tuple:
+        return _pack_tuples(values, where)
+    if kind in (str, bytes):
+        return _Texts(values, is_text=kind is str)
+    if kind in (int, float, bool):
+        return _Numbers(np.array(values, {int: np.int64, float: np.float64, bool: np.bool_}[kind]))
+    raise TypeError(
+        f"a SharedList holds str, bytes, int, float, bool and tuples of these, but{where} value 0 is of type "
+        f"{kind.__name__}: convert the values, or use a list"
+    )
+
+
+def _pack_tuples(values: Sequence[tuple[Any, ...]], where: str) -> _Column:
+    length = len(values[0])
+    if len(set(map(len, values))) > 1:
+        index = next(index for index, value in enumerate(values) if len(value) != length)
+        raise TypeError(
+            f"a SharedList holds tuples of one length, but{where} value 0 has {length} elements and value {index} has "
+            f"{len(values[index])}: convert them, or use a list"
+        )
+    # One column at a time: zip(*values) would pass millions of arguments.
+    columns = [_pack(list(map(itemgetter(index), values)), f"{where} in element {index},") for index in range(length)]
+    return _Tuples(columns, len(values))
+
+
+def _encode(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # Paths may hold bytes that are not UTF-8.

@@ -1,0 +1,125 @@
+"""A SharedList is a list: the same values, types, slices and errors, in arrays that are shared."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardio import SharedList
+
+SCALARS = [
+    st.text(st.characters(codec=None)),
+    st.binary(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.booleans(),
+]
+ROWS = st.recursive(st.sampled_from(SCALARS), lambda rows: st.lists(rows, max_size=3).map(lambda r: st.tuples(*r)))
+
+
+@given(ROWS.flatmap(lambda row: st.lists(row, max_size=20)), st.data())
+def test_it_is_the_list(values: list[Any], data: st.DataObject) -> None:
+    shared = SharedList(values)
+    assert list(shared) == values == shared
+    assert [type(value) for value in shared] == [type(value) for value in values]
+    assert len(shared) == len(values)
+    assert list(reversed(shared)) == values[::-1]
+    chosen = data.draw(st.slices(len(values)))
+    assert shared[chosen] == values[chosen]
+    for index in range(-len(values), len(values)):
+        assert shared[index] == values[index]
+    for copy in (pickle.loads(pickle.dumps(shared)), SharedList(iter(values))):
+        assert copy == shared
+    assert shared + values[:1] == values + values[:1]
+
+
+def test_long_lists_are_read_in_blocks() -> None:
+    values = [(f"class-{number % 7}/ünder-{number}.jpg", number) for number in range(10_000)]
+    assert list(SharedList(values)) == values
+
+
+def test_it_is_not_equal_to_other_things() -> None:
+    shared = SharedList(["a", "b"])
+    assert shared != ["a"]
+    assert shared != ["a", "c"]
+    assert shared != "ab"
+    assert shared != 5
+
+
+def test_it_can_be_changed_and_sent_afterwards() -> None:
+    values = [(f"{number}.jpg", number) for number in range(50)]
+    shared = SharedList(values)
+    for changed in (values, shared):
+        changed[3] = ("other.jpg", -1)
+        del changed[10:20]
+        changed.insert(4, ("inserted.jpg", -2))
+        changed.append(("last.jpg", 60))
+        changed += [("more.jpg", 61)]
+        random.Random(1).shuffle(changed)
+        changed.sort(key=lambda sample: sample[1] % 7)
+        changed.remove(("7.jpg", 7))
+        changed.pop()
+    assert shared == values
+    sent: Any = pickle.loads(pickle.dumps(shared))
+    assert sent == values
+    assert len(pickle.dumps(sent)) < 5000
+    shared[0] = ("text", "text")  # Any value can be set.
+    assert pickle.loads(pickle.dumps(shared)) == shared
+
+
+def test_it_combines_with_lists() -> None:
+    shared, other = SharedList([1, 2]), [3]
+    assert shared + other == [1, 2, 3]
+    assert other + shared == [3, 1, 2]
+    assert SharedList([1, 2]) * 2 == 2 * SharedList([1, 2]) == [1, 2, 1, 2]
+
+
+def test_it_cannot_be_hashed() -> None:
+    shared: Any = SharedList([1, 2])
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(shared)
+    for index in (2, -3):
+        with pytest.raises(IndexError):
+            shared[index]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["a", 1], "value 0 is of type str and value 1 of type int"),
+        ([("a", 1), ("b", None)], "in element 1, value 0 is of type int and value 1 of type NoneType"),
+        ([("a", ("b", 1)), ("b", ("c", 2.5))], "in element 1, in element 1, value 0 is of type int and value 1"),
+        ([("a", 1), ("b",)], "value 0 has 2 elements and value 1 has 1"),
+        ([[1]], "value 0 is of type list"),
+        ([np.int64(1)], "value 0 is of type int64"),
+        ([True, 1], "value 0 is of type bool and value 1 of type int"),
+    ],
+)
+def test_other_values_are_refused_by_name(values: list[Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        SharedList(values)
+
+
+def test_large_integers_are_refused() -> None:
+    with pytest.raises(OverflowError):
+        SharedList([2**63])
+
+
+def test_its_memory_is_in_a_few_buffers_outside_of_its_pickle() -> None:
+    shared = SharedList([(f"{number:08d}", number) for number in range(1000)])
+    buffers = list[pickle.PickleBuffer]()
+    content = pickle.dumps(shared, protocol=5, buffer_callback=buffers.append)
+    assert len(content) < 1000
+    assert sum(len(buffer.raw()) for buffer in buffers) == 8 * 1000 + 8 * 1001 + 8 * 1000
+    assert pickle.loads(content, buffers=buffers) == shared
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(SharedList([1, 2])) == "SharedList([1, 2], 2 values)"
+    assert repr(SharedList(range(5))) == "SharedList([0, 1, 2, …], 5 values)"
