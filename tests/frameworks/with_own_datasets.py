@@ -1,0 +1,122 @@
+"""The code of each rank in a test of people's own datasets, which torchrun starts with a folder."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.utils.data
+from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
+from accelerate.utils import set_seed
+from torch.utils.data import DistributedSampler
+
+from shardio import DataLoader
+from shardio.check import CoverageRecorder
+from shardio.world import find_world
+from tests.frameworks.launch import record_epochs
+
+NUM_SAMPLES = 24
+
+
+class Own(torch.utils.data.Dataset[str]):
+    """A dataset of the user's, whose samples fill the batches of two ranks."""
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> str:
+        return f"number {index}"
+
+
+class Shares(torch.utils.data.IterableDataset[str]):
+    """The same as a stream, of which each rank and each worker yields its share."""
+
+    def __iter__(self) -> Iterator[str]:
+        world, info = find_world(), torch.utils.data.get_worker_info()
+        worker_id, num_workers = (0, 1) if info is None else (info.id, info.num_workers)
+        first, step = world.rank * num_workers + worker_id, world.world_size * num_workers
+        return (f"number {number}" for number in range(first, NUM_SAMPLES, step))
+
+
+def make_distributed() -> DataLoader:
+    return DataLoader(Own(), 4, sampler=DistributedSampler(Own()), num_workers=2)
+
+
+def make_shares() -> DataLoader:
+    return DataLoader(Shares(), 4, num_workers=2)
+
+
+def train_alone(folder: Path, make: Callable[[], Any]) -> None:
+    """Receive two epochs, with an interruption in the second one."""
+    with CoverageRecorder(folder) as recorder:
+        loader = make()
+        for _ in recorder.watch(loader):
+            pass
+        _set_epoch(loader, 1)
+        for _ in recorder.watch(_interrupted(loader, make)):
+            pass
+
+
+def _interrupted(loader: Any, make: Callable[[], Any]) -> Iterator[Any]:
+    yield from islice(loader, 2)
+    resumed = make()
+    _set_epoch(resumed, 1)
+    resumed.load_state_dict(loader.state_dict())
+    yield from resumed
+
+
+def _set_epoch(loader: Any, epoch: int) -> None:
+    if callable(set_epoch := getattr(loader.sampler, "set_epoch", None)):
+        set_epoch(epoch)
+
+
+def train_with_accelerate(folder: Path, **options: Any) -> None:
+    """Receive an epoch, one of which a part is skipped and, if Accelerate keeps a state, one that is resumed."""
+    set_seed(5)  # Accelerate's sampler needs the same one on all ranks.
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, **options))
+
+    def make() -> Any:
+        return accelerator.prepare(DataLoader(Own(), 4, shuffle=True, num_workers=1))
+
+    loader = make()
+    assert len(loader) == NUM_SAMPLES // 8
+    epochs = [[list(batch) for batch in loader]]
+    assert len(epochs[0]) == len(loader)
+    loader.set_epoch(1)
+    whole = [list(batch) for batch in loader]
+    rest = skip_first_batches(loader, 1)
+    rest.set_epoch(1)
+    epochs.append(whole[:1] + [list(batch) for batch in rest])
+    assert epochs[1] == whole
+    if options.get("use_stateful_dataloader"):
+        loader.set_epoch(2)
+        begun, resumed = list(map(list, islice(loader, 1))), make()
+        resumed.load_state_dict(loader.state_dict())
+        resumed.set_epoch(2)
+        epochs.append(begun + [list(batch) for batch in resumed])
+    record_epochs(folder, epochs)
+
+
+def run(folder: Path) -> None:
+    train_alone(folder / "distributed", make_distributed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* has no state_dict")  # It costs nothing here.
+        train_alone(folder / "shares", make_shares)
+    train_with_accelerate(folder / "accelerate")
+    train_with_accelerate(folder / "accelerate-stateful", use_stateful_dataloader=True)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    for message in ("This DataLoader will create", ".*set_vital", ".*is deprecated", "'pin_memory' argument"):
+        warnings.filterwarnings("ignore", message)
+    torch.distributed.init_process_group("gloo")
+    run(Path(sys.argv[1]))
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
