@@ -1,4 +1,4 @@
-"""DataLoader: torch's DataLoader with shardio's order, exact batches and a state."""
+"""DataLoader: torch's DataLoader with workers of shardio's, a state and, for shardio's datasets, its order."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ else:
 
 
 class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_Batch]):
-    """torch's DataLoader, extended with shardio's order, a resumable state and shardio's worker processes.
+    """torch's DataLoader, extended with a resumable state, shardio's workers and shardio's order.
 
-    With a :class:`shardio.ShardDataset`, or an :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's
-    order: every ``iter`` begins the next epoch unless ``set_epoch`` sets one, ``drop_last=True`` means
-    ``remainder="drop"``, and ``state_dict`` counts the batches that the user received. Otherwise the loader behaves
-    like torch's and has no state. This also applies to subclasses of EpochSampler that override ``__iter__`` or
-    ``__len__``: call ``set_epoch`` before each epoch, as with torch's samplers.
+    It takes the place of torch's in any program: see docs/swapping.md. With a :class:`shardio.ShardDataset`, or an
+    :class:`shardio.EpochSampler` as ``sampler``, the loader has shardio's order: every ``iter`` begins the next epoch
+    unless ``set_epoch`` sets one, ``drop_last=True`` means ``remainder="drop"``, and the state fits any number of ranks
+    and workers. Otherwise, the order is torch's and the state is that of torchdata's StatefulDataLoader. This also
+    applies to subclasses of EpochSampler that override ``__iter__`` or ``__len__``: call ``set_epoch`` before each
+    epoch, as with torch's samplers.
 
     Images that shardio's datasets and transforms produce are delivered as uint8 tensors [N, 3, H, W] in the
     channels_last memory format.
@@ -70,23 +71,28 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
     On Linux, ``num_workers`` worker processes of shardio's (or fewer with as many threads, on few processors) decode
     shardio's datasets (and subclasses that override nothing) and torch's Subsets and ConcatDatasets of the map-style
     ones, with any transform and ``collate_fn`` that can be pickled, if none of these is used: ``batch_size=None``,
-    ``worker_init_fn``, ``multiprocessing_context``. They write to memory that is reused when a batch is
-    freed, so its tensors cannot be enlarged in place. torch's workers make all other batches, including those of a
-    ConcatDataset whose parts differ in their settings. Before ``collate_fn``, the first sample's rng key seeds the
-    generators of torch, numpy and Python, unless the dataset has ``seed_transforms=False``.
+    ``worker_init_fn``, ``multiprocessing_context``. Otherwise, as in torch, workers have a copy of the dataset and call
+    its methods. All of them write to memory that is reused when a batch is freed, so its tensors cannot be enlarged in
+    place. In shardio's datasets, before ``collate_fn``, the first sample's rng key seeds the generators of torch, numpy
+    and Python, unless the dataset has ``seed_transforms=False``.
 
     All arguments not listed here are those of ``torch.utils.data.DataLoader``.
 
     Args:
         prefetch_factor: In shardio's worker processes, the number of batches that all workers together prepare in
             advance. By default 2, or more if batches are too small to keep all workers busy.
-        on_error: What happens to samples of shardio's datasets that cannot be read or decoded. ``raise`` raises an
+        worker_method: What workers are that call the dataset: processes, or threads that share it. Threads copy and
+            pickle nothing; see :func:`shardio.get_worker_info`.
+        snapshot_every_n_steps: After how many batches workers report the state of an iterable dataset that has one; 0
+            for only at the beginning. A resumed run reads the batches since then again.
+        on_error: What happens to samples of a map-style dataset that cannot be read or decoded. ``raise`` raises an
             error that names the sample. ``replace`` uses another sample of the same dataset or Subset, chosen by the
-            seed, the epoch and the sample. ``skip`` leaves the sample out, so the batch is smaller; a batch that would
-            be empty raises an error. At the end of an epoch, a RuntimeWarning reports how many samples were replaced
-            or skipped.
+            sample and, in shardio's datasets, the seed and the epoch. ``skip`` leaves the sample out, so the batch is
+            smaller; a batch that would be empty raises an error. At the end of an epoch, a RuntimeWarning reports how
+            many samples were replaced or skipped.
         on_error_in: Where errors count as those of a sample: to ``read`` it, to ``decode`` it (also by your own
-            decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised.
+            decoders), and in your own ``transform`` or ``transform_sample``. Any other error is raised. In datasets
+            that are not shardio's, all errors of ``__getitem__`` are of reading.
         quarantine: The file that logs replaced and skipped samples, one JSON object per line. The constructor checks
             that it can be written; the first entry creates it.
         check_duplicates: Whether to raise an error when an epoch repeats a sample; see :class:`shardio.check.guard`.
