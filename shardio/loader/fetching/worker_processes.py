@@ -102,14 +102,14 @@ class FetchProcesses:
         self._shared: SharedJob | None = None
         is_forked = context.get_start_method() == "fork"
         try:
-            # What does not begin as a fork imports torch, which takes a processor a second: the first batch does not
-            # wait for more processes than there are processors.
-            for _ in range(job.num_workers if is_forked else min(count_processors(), job.num_workers)):
+            for _ in range(job.num_workers if is_forked else 1):
                 self._start_next(job if is_forked else None)
             if not is_forked:
-                self._shared = SharedJob(job)  # Meanwhile, the processes start.
-                for worker in self._workers:
-                    self._send_job(worker)
+                self._shared = SharedJob(job)  # Meanwhile, the first process imports torch.
+                self._send_job(self._workers[0])
+                # That takes a second of a processor, so the first batch does not wait for more processes than fit.
+                for _ in range(1, min(count_processors(), job.num_workers)):
+                    self._start_another()
         except BaseException:
             self.close()
             raise
