@@ -62,10 +62,11 @@ def test_worker_processes_killed_at_any_moment(data: Data, expected: Expected, m
                 send_signal(process_id, signal.SIGKILL)
 
     loader = make_loader(data, "folder", 3, persistent_workers=True)
-    for epoch in expected["folder"]:
-        iterator = iter(loader)  # Its worker processes are there now.
-        with warns_of_deaths(), run_during(kill_two):
-            assert batches_of(iterator) == epoch
+    with warns_of_deaths():  # Of one at least: on a busy machine, a kill may come after the last batch of an epoch.
+        for epoch in expected["folder"]:
+            iterator = iter(loader)  # Its worker processes are there now.
+            with run_during(kill_two):
+                assert batches_of(iterator) == epoch
     assert len(killed) >= 2
 
 

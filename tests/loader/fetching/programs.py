@@ -205,6 +205,9 @@ def programs(draw: st.DrawFn) -> Program:
         arguments["persistent_workers"] = draw(st.booleans())
         arguments["worker_init_fn"] = draw(st.sampled_from([None, skip_seed]))
         arguments["timeout"] = draw(st.sampled_from([0, 60]))
+        arguments["multiprocessing_context"] = draw(st.sampled_from([None, "fork"]))
+        arguments["in_order"] = kind == "draws" or draw(st.sampled_from([True, True, False]))
+    arguments["pin_memory"] = draw(st.booleans())  # Without an accelerator, both warn.
     return Program(dataset, arguments, sampler, batches, draw(st.booleans()))
 
 
@@ -216,13 +219,15 @@ def seed_all(seed: int) -> None:
 
 
 def run(loader: Any, num_epochs: int = 2) -> list[Any]:
-    """Return what a program sees of a loader: batches, lengths and errors."""
+    """Return what a program sees of a loader: batches, or an error. Where any order is allowed, they are sorted."""
     seen = list[Any]()
     for _ in range(num_epochs):
         try:
-            seen.append(list(loader))
-        except Exception as error:  # noqa: PERF203  # It is what the program sees of that epoch.
+            batches = list(loader)
+        except Exception as error:  # It is what the program sees of that epoch.
             seen.append(type(error))
+            continue
+        seen.append(batches if loader.in_order else sorted(batches, key=lambda batch: repr(describe(batch))))
     return seen
 
 
