@@ -190,8 +190,8 @@ def test_the_state_of_any_loader_counts_the_batches_that_the_user_received(is_it
     states = [prefetcher.state_dict()]
     for _ in prefetcher:
         states.append(prefetcher.state_dict())  # noqa: PERF401  # The state is that of the batch in the loop.
-    for num_received, state in enumerate(states):
-        resumed = make()
+    for num_received in (0, 1, len(whole) - 1):
+        state, resumed = states[num_received], make()
         resumed.load_state_dict(state)
         assert [batch.tolist() for batch in resumed] == whole[num_received:]
 

@@ -100,7 +100,7 @@ def test_loaders_that_are_left_early_leave_nothing(method: Any) -> None:
     kept = [leave_one() for _ in range(3)]
     gc.collect()
     before = count_open_files(), threading.active_count(), len(find_mappings()) - len(kept)
-    for _ in range(20):
+    for _ in range(8):
         kept = [leave_one() for _ in range(2)]
         assert [int(batch[0, 0]) for batch in kept] == [16, 16]
     del kept

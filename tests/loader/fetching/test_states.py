@@ -19,7 +19,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from shardio import DataLoader, StateError
 from tests.loader.fetching.programs import Program, describe, programs, seed_all
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.* has no state_dict")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create", "ignore:.* has no state_dict", "ignore:'pin_memory' argument"
+)
 
 
 @given(programs(), st.integers(0, 8), st.booleans())
