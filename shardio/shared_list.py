@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from contextlib import suppress
+from functools import total_ordering
 from itertools import accumulate, chain, pairwise
 from operator import itemgetter
 from typing import Any, Generic, Protocol, TypeVar, overload
@@ -22,6 +23,7 @@ _BLOCK = 4096
 """How many values an iteration unpacks at a time."""
 
 
+@total_ordering
 class SharedList(MutableSequence[T], Generic[T]):
     """A list whose values are strings, bytes, integers, floats, booleans or tuples of these.
 
@@ -88,8 +90,19 @@ class SharedList(MutableSequence[T], Generic[T]):
         """Sort the values in place, as ``list.sort`` does."""
         self._unpack().sort(key=key, reverse=reverse)
 
+    def copy(self) -> SharedList[T]:
+        """Return a copy, as ``list.copy`` does."""
+        other: SharedList[T] = SharedList()
+        other._packed, other._values = self._packed, self._values.copy()
+        return other
+
+    __copy__ = copy
+
+    def __lt__(self, other: object) -> bool:
+        return list(self) < list(other) if isinstance(other, list | SharedList) else NotImplemented
+
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or isinstance(other, str | bytes):
+        if not isinstance(other, list | SharedList):
             return NotImplemented
         return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
 

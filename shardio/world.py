@@ -37,7 +37,7 @@ class World:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """One of ``num_workers`` worker processes of a rank; worker 0 of 1 in the training process itself.
+    """One of the ``num_workers`` workers of a rank; worker 0 of 1 outside of workers.
 
     Attributes:
         worker_id: Its number.
@@ -75,7 +75,7 @@ class WorkerInfo:
         id: Its number.
         num_workers: How many workers its loader has.
         seed: The seed of ``rng``.
-        dataset: The loader's dataset, which all workers share.
+        dataset: The loader's dataset, which all workers share; of an iterable one, this worker's copy.
         rng: Its own random number generators.
         worker_method: "thread".
     """
@@ -201,13 +201,13 @@ def find_worker() -> Worker:
 
 
 def find_worker_over(dataset: object) -> Worker | None:
-    """Return which torch worker this process is, of a loader over exactly this dataset; None if it is none of them."""
+    """Return which worker calls this, of a loader over exactly this dataset; None outside of its workers."""
     info = get_worker_info()
     return None if info is None or info.dataset is not dataset else _describe(info)
 
 
 def is_torch_worker() -> bool:
-    """Return whether this process is a torch worker."""
+    """Return whether this process or thread is a worker that calls the dataset, as torch's do."""
     return get_worker_info() is not None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import random
 from typing import Any
@@ -34,8 +35,8 @@ def test_it_is_the_list(values: list[Any], data: st.DataObject) -> None:
     assert shared[chosen] == values[chosen]
     for index in range(-len(values), len(values)):
         assert shared[index] == values[index]
-    for copy in (pickle.loads(pickle.dumps(shared)), SharedList(iter(values))):
-        assert copy == shared
+    for other in (pickle.loads(pickle.dumps(shared)), SharedList(iter(values))):
+        assert other == shared
     assert shared + values[:1] == values + values[:1]
 
 
@@ -49,7 +50,21 @@ def test_it_is_not_equal_to_other_things() -> None:
     assert shared != ["a"]
     assert shared != ["a", "c"]
     assert shared != "ab"
+    assert shared != ("a", "b"), "as a list"
     assert shared != 5
+
+
+def test_it_is_compared_and_copied_as_a_list_is() -> None:
+    shared = SharedList(["a", "b"])
+    assert shared < ["a", "c"]
+    assert shared >= SharedList(["a", "b"])
+    with pytest.raises(TypeError):
+        assert shared < ("b",)
+    shared.append("c")
+    for other in (shared.copy(), copy.copy(shared)):
+        other.append("d")
+        assert other == ["a", "b", "c", "d"]
+    assert shared == ["a", "b", "c"]
 
 
 def test_it_can_be_changed_and_sent_afterwards() -> None:

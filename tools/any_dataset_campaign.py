@@ -46,7 +46,10 @@ def compare(
     threads: Annotated[bool, typer.Option(help="Whether shardio's workers are threads.")] = False,
 ) -> None:
     """Run programs with torch's loader and with shardio's."""
-    _run("compared with torch's loader", compared_in_threads if threads else compared, cases, seed, programs())
+    if threads:
+        _run("compared with torch's loader", compared_in_threads, cases, seed, programs())
+    else:
+        _run("compared with torch's loader", compared, cases, seed, programs(), st.none() | st.integers(0, 12))
 
 
 @app.command()

@@ -204,7 +204,7 @@ class SamplerProgress:
         self._planned.append((self._indices.position, num_samples))
 
     def count_one(self) -> None:
-        """Count the next batch when the user receives it."""
+        """Count a batch, once no wrapper holds it back."""
         if self._planned:  # Otherwise the sampler failed, and there is no batch.
             hand_over([partial(self._advance, *self._planned.popleft())])
 

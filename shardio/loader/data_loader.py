@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import weakref
 from collections.abc import Callable, Collection
@@ -230,8 +231,8 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
         """Return the counts and times since the latest ``iter`` of the loader.
 
         Raises:
-            TypeError: If torch makes the batches, because torch does not time the stages: those of torch's datapipes
-                and, on macOS, all batches of workers.
+            TypeError: If torch's own iterators make the batches, which do not time the stages: those of torch's
+                datapipes and, outside of Linux, all batches of workers.
         """
         if (stats := self._find_executor().stats()) is None:
             raise TypeError(NO_STATS.format(reason=why_not_ours(self)))
@@ -263,4 +264,9 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._epochs = copy.deepcopy(self._epochs)  # The original may go on.
+        if self._order is not None:
+            self._order = self._order.copy()
+            if isinstance(self.sampler, OrderSampler):
+                object.__setattr__(self, "sampler", OrderSampler(self._order))
         self._delivery = make_delivery(self, checks=self.check_duplicates, device=self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import warnings
 from collections.abc import Iterator
@@ -31,6 +32,13 @@ class LoaderOrder:
         self.ordered = ordered
         self._counter = ordered.counter if isinstance(ordered, EpochSampler) else EpochCounter()
         self._num_epoch_sets = 0
+
+    def copy(self) -> LoaderOrder:
+        """Return the order for a copy of the loader. An EpochSampler counts for both, a ShardDataset for none."""
+        other = LoaderOrder(self.ordered)
+        if isinstance(self.ordered, ShardDataset):
+            other._counter, other._num_epoch_sets = copy.deepcopy(self._counter), self._num_epoch_sets
+        return other
 
     def update_counter(self) -> EpochCounter:
         """Apply ``set_epoch`` of the dataset or sampler; return the counter that determines the next epoch.
@@ -101,6 +109,9 @@ class Stateful:
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next ``iter``. Setting the loaded epoch keeps its position; another epoch drops it.
 
+        (Without shardio's order, the loaded epoch is known if the sampler has a ``set_epoch``. Otherwise, every epoch
+        keeps the position.)
+
         An epoch in flight continues, and ``state_dict`` describes it until the next ``iter``. This also calls
         ``set_epoch`` of other samplers and datasets.
 
@@ -111,6 +122,7 @@ class Stateful:
         epoch = check_epoch(epoch)
         # shardio's map-style datasets have no order, and may serve several loaders.
         if self._order is None:
+            self._epochs.set_epoch(epoch)
             set_epoch_of_parts(self, epoch, skip=(MapDataset,))
         else:
             self._order.update_counter().set_epoch(epoch)

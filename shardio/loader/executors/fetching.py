@@ -72,7 +72,7 @@ class Fetching:
         _warn_of_skipping(loader, position)
         if not loader.num_workers:
             in_caller = CallerBatches(job, indices, position, tally)
-            self._epochs.follow(in_caller)
+            self._epochs.watch(in_caller)
             return FetchedBatches(in_caller, loader, self._bad_samples)
         if workers is None:
             assert position.base_seed is not None, "it was drawn for them"
@@ -89,11 +89,11 @@ class Fetching:
             state_every=-(-loader.snapshot_every_n_steps // loader.num_workers) if position.is_iterable else 1,
             closes_workers=not loader.persistent_workers,
         )
-        if loader.worker_init_fn is not None or has_state(loader.dataset):
+        if has_state(loader.dataset):
             batches.await_workers(raises=True)
         for _ in range(position.num_to_replay):
             next(batches)
-        self._epochs.follow(batches)
+        self._epochs.watch(batches)
         if not loader.persistent_workers:
             return FetchedBatches(batches, loader, self._bad_samples)
         if self._persistent is None or self._persistent.workers is not workers:
@@ -112,6 +112,9 @@ class Fetching:
     def _find_workers(self, loader: Any) -> FetchWorkers | None:
         """Return the workers of the epoch before, if they persist."""
         persistent = self._persistent
+        if persistent is not None and not persistent.workers.belongs_here:
+            self._persistent = None  # This process is a fork of the one that has the workers.
+            return None
         # Frameworks end persistent workers through the loader's attribute.
         if persistent is None or loader._iterator is not persistent or persistent.is_closed or self._epochs.resumes:
             if persistent is not None:

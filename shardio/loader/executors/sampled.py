@@ -6,6 +6,7 @@ from typing import Any
 
 from shardio.loader.batch_plans import SamplerPlanner, SamplerProgress
 from shardio.loader.executors.executor import BatchIterator, Executor
+from shardio.loader.failures import Failure
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Split
 
@@ -46,15 +47,20 @@ class SampledBatches:
 
     def __init__(self, batches: BatchIterator, progress: SamplerProgress) -> None:
         self._batches, self._progress = batches, progress
+        self._has_failed = False
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
+        if self._has_failed:  # A failed batch counts when the next one is requested.
+            self._progress.count_one()
         try:
             made = next(self._batches)
         except StopIteration:
             self._progress.finish()
             raise
-        self._progress.count_one()
+        self._has_failed = isinstance(made, Failure)
+        if not self._has_failed:
+            self._progress.count_one()
         return made
 
     def close(self) -> None:

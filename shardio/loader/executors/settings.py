@@ -26,13 +26,13 @@ class ExecutorSettings:
         batch_sampler: Yields the indices of each batch, where the dataset and ``batch_size`` allow it.
         num_workers: How many workers there are.
         collate_fn: Makes a batch of samples.
-        worker_init_fn: Called in each of torch's workers.
-        multiprocessing_context: How torch's workers start.
-        generator: Seeds torch's workers, and rng keys where the order is not shardio's.
-        timeout_s: How long to wait for a batch; 0 for ever.
+        worker_init_fn: Called in each worker that calls the dataset.
+        multiprocessing_context: How workers that call the dataset start.
+        generator: Seeds workers that call the dataset, and rng keys where the order is not shardio's.
+        timeout_s: How long to wait for a batch; 0 waits indefinitely.
         prefetch_factor: How many batches are made ahead; a DefaultPrefetch if the user did not set it.
         persistent_workers: Whether the workers serve several epochs.
-        worker_method: What the workers are, unless they are shardio's own.
+        worker_method: What workers are that call the dataset.
         in_order: Whether batches are delivered in order.
         snapshot_every_n_steps: How often the user's dataset is asked for its state.
         pin_memory: The argument of torch's loader.

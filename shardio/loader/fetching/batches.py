@@ -10,7 +10,7 @@ from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
-from shardio.handover import hand_over
+from shardio.handover import Count, hand_over
 from shardio.interruptions import let_through
 from shardio.loader.failures import Failure
 from shardio.loader.fetching.indices import Indices, SamplerPosition
@@ -46,13 +46,13 @@ class WorkerBatches:
     """The batches of one epoch.
 
     Args:
-        workers: Who fetches them.
+        workers: The workers that fetch them.
         indices: What each consists of.
         position: Where the epoch begins; it is updated with each batch that the user receives.
         task_ids: New numbers for tasks.
         tally: Counts what is delivered.
         in_order: Whether the batches are delivered in the order of the indices.
-        timeout_s: How long to wait for a batch; 0 for ever.
+        timeout_s: How long to wait for a batch; 0 waits indefinitely.
         state_every: After how many of its batches each worker reports its state; 0 for never.
         closes_workers: Whether the workers end with the epoch.
     """
@@ -80,6 +80,7 @@ class WorkerBatches:
         self._epoch_id = next(task_ids)
         self._afters: dict[int, SamplerPosition] = {}  # Of batches that were delivered ahead.
         self._is_open = True
+        self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
         self._sampler_error: Exception | None = None
         self._exhausted = [False] * len(position.workers)
         num_workers = len(position.workers)
@@ -90,7 +91,7 @@ class WorkerBatches:
                     epoch_id=self._epoch_id,
                     state=worker.state,
                     num_to_skip=worker.num_since,
-                    is_over=position.follows_end,
+                    follows_end=position.follows_end,
                     state_every=state_every,
                 )
                 for worker in position.workers
@@ -112,7 +113,11 @@ class WorkerBatches:
         """
         if not self._is_open:
             raise StopIteration
+        if not self.workers.belongs_here:
+            raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
         began = time.perf_counter()
+        hand_over(self._late_counts)
+        self._late_counts = []
         try:
             taken = self._take()
         except TimedOutError as error:  # The batch may still come.
@@ -122,7 +127,7 @@ class WorkerBatches:
         pending, answer = taken
         self._fill_up()
         if isinstance(answer, FetchFailed):
-            hand_over([partial(self._advance, pending, None)])
+            self._late_counts = [partial(self._advance, pending, None)]
             return Failure(error=answer.failure.restore())
         batch = self.workers.open(answer)
         self._tally.times += answer.times
@@ -263,14 +268,14 @@ class WorkerBatches:
             self.workers.submit(worker_id, FetchTask(task_id=task_id, index=index))
 
     def _next_worker(self) -> int | None:
-        """Return whose turn it is; None if all workers are exhausted, or busy enough."""
+        """Return the worker to request the next batch of; None if all are exhausted, or busy enough."""
         num_active = self._exhausted.count(False)
         for _ in range(len(self._exhausted)):
             worker_id = next(self._turns)
             if self._exhausted[worker_id]:
                 continue
             num_tasks = sum(each.worker_id == worker_id for each in self._pending.values())
-            if self._in_order or num_tasks < self.workers.max_tasks // num_active:
+            if self._in_order or num_tasks < max(self.workers.max_tasks // num_active, 1):
                 return worker_id
         return None
 

@@ -7,11 +7,11 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-from shardio.handover import find_held, hand_over
+from shardio.handover import Count, find_held, hand_over
 from shardio.interruptions import let_through, no_end
 from shardio.loader.failures import Failure
 from shardio.loader.fetching.counting import count_samples, measure_since
-from shardio.loader.fetching.fetchers import DatasetEndError, make_fetcher
+from shardio.loader.fetching.fetchers import DatasetEndError, has_state, make_fetcher
 from shardio.loader.fetching.indices import Indices, SamplerPosition
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.position import EpochPosition
@@ -31,13 +31,14 @@ class CallerBatches:
     def __init__(self, job: FetchJob, indices: Indices, position: EpochPosition, tally: Tally) -> None:
         self._job, self._indices, self._position, self._tally = job, indices, position, tally
         (worker,) = position.workers
-        self._fetcher = make_fetcher(job, worker.state)
-        if position.follows_end:
-            self._fetcher = make_fetcher(job, None)
+        self._fetcher = make_fetcher(job, worker.state, follows_end=position.follows_end)
         self._fetcher.skip(worker.num_since)
+        self._late_counts = list[Count]()  # Of a failed batch: it counts when the next one is requested.
         self._sampler_error: Exception | None = None
         self._is_open = True
         self._is_ahead = False  # Whether the dataset may be ahead of the user, because a wrapper holds batches back.
+        self._is_between = True  # Whether the user has received, or passed over, all that was fetched.
+        self._save()
 
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead.
@@ -53,6 +54,8 @@ class CallerBatches:
             self.update_position()
             self._is_ahead = True
         began = time.perf_counter()
+        hand_over(self._late_counts)
+        self._late_counts, self._is_between = [], True
         try:
             index = self._indices.draw()
         except StopIteration:
@@ -62,39 +65,45 @@ class CallerBatches:
             let_through(error)
             self._sampler_error = error
             return Failure(error=error)
+        self._is_between = False
         try:
             samples = self._fetcher.fetch(index)
+            state = self._fetcher.state() if self._is_ahead else None
+            num_samples = count_samples(self._job, samples)
+            batch = self._job.collate_fn(samples)
         except DatasetEndError:
+            self._is_between = True
             self._end()
             raise StopIteration from None
         except Exception as error:
-            return self._fail(error)
-        state = self._fetcher.state() if self._is_ahead else None
+            let_through(error)
+            self._late_counts = [partial(self._advance, self._indices.position, None)]
+            return Failure(error=no_end(error))
         hand_over([partial(self._advance, self._indices.position, state)])
-        num_samples = count_samples(self._job, samples)
-        try:
-            batch = self._job.collate_fn(samples)
-        except Exception as error:
-            return self._fail(error)
+        self._is_between = True
         self._tally.times += (times := measure_since(began))
         self._tally.count_batch(num_samples, Counter(), times.python_s)
         return batch
 
     def update_position(self) -> None:
         """Put the dataset's state into the position."""
-        self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
-        if self._is_open and not self._is_ahead:
-            self._set_state(self._fetcher.state())
+        if has_state(self._job.dataset) and not self._position.num_yielded:
+            self._indices.prepare()  # If the sampler draws from the same generators as the dataset, it draws first.
+        self._save()
 
     def close(self) -> None:
         """End the epoch."""
         if self._is_open:
-            self.update_position()  # The state may be requested after the iterator is dropped.
+            self._save()  # The state may be requested after the iterator is dropped.
             self._is_open = False
 
     def __del__(self) -> None:
         if hasattr(self, "_is_open"):
             self.close()
+
+    def _save(self) -> None:
+        if self._is_open and self._is_between and not self._is_ahead:
+            self._set_state(self._fetcher.state())
 
     def _advance(self, sampler: SamplerPosition, state: dict[str, Any] | None) -> None:
         position = self._position
@@ -107,10 +116,6 @@ class CallerBatches:
         if state is not None:
             worker = self._position.workers[0]
             worker.state, worker.num_since = state, 0
-
-    def _fail(self, error: Exception) -> Failure:
-        let_through(error)
-        return Failure(error=no_end(error))
 
     def _end(self) -> None:
         hand_over([partial(self._finish, self._fetcher.state() if self._is_ahead else None)])

@@ -16,8 +16,8 @@ from torch.utils.data._utils.collate import (
     default_collate_fn_map,
 )
 
+from shardio.loader.slots.memory import MIN_BYTES
 from shardio.loader.slots.parcels import Arena
-from shardio.loader.slots.structures import MIN_BYTES
 
 _MapOfFunctions = dict[Any, Callable[..., Any]]
 

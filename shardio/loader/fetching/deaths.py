@@ -24,7 +24,7 @@ def describe_death(process: BaseProcess) -> WorkerError:
     causes = {
         signal.SIGKILL: "Memory has probably run out: use fewer workers, a smaller prefetch_factor or smaller batches",
         signal.SIGBUS: "Shared memory has probably run out: use fewer workers or smaller batches, or give the "
-        "container more memory (docker run --memory, --shm-size)",
+        "container more memory (docker run --memory, and --shm-size if the dataset shares tensors itself)",
         signal.SIGSEGV: "A library crashed in the dataset or collate_fn: use num_workers=0 and faulthandler to find it",
     }
     why = causes.get(signal.Signals(-code), "Another process may have ended it")

@@ -59,7 +59,7 @@ class Epochs:
                     generator.set_state(state)
             if loaded.is_finished:
                 keeps = bool(loader.persistent_workers or not loader.num_workers)
-                position = loaded.follow(self._capture(loader), keeps_workers=keeps)
+                position = loaded.begin_next(self._capture(loader), keeps_workers=keeps)
         if position is None:
             position = EpochPosition.begin(
                 loader.num_workers, is_iterable=_is_iterable(loader), random_states=self._capture(loader)
@@ -70,14 +70,14 @@ class Epochs:
                 position.num_epochs_of_seed = before.num_epochs_of_seed + 1
         indices = self._begin_sampler(loader, position)
         if loaded is not None and loaded.is_finished:
-            indices.follow(loaded.sampler)
+            indices.begin_after(loaded.sampler)
         elif loaded is not None and not position.is_iterable:
             indices.resume(loaded.sampler, skip)
         self._loaded = self._latest = None
         self._position = position
         return position, indices
 
-    def follow(self, batches: Any) -> None:
+    def watch(self, batches: Any) -> None:
         """Ask the batches of the epoch in flight when a state is requested, as long as they exist."""
         self._latest = weakref.ref(batches)
 
@@ -109,7 +109,14 @@ class Epochs:
         self._position = None
         if self._loaded is not None and self._loaded.sampler_epoch is not None and _find_epoch(loader) is not None:
             # Now, not when the epoch begins: frameworks set it when they have begun the epoch, or to another one.
-            _find_sampler(loader).set_epoch(self._loaded.sampler_epoch)
+            for sampler in _find_epoch_samplers(loader):
+                sampler.set_epoch(self._loaded.sampler_epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Drop the loaded position if it is known to be in another epoch, unless it is at the end of that."""
+        loaded = self._loaded
+        if loaded is not None and loaded.sampler_epoch not in (None, epoch) and not loaded.is_finished:
+            self._loaded = None
 
     def _begin_sampler(self, loader: Any, position: EpochPosition) -> Indices:
         """Return what the sampler yields, and draw the seed of the workers.
@@ -127,8 +134,8 @@ class Epochs:
         return indices
 
     def _capture(self, loader: Any) -> RandomStates:
-        sampler = _find_sampler(loader)
-        includes_others = type(sampler).__module__.partition(".")[0] != "torch"
+        modules = {type(sampler).__module__.partition(".")[0] for sampler in _find_samplers(loader)}
+        includes_others = modules != {"torch"}
         states = RandomStates.capture(_find_generators(loader), includes_others=includes_others)
         if self._globals is not None:
             states.globals = self._globals.copy()
@@ -139,20 +146,34 @@ def _is_iterable(loader: Any) -> bool:
     return isinstance(loader.dataset, torch.utils.data.IterableDataset)
 
 
-def _find_sampler(loader: Any) -> Any:
-    """Return the sampler that the user passed, or torch's own."""
-    index_sampler = loader._index_sampler
-    return index_sampler.sampler if type(index_sampler) is torch.utils.data.BatchSampler else index_sampler
+def _find_samplers(loader: Any) -> list[Any]:
+    """Return the sampler that the loader draws from, and those inside it, from the outside in."""
+    found, inside = list[Any](), [loader._index_sampler]
+    while inside:
+        sampler = inside.pop(0)
+        if any(sampler is one for one in found):
+            continue
+        found.append(sampler)
+        parts = (getattr(sampler, name, None) for name in ("batch_sampler", "sampler"))
+        inside += [part for part in parts if part is not None]
+    return found
+
+
+def _find_epoch_samplers(loader: Any) -> list[Any]:
+    """Return the samplers that have an epoch, such as torch's DistributedSampler."""
+    return [
+        sampler
+        for sampler in _find_samplers(loader)
+        if callable(getattr(sampler, "set_epoch", None)) and type(getattr(sampler, "epoch", None)) is int
+    ]
 
 
 def _find_epoch(loader: Any) -> int | None:
-    """Return the epoch of a sampler that is told it, such as torch's DistributedSampler; None for any other."""
-    sampler = _find_sampler(loader)
-    epoch = getattr(sampler, "epoch", None) if callable(getattr(sampler, "set_epoch", None)) else None
-    return epoch if type(epoch) is int else None
+    """Return the epoch of the loader's sampler; None if that has no ``set_epoch``."""
+    return next((int(sampler.epoch) for sampler in _find_epoch_samplers(loader)), None)
 
 
 def _find_generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators that the user passed to a loader or its sampler."""
-    found = [loader.generator, getattr(_find_sampler(loader), "generator", None)]
+    """Return the generators that the user passed to a loader or its samplers."""
+    found = [loader.generator, *(getattr(sampler, "generator", None) for sampler in _find_samplers(loader))]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())

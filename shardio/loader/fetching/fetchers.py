@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from shardio.bad_samples import BadSamples, keep_samples, read_around, read_samples
-from shardio.errors import add_note
+from shardio.errors import StateError, add_note
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.state_keys import DATASET_ITER_STATE, DATASET_STATE, FETCHER_ENDED, FETCHER_STATE
 from shardio.order import derive_rng_key, make_rng_key
@@ -36,7 +37,7 @@ class DatasetEndError(Exception):
     """An iterable dataset has no further batch. People's own code may raise StopIteration by mistake."""
 
 
-def make_fetcher(job: FetchJob, state: dict[str, Any] | None) -> Fetcher:
+def make_fetcher(job: FetchJob, state: dict[str, Any] | None, *, follows_end: bool = False) -> Fetcher:
     """Return the fetcher for an epoch.
 
     The dataset's state is restored first, because its ``__iter__`` may depend on that.
@@ -44,6 +45,10 @@ def make_fetcher(job: FetchJob, state: dict[str, Any] | None) -> Fetcher:
     Args:
         job: What to fetch.
         state: The state to resume from; None to begin.
+        follows_end: Whether the state is that of the end of the epoch before. It is restored, and an epoch begins.
+
+    Raises:
+        StateError: If the dataset or its iterator cannot load the state.
     """
     dataset_state = None if state is None else state[DATASET_STATE]
     if dataset_state is not None:
@@ -53,7 +58,7 @@ def make_fetcher(job: FetchJob, state: dict[str, Any] | None) -> Fetcher:
     fetcher = IterableFetcher(job)
     if state is not None and state[FETCHER_STATE] is not None:
         fetcher.restore(state[FETCHER_STATE])
-    return fetcher
+    return IterableFetcher(job) if follows_end else fetcher
 
 
 class MapFetcher:
@@ -153,7 +158,12 @@ class IterableFetcher:
 
 
 def has_state(value: Any) -> bool:
-    """Return whether an object has the two methods of StatefulDataLoader's protocol."""
+    """Return whether an object has the two methods of StatefulDataLoader's protocol.
+
+    Those of a torch module do not count: its state is its weights, not a position.
+    """
+    if isinstance(value, torch.nn.Module) and type(value).state_dict is torch.nn.Module.state_dict:
+        return False
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
@@ -163,9 +173,18 @@ def dump_state(value: Any) -> Any:
 
 
 def load_state(value: Any, state: Any) -> None:
-    """Restore an object's state, if it has any; the object receives a copy."""
-    if has_state(value):
-        value.load_state_dict(copy.deepcopy(state))
+    """Restore an object's state; the object receives a copy.
+
+    Raises:
+        StateError: If the object has no state.
+    """
+    if not has_state(value):
+        raise StateError(
+            f"the loader's state contains that of a {type(value).__name__} with state_dict and load_state_dict, but "
+            "this one lacks these methods, so its position is not known: load the state into a loader with the same "
+            "classes of datasets and samplers. (torchdata's StatefulDataLoader adds them to torch's RandomSampler)"
+        )
+    value.load_state_dict(copy.deepcopy(state))
 
 
 def _get_around(dataset: Any, bad_samples: BadSamples, index: Sequence[Any]) -> list[Any]:

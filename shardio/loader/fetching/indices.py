@@ -68,7 +68,7 @@ class Indices:
                         skip(batch)
         self.position = position
 
-    def follow(self, position: SamplerPosition) -> None:
+    def begin_after(self, position: SamplerPosition) -> None:
         """Begin the epoch after one that ended at a position."""
         with GlobalStates.drawing_from(self._globals):
             if not self._restore(position):

@@ -1,4 +1,4 @@
-"""What a loader's arguments mean for those who fetch its batches: the same in processes, threads and the caller."""
+"""What fetches a loader's batches has to know of its arguments: the same in processes, threads and the caller."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ class BeginEpoch:
         epoch_id: Its number among the epochs of these workers.
         state: Where the worker's part of the epoch begins; None for the beginning.
         num_to_skip: How many batches to leave out from there.
-        is_over: Whether the state is that of the end of the epoch before.
+        follows_end: Whether the state is that of the end of the epoch before.
         state_every: After how many batches the worker reports its state; 0 for never.
     """
 
     epoch_id: int
     state: dict[str, Any] | None
     num_to_skip: int
-    is_over: bool
+    follows_end: bool
     state_every: int
 
 
@@ -66,7 +66,7 @@ class Fetched:
 
     Attributes:
         task_id: The number of its task.
-        worker_id: Who fetched it.
+        worker_id: The worker that fetched it.
         content: The batch; a Parcel if it comes from another process.
         num_samples: How many samples it has.
         times: How long it took, and how long the worker waited for the request.

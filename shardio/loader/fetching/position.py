@@ -39,7 +39,7 @@ class EpochPosition:
         workers: Where each worker is. The calling process counts as one.
         num_yielded: How many batches were delivered.
         num_samples: How many samples they had; 0 if the user's dataset makes them.
-        sampler_epoch: The epoch that the sampler was told; None if it is told none.
+        sampler_epoch: The epoch that was set on the sampler; None if it has no ``set_epoch``.
         sampler: Where the sampler was after the batches that were delivered without a gap.
         ahead: The numbers of batches that were delivered although an earlier one was not.
         last_worker_id: The worker that made the latest batch.
@@ -47,7 +47,7 @@ class EpochPosition:
         draws_seed: Whether it was drawn when the epoch began, not earlier.
         num_epochs_of_seed: How many epochs of that seed were begun before.
         follows_end: Whether the states of the workers are those of the end of the epoch before.
-        len_called: What ``len(loader)`` said of an iterable dataset.
+        len_called: What ``len(loader)`` said of an iterable dataset, as StatefulDataLoader's states have it.
         is_finished: Whether the epoch is over. The generators are those of its end then.
         num_to_replay: How many batches from here on were delivered before the state was saved; only in the states of
             StatefulDataLoader.
@@ -82,7 +82,7 @@ class EpochPosition:
             last_worker_id=num_workers - 1,
         )
 
-    def follow(self, random_states: RandomStates, *, keeps_workers: bool) -> EpochPosition:
+    def begin_next(self, random_states: RandomStates, *, keeps_workers: bool) -> EpochPosition:
         """Return the beginning of the epoch after this one, which is over.
 
         Args:
@@ -106,7 +106,9 @@ class EpochPosition:
         """
         if num_workers == self.num_workers:
             return
-        if any(worker.state is not None for worker in self.workers) or (self.is_iterable and self.num_yielded):
+        if any(worker.state is not None for worker in self.workers) or (
+            self.is_iterable and self.num_yielded and not self.is_finished
+        ):
             raise WorkerCountError(
                 f"this state says how far each of {self.num_workers} workers is in its own part of the dataset, but "
                 f"the loader has num_workers={num_workers}: use num_workers={self.num_workers}"

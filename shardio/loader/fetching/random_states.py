@@ -16,7 +16,7 @@ import torch
 
 @dataclass(kw_only=True, eq=False)
 class GlobalStates:
-    """The states of the generators that a process has one of.
+    """The states of a process's global generators.
 
     Attributes:
         torch_state: That of torch's CPU generator, uint8 [n].
@@ -77,7 +77,7 @@ class RandomStates:
     """The states of all generators from which a sampler may draw.
 
     Attributes:
-        globals: Those of the generators that a process has one of.
+        globals: Those of the process's global generators.
         own: Those of the generators that the user passed to the loader or its samplers, uint8 [n] each.
     """
 

@@ -50,7 +50,8 @@ class FetchWorker:
     def __init__(self, worker_id: int, job: FetchJob, channel: Channel) -> None:
         self._worker_id, self._job, self._channel = worker_id, job, channel
         self._fetcher: Fetcher | None = None
-        self._failure: Failure | None = None
+        self._init_failure: Failure | None = None
+        self._failure: Failure | None = None  # Every task of this epoch is answered with it.
         self._is_exhausted = False
         self._state_every = self._num_since_state = 0
 
@@ -59,8 +60,8 @@ class FetchWorker:
         if self._job.worker_init_fn is not None:
             try:
                 self._job.worker_init_fn(self._worker_id)
-            except Exception as error:  # Every task is answered with it.
-                self._failure = self._channel.describe(error)
+            except Exception as error:
+                self._init_failure = self._channel.describe(error)
         idled_from = time.perf_counter()
         while (request := self._channel.receive()) is not None:
             if isinstance(request, BeginEpoch):
@@ -73,13 +74,11 @@ class FetchWorker:
     def _begin(self, request: BeginEpoch) -> Begun:
         self._is_exhausted = False
         self._state_every, self._num_since_state = request.state_every, request.num_to_skip
-        state = None
+        state, self._failure = None, self._init_failure
         if self._failure is None:
             self._fetcher = None  # The old one's iterator may hold what the new one needs.
             try:
-                self._fetcher = make_fetcher(self._job, request.state)
-                if request.is_over:
-                    self._fetcher = make_fetcher(self._job, None)
+                self._fetcher = make_fetcher(self._job, request.state, follows_end=request.follows_end)
                 self._fetcher.skip(request.num_to_skip)
                 state = self._fetcher.state()
             except Exception as error:
@@ -96,15 +95,16 @@ class FetchWorker:
         fetcher = self._fetcher
         assert fetcher is not None, "an epoch has begun"
         try:
-            samples = fetcher.fetch(task.index)
+            try:
+                samples = fetcher.fetch(task.index)
+            except DatasetEndError:
+                self._is_exhausted = True
+                return WorkerExhausted(**named, state=fetcher.state())
             num_samples = count_samples(self._job, samples)
             content = self._channel.find_collate(task, self._job.collate_fn)(samples)
             times = measure_since(began, idle_s)
             state = self._due_state(fetcher)
             return Fetched(**named, content=content, num_samples=num_samples, times=times, state=state)
-        except DatasetEndError:
-            self._is_exhausted = True
-            return WorkerExhausted(**named, state=fetcher.state())
         except Exception as error:
             return FetchFailed(**named, failure=self._channel.describe(no_end(error)))
 

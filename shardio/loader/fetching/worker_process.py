@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch.utils.data._utils.worker
 from shardio.loader.failures import Failure, describe_failure
 from shardio.loader.fetching.collating import find_collate
 from shardio.loader.fetching.job import FetchJob
-from shardio.loader.fetching.messages import Answer, BeginEpoch, Fetched, FetchFailed, FetchTask
+from shardio.loader.fetching.messages import Answer, BeginEpoch, Begun, Fetched, FetchFailed, FetchTask
 from shardio.loader.fetching.seeding import seed_process
 from shardio.loader.fetching.shared_job import receive_job
 from shardio.loader.fetching.worker import FetchWorker
@@ -81,10 +82,13 @@ class SocketChannel:
                 try:
                     answer.content = pack(answer.content, arena, make_own)
                 except Exception as error:
-                    answer = FetchFailed(
-                        task_id=answer.task_id, worker_id=answer.worker_id, failure=describe_failure(error)
-                    )
-            send(self._end, answer, descriptors)
+                    answer = _fail(answer, error)
+            try:
+                send(self._end, answer, descriptors)
+            except ConnectionError:
+                raise
+            except Exception as error:  # The state of the dataset cannot be pickled.
+                send(self._end, _fail(answer, error))
         except ConnectionError:
             self._is_closed = True
         finally:
@@ -92,8 +96,16 @@ class SocketChannel:
                 os.close(descriptor)
 
 
+def _fail(answer: Answer, error: Exception) -> Answer:
+    """Return what to answer instead of something that cannot be sent."""
+    failure = describe_failure(error)
+    if isinstance(answer, Begun):
+        return replace(answer, state=None, failure=failure)
+    return FetchFailed(task_id=answer.task_id, worker_id=answer.worker_id, failure=failure)
+
+
 def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int, base_seed: int) -> None:
-    """Be a worker in this process, which was started for that; see :class:`FetchWorker`.
+    """Run a worker in this process, which was started for it; see :class:`FetchWorker`.
 
     Args:
         end: This side's end of the socket pair.
@@ -102,9 +114,9 @@ def run_worker_process(end: socket.socket, job: FetchJob | None, worker_id: int,
         base_seed: The seed of worker 0.
     """
     torch.set_num_threads(1)
-    seed_process(base_seed, worker_id)
     if job is None and (job := receive_job(end)) is None:
         return
+    seed_process(base_seed, worker_id)  # After the modules of the dataset are imported: they may seed, too.
     # torch has no public function for this, and people's code asks torch.
     torch.utils.data._utils.worker._worker_info = torch.utils.data._utils.worker.WorkerInfo(
         id=worker_id, num_workers=job.num_workers, seed=base_seed + worker_id, dataset=job.dataset

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -94,7 +96,7 @@ class FetchProcesses:
         self._slots = SlotPool(partial(_announce, self._workers), partial(_forget, self._workers), ())  # No cycle.
         self._slot_of_task: dict[int, Slot] = {}
         self._owns: dict[int, Memory] = {}  # Memory that a worker made for one batch, by task.
-        self._process_id = os.getpid()
+        self._process_id, self._has_warned = os.getpid(), False
         self._finalizer = weakref.finalize(self, _close, self._workers, os.getpid())
         call_at_fork(self, after_in_child=FetchProcesses._leave_to_parent)
         self._context, self._job, self._base_seed = context, job, base_seed
@@ -115,6 +117,11 @@ class FetchProcesses:
             raise
 
     @property
+    def belongs_here(self) -> bool:
+        """Whether this process started the workers."""
+        return self._process_id == os.getpid()
+
+    @property
     def members(self) -> list[BaseProcess]:
         """The processes."""
         return [worker.process for worker in self._workers if worker.process is not None]
@@ -130,26 +137,28 @@ class FetchProcesses:
         self._request(self._workers[worker_id], task)
 
     def receive(self, timeout_s: float | None) -> list[Answer]:
-        """Wait for answers; return an empty list after ``timeout_s``, or after a check of silent processes.
+        """Wait for answers; return an empty list after ``timeout_s``.
 
         Raises:
             WorkerError: If a worker process died.
         """
-        if self._process_id != os.getpid():
-            raise RuntimeError("this iterator belongs to the parent of this forked process: call iter(loader) again")
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         poll = select.poll()
         workers = {worker.end.fileno(): worker for worker in self._workers if worker.is_open and worker.end}
         for descriptor in workers:
             poll.register(descriptor, select.POLLIN)
-        ready = poll.poll(1000 * (CHECK_S if timeout_s is None else min(timeout_s, CHECK_S)))
-        answers = list[Answer]()
-        for descriptor, _ in ready:
-            answers += self._read(workers[descriptor])
-        if not ready:  # Another process may hold a copy of a dead one's end.
-            for worker in workers.values():
-                if worker.process is not None and not worker.process.is_alive():
-                    raise describe_death(worker.process)
-        return answers
+        while True:
+            answers = list[Answer]()
+            left_s = max(deadline - time.monotonic(), 0.0)
+            ready = poll.poll(1000 * min(left_s, CHECK_S))
+            for descriptor, _ in ready:
+                answers += self._read(workers[descriptor])
+            if not ready:  # Another process may hold a copy of a dead one's end.
+                for worker in workers.values():
+                    if worker.process is not None and not worker.process.is_alive():
+                        raise describe_death(worker.process)
+            if answers or not left_s:
+                return answers
 
     def open(self, fetched: Fetched) -> Any:
         """Return the batch that a worker fetched."""
@@ -178,7 +187,7 @@ class FetchProcesses:
         self._owns.clear()
 
     def drop(self, task_id: int) -> None:
-        """Take back the slot of a task that has no batch."""
+        """Take back the slot of a task whose batch is not delivered."""
         self._owns.pop(task_id, None)
         if (slot := self._slot_of_task.pop(task_id, None)) is not None:
             self._slots.put_back([slot])
@@ -190,6 +199,15 @@ class FetchProcesses:
             return  # Only those that have started learn of slots.
         size = num_bytes if layout is None else int(num_bytes * GROWTH)
         self.max_tasks = min(self.max_tasks, find_num_slots(size, self.max_tasks + 1) - 1)
+        if self.max_tasks < len(self._workers) and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"memory is short: only {self.max_tasks} of {len(self._workers)} workers can fetch at a time, because "
+                f"each batch takes {num_bytes / 1e6:,.0f} MB. Use a smaller batch_size or fewer workers, or give the "
+                "container more memory (docker run --memory)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._slots.lay_out(Layout(num_rows=size, columns={0: ("|u1", ())}), self.max_tasks + 2)
 
     def _start_next(self, job: FetchJob | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -12,6 +14,8 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from shardio.errors import WorkerError
+from shardio.interruptions import describe_error
 from shardio.loader.failures import Failure
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.messages import Answer, BeginEpoch, Fetched, FetchTask
@@ -20,9 +24,10 @@ from shardio.loader.fetching.worker import FetchWorker
 from shardio.world import WorkerInfo, being_worker, has_asked
 
 JOIN_S = 5.0
-"""How long to wait for a thread that is fetching, when the workers are closed. Afterwards, it ends by itself."""
+"""How long to wait for threads that are fetching, when the workers are closed. Afterwards, they end by themselves."""
 
 _Requests = SimpleQueue["BeginEpoch | FetchTask | None"]
+_Answers = SimpleQueue["Answer | WorkerError"]
 
 
 class QueueChannel:
@@ -37,7 +42,7 @@ class QueueChannel:
         has_asked: Whether the dataset asked which worker it is in, when it had made a batch; None before.
     """
 
-    def __init__(self, requests: _Requests, answers: SimpleQueue[Answer], is_closed: threading.Event) -> None:
+    def __init__(self, requests: _Requests, answers: _Answers, is_closed: threading.Event) -> None:
         self._requests, self._answers, self._is_closed = requests, answers, is_closed
         self.has_asked: bool | None = None
 
@@ -77,20 +82,15 @@ class FetchThreads:
     def __init__(self, job: FetchJob, base_seed: int, max_tasks: int) -> None:
         self.max_tasks, self._job = max_tasks, job
         self._has_warned = not job.is_iterable or job.num_workers == 1
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._answers: _Answers = SimpleQueue()
+        self._process_id = os.getpid()
         self._requests: list[_Requests] = [SimpleQueue() for _ in range(job.num_workers)]
         is_closed = threading.Event()
         self._channels = [QueueChannel(requests, self._answers, is_closed) for requests in self._requests]
         self.members = [
             threading.Thread(
                 target=_run_thread,
-                # As in processes, each iteration of an iterable dataset has its own attributes.
-                args=(
-                    channel,
-                    replace(job, dataset=copy(job.dataset)) if job.is_iterable else job,
-                    worker_id,
-                    base_seed,
-                ),
+                args=(channel, self._answers, _share(job), worker_id, base_seed),
                 name=f"shardio-worker-{worker_id}",
                 daemon=True,
             )
@@ -99,6 +99,11 @@ class FetchThreads:
         self._finalizer = weakref.finalize(self, _close, self._requests, self.members, is_closed)
         for thread in self.members:
             thread.start()
+
+    @property
+    def belongs_here(self) -> bool:
+        """Whether the threads run in this process: a forked child has none of them."""
+        return self._process_id == os.getpid()
 
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         """Begin an epoch: one request for each worker."""
@@ -110,12 +115,19 @@ class FetchThreads:
         self._requests[worker_id].put(task)
 
     def receive(self, timeout_s: float | None) -> list[Answer]:
-        """Wait for answers; return an empty list after ``timeout_s``."""
+        """Wait for answers; return an empty list after ``timeout_s``.
+
+        Raises:
+            WorkerError: If a worker thread ended.
+        """
         answers = list[Answer]()
         with suppress(Empty):
-            answers.append(self._answers.get(timeout=timeout_s))
+            answer = self._answers.get(timeout=timeout_s)
             while True:
-                answers.append(self._answers.get_nowait())
+                if isinstance(answer, WorkerError):
+                    raise answer
+                answers.append(answer)
+                answer = self._answers.get_nowait()
         return answers
 
     def open(self, fetched: Fetched) -> Any:
@@ -148,7 +160,7 @@ def _share(job: FetchJob) -> FetchJob:
     return replace(job, dataset=copy(job.dataset)) if job.is_iterable else job
 
 
-def _run_thread(channel: QueueChannel, job: FetchJob, worker_id: int, base_seed: int) -> None:
+def _run_thread(channel: QueueChannel, answers: _Answers, job: FetchJob, worker_id: int, base_seed: int) -> None:
     info = WorkerInfo(
         id=worker_id,
         num_workers=job.num_workers,
@@ -156,14 +168,20 @@ def _run_thread(channel: QueueChannel, job: FetchJob, worker_id: int, base_seed:
         dataset=job.dataset,
         rng=make_rng(base_seed, worker_id),
     )
-    with being_worker(info):
-        FetchWorker(worker_id, job, channel).run()
+    try:
+        with being_worker(info):
+            FetchWorker(worker_id, job, channel).run()
+    except BaseException as error:  # Such as SystemExit. Without an answer, the loader would wait for ever.
+        ended = WorkerError(f"worker thread {worker_id} of the DataLoader ended with {describe_error(error)}")
+        ended.__cause__ = error
+        answers.put(ended)
 
 
 def _close(requests: Sequence[_Requests], threads: Sequence[threading.Thread], is_closed: threading.Event) -> None:
     is_closed.set()
     for queue in requests:
         queue.put(None)
+    deadline = time.monotonic() + JOIN_S
     for thread in threads:
         if thread is not threading.current_thread():  # The last reference may be dropped in one of them.
-            thread.join(JOIN_S)
+            thread.join(max(deadline - time.monotonic(), 0.0))

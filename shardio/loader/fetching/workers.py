@@ -21,6 +21,10 @@ class FetchWorkers(Protocol):
     @property
     def members(self) -> Sequence[Any]: ...
 
+    @property
+    def belongs_here(self) -> bool:
+        """Whether this process started the workers, instead of one that it was forked from."""
+
     def begin(self, requests: Sequence[BeginEpoch]) -> None:
         """Begin an epoch: one request for each worker."""
 

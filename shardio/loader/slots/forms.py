@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import holds_images
-
-MIN_FIXED_BYTES = 4096
-"""Smaller items, except images, are not stored in slots, so that keeping them does not keep a slot."""
+from shardio.loader.slots.memory import MIN_BYTES
 
 
 def as_stored(name: str, value: Any) -> NDArray[Any] | None:
@@ -35,7 +33,7 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
             return None  # It has the shape of an image [height, width, 3], but is none.
         elif not is_tensor and value.shape[2] != 3:
             return None  # An image of other channels, which a batch holds as [channels, height, width].
-    return value if holds_images(name) or value.nbytes >= MIN_FIXED_BYTES else None
+    return value if holds_images(name) or value.nbytes >= MIN_BYTES else None
 
 
 def is_image(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:

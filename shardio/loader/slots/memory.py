@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MIN_BYTES = 4096
+"""Smaller pieces of memory, except images, are not stored in slots, so that keeping them does not keep a slot."""
+
 ALIGNMENT = 4096
 """Each array begins on its own page."""
 

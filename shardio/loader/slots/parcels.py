@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from shardio.loader.slots.memory import MIN_BYTES
 from shardio.loader.slots.structures import (
     ALIGNMENT,
-    MIN_BYTES,
     Memory,
     Structure,
     put_memory_back,

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch.storage import TypedStorage
 
-MIN_BYTES = 4096
-"""Smaller pieces of memory travel beside the pickle, so that keeping them does not keep a slot."""
+from shardio.loader.slots.memory import MIN_BYTES
 
 ALIGNMENT = 64
 """Where pieces begin in a slot, in bytes: a multiple of the size of a cache line, and of every dtype."""
@@ -103,8 +102,9 @@ class _Storage:
 class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, 5)
-        self.storages: dict[int, _Storage] = {}  # By the address of their memory, or by the id of an array.
-        self._indices: dict[int, int] = {}
+        # By the address and size of their memory, or by the id of an array.
+        self.storages: dict[tuple[int, ...], _Storage] = {}
+        self._indices: dict[tuple[int, ...], int] = {}
         self._kept: list[Any] = []  # So that no other object gets the id or the address of an earlier one.
 
     def reducer_override(self, value: Any) -> Any:
@@ -117,7 +117,7 @@ class _Packer(pickle.Pickler):
         elif kind is TypedStorage:  # Of a tensor that is not plain, such as a Parameter.
             return _make_typed, (value._untyped_storage, value.dtype)  # Its public method warns.
         elif kind is torch.UntypedStorage and value.device.type == "cpu":
-            gap = _Gap(piece_index=self._add(value.data_ptr(), value, 0, value.nbytes()))
+            gap = _Gap(piece_index=self._add(_identify(value), value, 0, value.nbytes()))
         return NotImplemented if gap is None else (_fill, gap)
 
     def _pack_tensor(self, tensor: torch.Tensor) -> _Gap | None:
@@ -135,7 +135,7 @@ class _Packer(pickle.Pickler):
         reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
         extent = int(reach) + 1 if tensor.numel() else 0
         return _Gap(
-            piece_index=self._add(storage.data_ptr(), storage, start, start + extent * size),
+            piece_index=self._add(_identify(storage), storage, start, start + extent * size),
             dtype=str(tensor.dtype).removeprefix("torch."),
             offset=start,
             shape=tuple(tensor.shape),
@@ -148,7 +148,7 @@ class _Packer(pickle.Pickler):
         is_transposed = array.flags.f_contiguous and not array.flags.c_contiguous
         # Writable, because memory that travels beside the pickle becomes a tensor.
         ordered = np.require(array.T if is_transposed else array, requirements=["C", "W"])
-        index = self._add(id(array), ordered, 0, array.nbytes)
+        index = self._add((id(array),), ordered, 0, array.nbytes)
         self._kept.append(array)
         return _Gap(
             piece_index=index,
@@ -158,7 +158,7 @@ class _Packer(pickle.Pickler):
             strides=(array if is_transposed else ordered).strides,
         )
 
-    def _add(self, key: int, owner: Any, start: int, stop: int) -> int:
+    def _add(self, key: tuple[int, ...], owner: Any, start: int, stop: int) -> int:
         if key not in self.storages:
             memory = owner.reshape(-1).view(np.uint8) if isinstance(owner, np.ndarray) else _as_tensor(owner).numpy()
             self.storages[key] = _Storage(memory)
@@ -202,6 +202,11 @@ def _fill_from(starts: Sequence[int], pieces: Sequence[torch.Tensor], *values: A
 
 def _make_typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> TypedStorage:
     return TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _identify(storage: torch.UntypedStorage) -> tuple[int, int]:
+    """Return what tells a storage from others: storages of arrays that begin at the same address may end elsewhere."""
+    return storage.data_ptr(), storage.nbytes()
 
 
 def _as_tensor(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -6,6 +6,7 @@ import random
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 from zlib import crc32
 
@@ -105,6 +106,21 @@ class Shuffled(Sampler[int]):
         return iter(random.sample(range(self.size), self.size))
 
 
+class Continued(Sampler[int]):
+    """A user's sampler that goes on where its latest iterator stopped, and draws each index."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.num_yielded = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(self.size):
+            self.num_yielded += 1
+            yield (self.num_yielded + random.randrange(3)) % self.size
+
+
 class Buckets(Sampler[list[int]]):
     """A user's batch sampler."""
 
@@ -145,6 +161,7 @@ _SAMPLERS: dict[str, Any] = {
     "weighted": lambda data: WeightedRandomSampler([1.0] * len(data), len(data)),
     "distributed": lambda data: DistributedSampler(data, num_replicas=2, rank=1),
     "user's": lambda data: Shuffled(len(data)),
+    "user's that continues": lambda data: Continued(len(data)),
     "list": lambda data: list(range(len(data)))[::-1],
 }
 
@@ -218,15 +235,24 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def run(loader: Any, num_epochs: int = 2) -> list[Any]:
-    """Return what a program sees of a loader: batches, or an error. Where any order is allowed, they are sorted."""
+def run(loader: Any, num_taken: int | None = None) -> list[Any]:
+    """Return what a program sees of a loader in three epochs: batches, or an error, and what it draws after each.
+
+    Where any order is allowed, batches are sorted.
+
+    Args:
+        loader: The loader.
+        num_taken: After how many batches the program leaves the first epoch early; None for never.
+    """
     seen = list[Any]()
-    for _ in range(num_epochs):
+    for epoch in range(3):
         try:
-            batches = list(loader)
+            batches = list(islice(loader, None if epoch else num_taken))
         except Exception as error:  # It is what the program sees of that epoch.
             seen.append(type(error))
             continue
+        finally:
+            seen.append((random.random(), float(torch.rand(())), float(np.random.rand())))
         seen.append(batches if loader.in_order else sorted(batches, key=lambda batch: repr(describe(batch))))
     return seen
 

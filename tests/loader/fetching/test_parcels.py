@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardio.loader.slots.memory import MIN_BYTES
 from shardio.loader.slots.parcels import Arena, pack, unpack
-from shardio.loader.slots.structures import MIN_BYTES, Memory
+from shardio.loader.slots.structures import Memory
 from tests.loader.fetching.programs import VALUES, describe
 
 _DTYPES = [torch.uint8, torch.bool, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
@@ -54,6 +55,13 @@ def test_tensors_keep_their_contents_dtypes_and_strides(values: list[torch.Tenso
     for one, other in zip(values, found, strict=True):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
         assert torch.equal(one, other)
+
+
+def test_tensors_of_one_array_may_end_at_different_bytes() -> None:
+    array = np.arange(5000)
+    for value in ([torch.from_numpy(array[:10]), torch.from_numpy(array)], [torch.from_numpy(array), array[:600]]):
+        found, _ = round_trip(value, 1 << 20)
+        assert describe(found) == describe(value)
 
 
 @pytest.mark.parametrize("kind", sorted(VALUES))

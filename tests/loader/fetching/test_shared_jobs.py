@@ -20,6 +20,7 @@ from shardio import DataLoader, ImageFolder, SharedList
 from shardio.loader.fetching.job import FetchJob
 from shardio.loader.fetching.shared_job import SharedJob
 from tests.loader.fetching.programs import as_list
+from tests.processes import forkserver_context
 
 NUM_BYTES = 100 << 20
 
@@ -69,6 +70,35 @@ def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied() -> None:
     assert dataset.value.value == 12
     assert int(dataset.tensor.sum()) == 12
     assert all(0 < num_bytes < NUM_BYTES // 100 for *_, num_bytes, _ in received)
+
+
+class Seeding:
+    """A dataset whose module seeds the generators when it is imported."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(()))
+
+    def __reduce__(self) -> Any:
+        return _seed, ()
+
+
+def _seed() -> Seeding:
+    torch.manual_seed(0)
+    return Seeding()
+
+
+def test_workers_have_torchs_seeds_whatever_the_dataset_seeds_on_import() -> None:
+    def draw(loader: Any) -> Any:
+        generator = torch.Generator().manual_seed(1)
+        options = {"num_workers": 2, "multiprocessing_context": forkserver_context(), "generator": generator}
+        return torch.cat(list(loader(Seeding(), **options))).tolist()
+
+    drawn = draw(DataLoader)
+    assert drawn == draw(torch.utils.data.DataLoader)
+    assert len(set(drawn)) == 4
 
 
 class Holder:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import random
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    get_worker_info,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardio import DataLoader, StateError
-from tests.loader.fetching.programs import Program, describe, programs, seed_all
+from shardio import DataLoader, ShardDataset, StateError
+from tests.loader.fetching.programs import Mapped, Program, describe, programs, seed_all
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:This DataLoader will create", "ignore:.* has no state_dict", "ignore:'pin_memory' argument"
@@ -222,6 +231,98 @@ def test_a_generator_of_the_users_continues() -> None:
     next(iterator)
     other.load_state_dict(loader.state_dict())
     assert describe([*other, *other]) == describe([*iterator, *loader])
+
+
+class Paired(BatchSampler):
+    """A user's batch sampler, around torch's samplers."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(list(super().__iter__())[::-1])
+
+
+def test_generators_and_epochs_of_samplers_inside_a_users_batch_sampler_continue() -> None:
+    def make(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return DataLoader(range(20), batch_sampler=Paired(RandomSampler(range(20), generator=generator), 4, False))
+
+    loader, other = make(1), make(2)
+    iterator = iter(loader)
+    next(iterator)
+    other.load_state_dict(loader.state_dict())
+    assert describe(list(other)) == describe(list(iterator))
+    samplers: list[Any] = [DistributedSampler(Mapped(20, "int"), num_replicas=2, rank=1) for _ in range(2)]
+    loader, other = (DataLoader(range(20), batch_sampler=Paired(sampler, 4, False)) for sampler in samplers)
+    samplers[0].set_epoch(5)
+    iterator = iter(loader)
+    next(iterator)
+    other.load_state_dict(loader.state_dict())
+    assert samplers[1].epoch == 5
+    assert describe(list(other)) == describe(list(iterator))
+
+
+def test_another_epoch_drops_the_position_in_the_loaded_one() -> None:
+    sampler: Any = DistributedSampler(Mapped(20, "int"), num_replicas=1, rank=0)
+    loader = DataLoader(range(20), 4, sampler=sampler)
+    sampler.set_epoch(2)
+    next(iter(loader))
+    for epoch, num_batches in ((2, 4), (3, 5)):
+        loader.load_state_dict(state := loader.state_dict())
+        loader.set_epoch(epoch)
+        assert len(list(loader)) == num_batches
+        loader.load_state_dict(state)
+
+
+def test_copies_of_a_loader_have_positions_of_their_own(packed: Path) -> None:
+    loaders = DataLoader(range(20), 4), DataLoader(ShardDataset(packed, fields="key"), 4)
+    for loader, num_batches in zip(loaders, (5, 6), strict=True):
+        iterator = iter(loader)
+        next(iterator)
+        copied, state = copy.copy(loader), loader.state_dict()
+        assert copied.state_dict() == state
+        assert len(list(copied)) == num_batches
+        copied.set_epoch(7)
+        assert loader.state_dict() == state
+        next(iterator)
+        loader.load_state_dict(loader.state_dict())
+        assert len(list(loader)) == num_batches - 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_after_an_epoch_any_number_of_workers_may_follow(num_workers: int) -> None:
+    loader, other = DataLoader(Numbers(), 5, num_workers=2), DataLoader(Numbers(), 5, num_workers=num_workers)
+    list(loader)
+    other.load_state_dict(loader.state_dict())
+    assert sorted(torch.cat(list(other)).tolist()) == list(range(30))
+
+
+class Weights(torch.nn.Module):
+    """A map-style dataset that is a module. Its state is not a position."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def _save_to_state_dict(self, *arguments: Any, **options: Any) -> None:
+        raise AssertionError("the weights were asked for")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_weights_of_a_dataset_are_not_its_state(num_workers: int) -> None:
+    loader = DataLoader(Weights(), num_workers=num_workers)
+    next(iter(loader))
+    assert loader.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_states_of_torchdatas_samplers_are_refused() -> None:
+    loader = StatefulDataLoader(range(20), batch_size=2, shuffle=True)
+    next(iter(loader))
+    resumed = DataLoader(range(20), batch_size=2, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(StateError, match=r"StatefulDataLoader adds them to torch's RandomSampler"):
+        iter(resumed)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

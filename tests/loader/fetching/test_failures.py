@@ -1,0 +1,302 @@
+"""Failures while any dataset is read: the error arrives, and no batch that the user lacks is lost from the state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import IterableDataset
+
+from shardio import DataLoader, StateError, WorkerError
+from shardio.loader.fetching import worker_processes, worker_threads
+from shardio.loader.slots import budget
+from tests.processes import run_python
+
+JOIN_S = 60.0
+
+METHODS: dict[str, dict[str, Any]] = {
+    "caller": {},
+    "process": {"num_workers": 1},
+    "thread": {"num_workers": 1, "worker_method": "thread"},
+}
+every_method = pytest.mark.parametrize("method", METHODS)
+workers_only = pytest.mark.parametrize("method", ["process", "thread"])
+
+
+class Numbers(torch.utils.data.Dataset[Any]):
+    """Numbers, with something done before one of them."""
+
+    def __init__(self, before: Any = None, number: int = 4) -> None:
+        self.before, self.number = before, number
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> int:
+        if self.before is not None and index == self.number:
+            self.before()
+        return index
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def numbers(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@workers_only
+def test_a_batch_may_take_as_long_as_the_timeout(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_processes, "CHECK_S", 0.05)  # As if the batch took 100 times as long.
+    slow = Numbers(partial(time.sleep, 0.5))
+    assert numbers(DataLoader(slow, 2, timeout=60, **METHODS[method]))[2] == [4, 5]
+    batches = iter(DataLoader(slow, 2, timeout=0.2, **METHODS[method]))
+    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    with pytest.raises(RuntimeError, match=r"timed out after 0.2 seconds"):
+        next(batches)
+    time.sleep(0.5)
+    assert next(batches).tolist() == [4, 5], "it came late, and is not lost"
+
+
+@every_method
+@pytest.mark.parametrize("stage", ["dataset", "collate_fn"])
+def test_a_failed_batch_counts_when_the_next_one_is_requested(method: str, stage: str) -> None:
+    """As in shardio's own order: a run that ends with the error resumes at that batch."""
+
+    def collate(samples: list[int]) -> torch.Tensor:
+        if stage == "collate_fn" and 4 in samples:
+            raise LookupError("four")
+        return torch.tensor(samples)
+
+    dataset = Numbers(partial(fail, LookupError("four"))) if stage == "dataset" else Numbers()
+    loader = DataLoader(dataset, 2, collate_fn=collate, **METHODS[method])
+    batches = iter(loader)
+    assert numbers(islice(batches, 2)) == [[0, 1], [2, 3]]
+    with pytest.raises(LookupError, match="four"):
+        next(batches)
+    states = [loader.state_dict()]
+    assert next(batches).tolist() == [6, 7]
+    states.append(loader.state_dict())
+    for state, rest in zip(states, ([[4, 5], [6, 7], [8, 9]], [[8, 9]]), strict=True):
+        resumed = DataLoader(Numbers(), 2, **METHODS[method])
+        resumed.load_state_dict(state)
+        assert numbers(resumed) == rest
+
+
+class Counting(IterableDataset[int]):
+    """Numbers with a state, from its own position on."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.position < 10:
+            self.position += 1
+            yield self.position - 1
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = state["position"]
+
+
+@pytest.mark.parametrize("dataset", [Numbers, Counting])
+def test_ctrl_c_while_a_batch_is_collated_does_not_lose_it(dataset: Any) -> None:
+    def collate(samples: list[int]) -> torch.Tensor:
+        if 2 in samples and not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+        return torch.tensor(samples)
+
+    interrupted = list[bool]()
+    loader = DataLoader(dataset(), 2, collate_fn=collate)
+    batches = iter(loader)
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    with pytest.raises(RuntimeError, match=r"loader.load_state_dict\(loader.state_dict\(\)\)"):
+        next(batches)
+    loader.load_state_dict(loader.state_dict())
+    assert numbers(loader) == [[2, 3], [4, 5], [6, 7], [8, 9]]
+
+
+def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then fewer batches than workers may be fetched at a time."""
+    monkeypatch.setattr(budget, "find_available_bytes", lambda: 150_000)
+    large = [np.full(2000, number) for number in range(40)]
+    with pytest.warns(RuntimeWarning, match="memory is short: only 1 of 2 workers can fetch at a time"):
+        received = list(DataLoader(large, 4, num_workers=2, in_order=False))
+    assert sorted(int(batch[0, 0]) for batch in received) == list(range(0, 40, 4))
+
+
+def test_the_end_of_a_worker_thread_is_an_error() -> None:
+    """Such as SystemExit. It would wait for ever otherwise."""
+    batches = iter(DataLoader(Numbers(partial(fail, SystemExit(3))), 2, **METHODS["thread"]))
+    assert numbers(islice(batches, 2)) == [[0, 1], [2, 3]]
+    with pytest.raises(WorkerError, match="worker thread 0 of the DataLoader ended with SystemExit: 3") as caught:
+        next(batches)
+    assert isinstance(caught.value.__cause__, SystemExit)
+
+
+class FailsAtEnd(Counting):
+    """A dataset without a state once it has ended."""
+
+    has_ended = False
+
+    def __iter__(self) -> Iterator[int]:
+        yield from super().__iter__()
+        self.has_ended = True
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.has_ended:
+            raise LookupError("no state")
+        return super().state_dict()
+
+
+class FailsOnTheWay(Counting):
+    """A dataset with a state that cannot be sent."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "unsent": Unsent() if self.position == 4 else None}
+
+
+class Unsent:
+    """It can be copied, but not pickled."""
+
+    def __deepcopy__(self, memo: Any) -> Unsent:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise LookupError("no state")
+
+
+@workers_only
+def test_a_state_that_fails_at_the_end_is_an_error(method: str) -> None:
+    batches = iter(DataLoader(FailsAtEnd(), 2, **METHODS[method]))
+    assert len(numbers(islice(batches, 5))) == 5
+    with pytest.raises(LookupError, match="no state"):
+        next(batches)
+    assert list(batches) == []
+
+
+def test_a_state_that_cannot_be_sent_is_the_error_of_its_batch() -> None:
+    batches = iter(DataLoader(FailsOnTheWay(), 2, num_workers=1))
+    assert next(batches).tolist() == [0, 1]
+    with pytest.raises(LookupError, match="no state"):
+        next(batches)
+    assert numbers(batches) == [[4, 5], [6, 7], [8, 9]]
+
+
+class Flaky(IterableDataset[int]):
+    """A dataset that cannot be opened at first."""
+
+    num_tries = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_tries += 1
+        if self.num_tries == 1:
+            raise OSError("not yet")
+        return iter(range(4))
+
+
+@workers_only
+def test_persistent_workers_try_again_in_the_next_epoch(method: str) -> None:
+    loader = DataLoader(Flaky(), 2, persistent_workers=True, **METHODS[method])
+    with pytest.raises(OSError, match="not yet"):
+        next(iter(loader))
+    assert numbers(loader) == [[0, 1], [2, 3]]
+
+
+def fail_to_begin(worker_id: int) -> None:
+    raise OSError(f"worker {worker_id} has no disk")
+
+
+@workers_only
+def test_the_error_of_an_initialisation_is_that_of_the_first_batch(method: str) -> None:
+    for loader_class in (DataLoader, torch.utils.data.DataLoader)[: 1 + (method == "process")]:
+        batches = iter(loader_class(Numbers(), 2, worker_init_fn=fail_to_begin, **METHODS[method]))
+        with pytest.raises(OSError, match="worker 0 has no disk"):
+            next(batches)
+
+
+def test_threads_are_awaited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing waits for as long as one of them may take, not for the sum."""
+    monkeypatch.setattr(worker_threads, "JOIN_S", 0.2)
+    all_fetch, may_end = threading.Barrier(5), threading.Event()
+
+    def block() -> None:
+        all_fetch.wait()
+        may_end.wait()
+
+    batches = iter(DataLoader(Numbers(block, number=0), sampler=[0] * 4, num_workers=4, worker_method="thread"))
+    waits = list[float]()
+
+    def note(join: Any, timeout: float) -> None:
+        waits.append(timeout)
+        join(timeout)
+
+    for thread in (threads := batches._workers):
+        monkeypatch.setattr(thread, "join", partial(note, thread.join))
+    all_fetch.wait()
+    del batches
+    assert [wait > 0 for wait in waits] == [True, False, False, False]
+    may_end.set()
+    for thread in threads:
+        thread.join(JOIN_S)
+
+
+FORKED = """
+import os
+from shardio import DataLoader
+
+loader = DataLoader(range(6), 2, num_workers=1, persistent_workers=True, worker_method={method!r})
+batches = iter(loader)
+next(batches)
+if os.fork() == 0:
+    try:
+        next(batches)
+    except RuntimeError as error:
+        print(error, flush=True)
+    print([batch.tolist() for batch in loader], flush=True)
+    loader._iterator._shutdown_workers()
+    os._exit(0)
+os.wait()
+print([batch.tolist() for batch in batches])
+"""
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_forked_child_has_workers_of_its_own(method: str, tmp_path: Path) -> None:
+    (tmp_path / "fork.py").write_text(FORKED.format(method=method))
+    finished = run_python(tmp_path / "fork.py")
+    assert (finished.returncode, finished.stderr) == (0, "")
+    lines = finished.stdout.splitlines()
+    assert "belongs to the parent of this forked process: call iter(loader) again" in lines[0]
+    assert lines[1:] == ["[[0, 1], [2, 3], [4, 5]]", "[[2, 3], [4, 5]]"]
+
+
+def test_a_state_that_an_object_lacks_is_refused() -> None:
+    loader = DataLoader(Counting(), 2)
+    next(iter(loader))
+    state = loader.state_dict()
+
+    class Stateless(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(10))
+
+    other = DataLoader(Stateless(), 2)
+    other.load_state_dict(state)
+    with pytest.raises(StateError, match="with state_dict and load_state_dict, but this one lacks these methods"):
+        iter(other)
