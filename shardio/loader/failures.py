@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import sys
 import traceback
@@ -28,6 +29,18 @@ class Failure:
             self.error.__cause__ = RuntimeError(f"in a worker:\n{self.traceback}")
         return self.error
 
+    def renewed(self) -> Failure:
+        """Return the same failure with an error of its own, for one that is raised several times.
+
+        An error's traceback holds every frame that it has passed, and so the loader that has raised it.
+        """
+        try:
+            error = copy.copy(self.error)
+        except Exception:  # Copying may fail in any way.
+            error = _as_runtime_error(self.error)
+        error.__cause__ = self.error.__cause__
+        return Failure(error=error.with_traceback(self.error.__traceback__), traceback=self.traceback)
+
 
 def describe_failure(error: BaseException) -> Failure:
     """Return a failure that can be sent to another process."""
@@ -41,7 +54,11 @@ def _make_portable(error: BaseException) -> BaseException:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # Pickling may fail in any way. Send at least the message.
-        portable = RuntimeError(f"{type(error).__name__}: {error}")
-        copy_mark(error, portable)
-        return portable
+        return _as_runtime_error(error)
     return error
+
+
+def _as_runtime_error(error: BaseException) -> BaseException:
+    portable = RuntimeError(f"{type(error).__name__}: {error}")
+    copy_mark(error, portable)
+    return portable

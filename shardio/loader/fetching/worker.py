@@ -83,13 +83,14 @@ class FetchWorker:
                 state = self._fetcher.state()
             except Exception as error:
                 self._failure = self._channel.describe(no_end(error))
-        return Begun(epoch_id=request.epoch_id, worker_id=self._worker_id, state=state, failure=self._failure)
+        failure = None if self._failure is None else self._failure.renewed()
+        return Begun(epoch_id=request.epoch_id, worker_id=self._worker_id, state=state, failure=failure)
 
     def _fetch(self, task: FetchTask, idle_s: float) -> Answer:
         began = time.perf_counter()
         named: Any = {"task_id": task.task_id, "worker_id": self._worker_id}
         if self._failure is not None:
-            return FetchFailed(**named, failure=self._failure)
+            return FetchFailed(**named, failure=self._failure.renewed())
         if self._is_exhausted:
             return WorkerExhausted(**named)
         fetcher = self._fetcher

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -47,8 +49,8 @@ class Numbers(torch.utils.data.Dataset[Any]):
         return index
 
 
-def fail(error: BaseException) -> None:
-    raise error
+def fail(kind: type[BaseException], *arguments: Any) -> None:
+    raise kind(*arguments)
 
 
 def numbers(batches: Any) -> list[list[int]]:
@@ -78,7 +80,7 @@ def test_a_failed_batch_counts_when_the_next_one_is_requested(method: str, stage
             raise LookupError("four")
         return torch.tensor(samples)
 
-    dataset = Numbers(partial(fail, LookupError("four"))) if stage == "dataset" else Numbers()
+    dataset = Numbers(partial(fail, LookupError, "four")) if stage == "dataset" else Numbers()
     loader = DataLoader(dataset, 2, collate_fn=collate, **METHODS[method])
     batches = iter(loader)
     assert numbers(islice(batches, 2)) == [[0, 1], [2, 3]]
@@ -143,7 +145,7 @@ def test_no_batch_is_lost_in_any_order_if_memory_is_short(monkeypatch: pytest.Mo
 
 def test_the_end_of_a_worker_thread_is_an_error() -> None:
     """Such as SystemExit. It would wait for ever otherwise."""
-    batches = iter(DataLoader(Numbers(partial(fail, SystemExit(3))), 2, **METHODS["thread"]))
+    batches = iter(DataLoader(Numbers(partial(fail, SystemExit, 3)), 2, **METHODS["thread"]))
     assert numbers(islice(batches, 2)) == [[0, 1], [2, 3]]
     with pytest.raises(WorkerError, match="worker thread 0 of the DataLoader ended with SystemExit: 3") as caught:
         next(batches)
@@ -217,6 +219,19 @@ def test_persistent_workers_try_again_in_the_next_epoch(method: str) -> None:
     with pytest.raises(OSError, match="not yet"):
         next(iter(loader))
     assert numbers(loader) == [[0, 1], [2, 3]]
+
+
+def test_threads_end_although_an_error_was_raised() -> None:
+    """The error's traceback holds the loader, so its worker must not hold the error."""
+    for init in (None, fail_to_begin):
+        loader = DataLoader(Flaky(), 2, persistent_workers=True, worker_init_fn=init, **METHODS["thread"])
+        with suppress(OSError):
+            next(batches := iter(loader))
+        (thread,) = batches._workers
+        del loader, batches
+        gc.collect()
+        thread.join(JOIN_S)
+        assert not thread.is_alive()
 
 
 def fail_to_begin(worker_id: int) -> None:

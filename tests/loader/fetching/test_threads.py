@@ -167,7 +167,7 @@ def test_threads_end_with_their_loader(is_persistent: bool) -> None:
     def count() -> int:
         return sum(thread.name.startswith("shardio-worker") for thread in threading.enumerate())
 
-    gc.collect()  # Tracebacks of expected errors may hold loaders of other tests.
+    gc.collect()  # Tracebacks of expected errors hold loaders of other tests.
     loader = DataLoader(range(50), 2, persistent_workers=is_persistent, **THREADS)
     list(loader)
     assert count() == (3 if is_persistent else 0)
