@@ -48,6 +48,18 @@ def test_the_next_loader_has_the_same_fork_server(pictures: Path, images: Path) 
     assert find_fork_servers() == servers[0]
 
 
+def test_pytests_note_of_the_current_test_does_not_matter(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(make_loader(pictures))
+    servers = find_fork_servers()
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "another test")
+    list(make_loader(pictures))
+    assert find_fork_servers() == servers
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    list(make_loader(pictures))
+    assert find_fork_servers() != servers, "code may ask whether it is tested"
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "this test")  # pytest removes it.
+
+
 def test_loaders_at_the_same_time_have_their_own_and_one_is_kept(pictures: Path) -> None:
     loaders = [make_loader(pictures) for _ in range(3)]
     batches = list(zip(*loaders, strict=True))

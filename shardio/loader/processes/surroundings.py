@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+PYTESTS_NOTE = "PYTEST_CURRENT_TEST"
+"""The environment variable in which pytest notes the current test. Code in worker processes rarely depends on its value."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surroundings:
@@ -16,7 +19,8 @@ class Surroundings:
 
     Attributes:
         cwd: The working directory; None if it is gone.
-        environment: The environment variables.
+        environment: The environment variables, with pytest's note of the current test as an empty string: otherwise,
+            each test of a suite would start a fork server of its own.
         module_path: ``sys.path``.
         specs: The spec of each imported module. A module that is reloaded gets a new one.
     """
@@ -48,7 +52,7 @@ def find_surroundings() -> Surroundings:
     modules: dict[str, object] = dict(sys.modules)  # Some values are not modules.
     return Surroundings(
         cwd=cwd,
-        environment=dict(os.environ),
+        environment={name: "" if name == PYTESTS_NOTE else value for name, value in os.environ.items()},
         module_path=tuple(map(str, sys.path)),
         # ``vars``, because attributes of modules that are loaded on demand would load them.
         specs={name: vars(each).get("__spec__") for name, each in modules.items() if isinstance(each, ModuleType)},
