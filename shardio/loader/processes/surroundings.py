@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 PYTESTS_NOTE = "PYTEST_CURRENT_TEST"
-"""The environment variable in which pytest notes the current test. Code in worker processes rarely depends on its value."""
+"""The environment variable in which pytest notes the current test, on which code in workers rarely depends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
