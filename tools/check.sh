@@ -8,4 +8,6 @@ cd "$(dirname "$0")/.."
 .venv/bin/mypy
 # The tests start hundreds of processes, each of which would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
-exec .venv/bin/pytest --numprocesses 2 "$@"
+# Two test processes share the processors, so each computes in one thread.
+export OMP_NUM_THREADS=1
+exec .venv/bin/pytest --numprocesses 2 --dist worksteal "$@"

@@ -23,7 +23,7 @@ from shardio.transforms import CenterCrop
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader, count_pinned_buffers
 
-NUM_BATCHES = 300
+NUM_BATCHES = 100
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 

@@ -21,7 +21,6 @@ LOADERS: list[tuple[str, Any, dict[str, Any]]] = [
     ("ours, forked", DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
     ("ours, by a server", DataLoader, {"num_workers": 2, "multiprocessing_context": "forkserver"}),
     ("torchs, forked", TorchLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-    ("torchs, by a server", TorchLoader, {"num_workers": 2, "multiprocessing_context": "forkserver"}),
     ("torchs, spawned", TorchLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),  # It imports torch.
 ]
 

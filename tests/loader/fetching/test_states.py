@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @given(programs(), st.integers(0, 8), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
     if program.dataset.kind == "draws":
         return  # Only a dataset with a state can continue its generators.
@@ -149,7 +149,7 @@ def test_reading_again_is_warned_of(num_workers: int) -> None:
 def test_states_are_exact_however_rarely_workers_report_them(dataset: Any, num_workers: int, every: int) -> None:
     options: dict[str, Any] = {"num_workers": num_workers, "batch_size": 4, "snapshot_every_n_steps": every}
     whole = describe(list(DataLoader(dataset(), **options)))[1]
-    for stop in (0, 1, len(whole) // 2, len(whole) - 1):
+    for stop in (0, len(whole) // 2, len(whole) - 1):
         loader = DataLoader(dataset(), **options)
         iterator = iter(loader)
         for _ in range(stop):
