@@ -125,7 +125,10 @@ class FetchThreads:
             answer = self._answers.get(timeout=timeout_s)
             while True:
                 if isinstance(answer, WorkerError):
-                    raise answer
+                    if not answers:
+                        raise answer
+                    self._answers.put(answer)  # After what arrived before it.
+                    break
                 answers.append(answer)
                 answer = self._answers.get_nowait()
         return answers
