@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
@@ -53,16 +54,21 @@ class SlotLikeLoader:
         random, shape = np.random.default_rng(0), (batch_size, TARGET, TARGET, 3)
         self._num_bytes, self._shape = int(np.prod(shape)), shape
         self._slots: list[NDArray[np.uint8]] = []
+        self._is_watched = False
         for _ in range(num_slots):
             slot = np.frombuffer(mmap.mmap(-1, self._num_bytes + 8 * batch_size), np.uint8)
             slot[: self._num_bytes] = random.integers(0, 256, self._num_bytes, dtype=np.uint8)
             slot[self._num_bytes :].view(np.int64)[:] = random.integers(0, NUM_CLASSES, batch_size)
             self._slots.append(slot)
 
-    def watch_memory(self, watcher: Callable[[NDArray[np.uint8]], None]) -> None:
-        """Pass the memory to a callback, as shardio's loader does."""
-        for slot in self._slots:
-            watcher(slot)
+    @contextmanager
+    def watch_memory(self, callback: Callable[[NDArray[np.uint8]], None], *, num_held: int) -> Iterator[None]:
+        """Pass the memory to a callback, as shardio's loader does. Nothing ever overwrites it."""
+        if not self._is_watched:
+            for slot in self._slots:
+                callback(slot)
+        self._is_watched = True
+        yield
 
     def batches(self) -> list[Batch]:
         """Return one batch per block, as views of the memory."""
@@ -142,7 +148,6 @@ def open_memory(num_slots: int, batch_size: int, device: torch.device) -> Source
 def make_feeds(source: Source, device: torch.device) -> tuple[dict[str, Iterable[Batch]], dict[str, str]]:
     """Return all feeds by name, and why some could not be created."""
     prepare, problems = make_preparation(device), dict[str, str]()
-    # Created before the first batch, because the prefetcher pins only memory that the loader allocates later.
     prefetcher = DevicePrefetcher(source.for_shardio, device, normalize=NORMALIZE, dtype=torch.bfloat16)
     there = [(images.to(device), labels.to(device)) for images, labels in islice(source.for_shardio, NUM_RESIDENT)]
     feeds: dict[str, Iterable[Batch]] = {

@@ -8,20 +8,24 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardio.device.batches import map_tensors
+from shardio.device.batches import Movable, map_tensors
 from shardio.device.pinned import PinnedPool
-from shardio.device.streams import BatchCopy, CopyStream, StreamEvent
+from shardio.device.streams import CopyStream, SentBatch, StreamEvent
+from shardio.device.waiting import WaitingTimes
 
 
 class _Sent(NamedTuple):
-    copy: BatchCopy
+    sent: SentBatch
     note: Any
 
 
 class _Source(NamedTuple):
-    """The source of a copy: memory that the loader may reuse after its release, and buffers."""
+    """The source of a copy: memory that the loader may reuse after its release, and buffers.
 
-    copy: BatchCopy
+    It has only the event, not the batch on the device, which the consumer may free at any time.
+    """
+
+    copied: StreamEvent
     batch: Any
     buffers: list[torch.Tensor]
 
@@ -34,16 +38,22 @@ class InFlightBatches:
         pool: The buffers for tensors that are not in pinned memory.
         copy: A function that copies a batch to the device.
         prepare: A function that makes the final batch from the copied one.
+        times: Where the waiting of the device is added.
     """
 
     def __init__(
-        self, stream: CopyStream, pool: PinnedPool, copy: Callable[[Any], Any], prepare: Callable[[Any], Any]
+        self,
+        stream: CopyStream,
+        pool: PinnedPool,
+        copy: Callable[[Any], Any],
+        prepare: Callable[[Any], Any],
+        times: WaitingTimes,
     ) -> None:
-        self._stream, self._pool = stream, pool
+        self._stream, self._pool, self._times = stream, pool, times
         self._copy, self._prepare = copy, prepare
         self._sent: deque[_Sent] = deque()
         self._sources: deque[_Source] = deque()
-        self._events: deque[StreamEvent] = deque()
+        self._requests: deque[StreamEvent] = deque()
 
     def __len__(self) -> int:
         """Return the number of batches that were sent but not yet received."""
@@ -63,39 +73,52 @@ class InFlightBatches:
             buffers.append(buffer)
             return pinned
 
-        pinned = map_tensors(batch, pin)
-        copy = self._stream.send(lambda: self._copy(pinned), self._prepare)
-        self._sources.append(_Source(copy, pinned, buffers))
-        self._sent.append(_Sent(copy, note))
+        pinned = map_tensors(batch, pin, _pin_movable)
+        sent = self._stream.send(lambda: self._copy(pinned), self._prepare)
+        self._sources.append(_Source(sent.copied, pinned, buffers))
+        self._sent.append(_Sent(sent, note))
 
     def receive(self) -> tuple[Any, Any]:
         """Return the next batch on the device, and its note."""
-        copy, note = self._sent.popleft()
-        return copy.receive(), note
+        sent, note = self._sent.popleft()
+        batch = self._stream.receive(sent)
+        self._times.add_wait(self._requests[-1], self._stream.record_event())
+        return batch, note
 
-    def wait_for_consumer(self, max_batches: int) -> None:
-        """Wait until the device has at most ``max_batches`` batches of the consumer's work left.
+    def is_consumer_idle(self) -> bool:
+        """Return whether the device has done all that the consumer had queued when it requested the batch."""
+        return self._requests[-1].query()
+
+    def request(self, max_batches: int) -> None:
+        """Note that the consumer requests a batch. Wait until the device has at most ``max_batches`` of its work left.
 
         Without this limit, a fast program runs ahead of its device, and each step ahead takes more
         memory.
         """
-        self._events.append(self._stream.record_event())
-        if len(self._events) > max_batches:
-            self._events.popleft().synchronize()
+        self._requests.append(self._stream.record_event())
+        if len(self._requests) > max_batches + 1:
+            self._requests.popleft()
+            self._requests[0].synchronize()
 
     def close(self) -> None:
         """Wait until all copies are done, and release everything."""
         for source in self._sources:
-            source.copy.wait_until_copied()
+            source.copied.synchronize()
         self._release()
         self._sent.clear()
-        self._events.clear()
+        self._requests.clear()
 
     def _release(self) -> None:
         """Release the memory of finished copies."""
-        while self._sources and self._sources[0].copy.is_copied():
+        while self._sources and self._sources[0].copied.query():
             for buffer in self._sources.popleft().buffers:
                 self._pool.put_back(buffer)
+
+
+def _pin_movable(value: Movable) -> Any:
+    """Pin an object that can pin itself, such as torch's PackedSequence, in memory that waits for its copies."""
+    pin_memory = getattr(value, "pin_memory", None)
+    return pin_memory() if callable(pin_memory) and torch.cuda.is_available() else value
 
 
 class SynchronousBatches:
@@ -121,7 +144,11 @@ class SynchronousBatches:
         """Return the next batch and its note."""
         return self._sent.popleft()
 
-    def wait_for_consumer(self, max_batches: int) -> None:
+    def is_consumer_idle(self) -> bool:
+        """Return True: the consumer is the program, which waits."""
+        return True
+
+    def request(self, max_batches: int) -> None:
         """Do nothing: the consumer never runs ahead."""
 
     def close(self) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
+from shardio.device.waiting import WaitingTimes
 from shardio.handover import Count, find_held, hand_over, held_back, restore_held
 from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
+
+CHECK_S = 0.001
+"""How long to wait for the loader before looking whether the device has run out of work."""
 
 
 @dataclass(slots=True)
@@ -51,6 +56,8 @@ class PrefetchIterator:
         batches: The batches in flight. This iterator closes them.
         depth: The number of batches to keep in flight.
         last_received: The record of the last batch, updated when a batch is returned.
+        times: The prefetcher's counts and times.
+        watch: Returns a context in which the loader's epoch begins.
         is_ahead: Whether the loader counts a batch when it is requested, so that the loader's
             state is ahead of the user.
     """
@@ -61,15 +68,18 @@ class PrefetchIterator:
         batches: InFlightBatches | SynchronousBatches,
         depth: int,
         last_received: LastReceived,
+        times: WaitingTimes,
+        watch: Callable[[], AbstractContextManager[object]],
         *,
         is_ahead: bool,
     ) -> None:
         self._loader, self._in_flight, self._depth = loader, batches, depth
         self._last_received, self._is_ahead = last_received, is_ahead
+        self._times, self._watch = times, watch
         self._batches: Iterator[Any] | None = None
         self._failure: _Failure | None = None
         self._late_counts: list[Count] = []
-        self._is_open, self._has_consumer = True, False
+        self._is_open = True
         self._cut_short_by: str | None = None
 
     def __iter__(self) -> PrefetchIterator:
@@ -108,16 +118,15 @@ class PrefetchIterator:
 
     def _receive(self) -> tuple[Any, Exception | None]:
         """Return the next batch and None, or None and the error instead of a batch."""
-        if self._has_consumer:
-            self._in_flight.wait_for_consumer(self._depth)
-            self._has_consumer = False
+        self._in_flight.request(self._depth)
         hand_over(self._late_counts)
         self._late_counts = []
-        while self._failure is None and len(self._in_flight) < self._depth:
+        while self._failure is None and len(self._in_flight) < self._depth and self._can_send():
             self._failure = self._send_next()
         if len(self._in_flight):
             batch, on_receipt = self._in_flight.receive()
-            self._last_received.state, self._has_consumer = on_receipt.state, True
+            self._last_received.state = on_receipt.state
+            self._times.num_batches += 1
             hand_over(on_receipt.counts)
             return batch, None
         assert self._failure is not None, "nothing is in flight"
@@ -131,17 +140,34 @@ class PrefetchIterator:
         finally:
             del failure  # As in __next__.
 
+    def _can_send(self) -> bool:
+        """Return whether to request another batch of the loader before the next one in flight is returned.
+
+        While the device has work, this waits for the loader. As soon as it has none, a batch that is in flight is worth
+        more than one that is not there. The loader's iterator tells by ``is_ready(timeout_s)`` whether it has one.
+        """
+        is_ready = getattr(self._batches, "is_ready", None)
+        if not len(self._in_flight) or not callable(is_ready):
+            return True
+        while not is_ready(CHECK_S):
+            if self._in_flight.is_consumer_idle():
+                return False
+        return True
+
     def _send_next(self) -> _Failure | None:
         """Request the loader's next batch and send it. Return the failure, if there is one."""
         # The state of a loader that is ahead includes its parts, so they must count at the same time.
         with nullcontext(list[Count]()) if self._is_ahead else held_back() as counts:
+            began = time.perf_counter()
             try:
-                if self._batches is None:
-                    self._batches = iter(self._loader)
-                batch = next(self._batches)
-            except Exception as error:  # Including StopIteration.
+                batch = self._take()
+            except StopIteration as end:
+                return _Failure(end.with_traceback(None), counts, [])  # The traceback would keep a batch on the device.
+            except Exception as error:
                 let_through(error)
                 return _Failure(error, counts, [])
+            finally:
+                self._times.loader_wait_s += time.perf_counter() - began
         state = self._loader.state_dict() if self._is_ahead else None  # type: ignore[attr-defined]
         try:
             with outside_of_inference_mode():
@@ -150,3 +176,11 @@ class PrefetchIterator:
             let_through(error)
             return _Failure(no_end(error), [], counts)
         return None
+
+    def _take(self) -> Any:
+        """Return the loader's next batch. The first one begins its epoch."""
+        if self._batches is not None:
+            return next(self._batches)
+        with self._watch():
+            self._batches = iter(self._loader)
+            return next(self._batches)  # Some iterators begin the epoch only now.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,28 @@ class PinnedPool:
         self._free.clear()
 
 
-def register(memory: NDArray[np.uint8]) -> None:
+def register(device: torch.device, memory: NDArray[np.uint8]) -> None:
     """Pin memory in place until it is freed, unless it is already pinned or CUDA refuses.
 
     CUDA may refuse because the system limits pinned memory. Batches then go through a
     :class:`PinnedPool`.
+
+    Args:
+        device: The CUDA device that copies from it. Only this one gets a context.
+        memory: uint8 [n].
     """
-    address, cudart = memory.ctypes.data, torch.cuda.cudart()
-    if not torch.from_numpy(memory).is_pinned() and int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
-        weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
+    address = memory.ctypes.data
+    with torch.cuda.device(device):
+        cudart = torch.cuda.cudart()
+        if torch.from_numpy(memory).is_pinned():
+            return
+        if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+            weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
+        else:
+            _clear_error(device)
+
+
+def _clear_error(device: torch.device) -> None:
+    """Clear the error of the latest call of CUDA, which torch would raise after the next kernel of any code."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -17,6 +19,7 @@ from shardio.device.iterator import LastReceived, PrefetchIterator
 from shardio.device.pinned import PinnedPool, register
 from shardio.device.preparing import ImagePreparation, Normalize
 from shardio.device.streams import CopyStream, CudaStream
+from shardio.device.waiting import PrefetchStats, WaitingTimes
 from shardio.epochs import MAX_EPOCH, set_epoch
 from shardio.handover import counts_when_received
 from shardio.torch_modes import own_tensors
@@ -47,7 +50,8 @@ class DevicePrefetcher:
             method ``to(device, non_blocking=...)`` in tuples, lists, mappings and dataclasses.
             Other values are passed on unchanged.
         device: The device; by default, CUDA if available, else MPS, else the CPU.
-        depth: The number of batches in flight on CUDA.
+        depth: The number of batches in flight on CUDA. With 1, a batch is copied only when the step before it is done,
+            so the device waits for each copy.
         normalize: (mean, std) for pixels scaled to [0, 1], each with one value per channel or a single
             value. Images become (x / 255 - mean) / std.
         dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without.
@@ -55,6 +59,9 @@ class DevicePrefetcher:
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, called on the device after
             normalisation. On CUDA, it runs on the prefetcher's stream.
+
+    On CUDA, each batch can be used on the stream that was current when you requested it; on another stream, wait for
+    that one first.
 
     ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to
     labels or ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different
@@ -77,17 +84,16 @@ class DevicePrefetcher:
         transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.loader = loader
-        self.device = choose_device(device)
+        self.device = _with_index(choose_device(device))
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
         with own_tensors():
             self._prepare_images = ImagePreparation(self.device, normalize, dtype, channels_last=channels_last)
         self._stream: CopyStream | None = None
-        self._pool = PinnedPool()
+        self._pool, self._times = PinnedPool(), WaitingTimes()
+        self._register = partial(register, self.device)
         if self.device.type == "cuda":
             self._stream = CudaStream(self.device)
-            if callable(watch := getattr(loader, "watch_memory", None)):
-                watch(register)
         self._iterator: Callable[[], PrefetchIterator | None] = _no_iterator
         self._last_received = LastReceived()
 
@@ -98,12 +104,14 @@ class DevicePrefetcher:
         """Iterate over the loader's next epoch."""
         self._last_received = LastReceived()
         if self._stream is None:
-            batches = SynchronousBatches(self._copy_and_prepare)
-            iterator = PrefetchIterator(self.loader, batches, 1, self._last_received, is_ahead=False)
+            batches: SynchronousBatches | InFlightBatches = SynchronousBatches(self._copy_and_prepare)
+            depth, is_ahead = 1, False
         else:
-            in_flight = InFlightBatches(self._stream, self._pool, self._copy, self._prepare)
-            is_ahead = self.has_state and not self.counts_when_received
-            iterator = PrefetchIterator(self.loader, in_flight, self.depth, self._last_received, is_ahead=is_ahead)
+            batches = InFlightBatches(self._stream, self._pool, self._copy, self._prepare, self._times)
+            depth, is_ahead = self.depth, self.has_state and not self.counts_when_received
+        iterator = PrefetchIterator(
+            self.loader, batches, depth, self._last_received, self._times, self._watch, is_ahead=is_ahead
+        )
         self._iterator = weakref.ref(iterator)  # Weak, so that an iterator that is left early is released.
         return iterator
 
@@ -111,6 +119,10 @@ class DevicePrefetcher:
         """Start the workers of the loader's next epoch now, if it is a shardio loader; see DataLoader.start_workers."""
         if callable(start_workers := getattr(self.loader, "start_workers", None)):
             start_workers()
+
+    def stats(self) -> PrefetchStats:
+        """Return how long the program and the device have waited for data so far. This does not wait for the device."""
+        return self._times.sum_up()
 
     def set_epoch(self, epoch: int) -> None:
         """Set the next epoch on the loader, or on its samplers and datasets that take one.
@@ -173,6 +185,15 @@ class DevicePrefetcher:
         self.close()
         self._pool.clear()
 
+    def _watch(self) -> AbstractContextManager[object]:
+        """Return a context in which the loader's epoch begins: CUDA pins the memory of its batches."""
+        watch_memory = getattr(self.loader, "watch_memory", None)
+        if self._stream is None or not callable(watch_memory):
+            return nullcontext()
+        # One more than in flight: the memory of a batch is released when the next one is sent.
+        context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
+        return context
+
     def _copy_and_prepare(self, batch: Any) -> Any:
         def copy(value: Any) -> Any:
             return value.to(self.device)
@@ -188,6 +209,11 @@ class DevicePrefetcher:
     def _prepare(self, batch: Any) -> Any:
         prepared = map_tensors(batch, self._prepare_images)
         return prepared if self.transform is None else self.transform(prepared)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Return a device; for CUDA without an index, the current one, because that may change later."""
+    return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
 def _no_iterator() -> None:

@@ -1,12 +1,12 @@
 """The stream that copies batches to the device while the consumer computes on another stream.
 
-This is the only module that uses CUDA streams, so tests can run the prefetcher on a simulated
-stream.
+This is the only module that uses CUDA streams and events, so tests can run the prefetcher on a simulated stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -14,30 +14,38 @@ import torch
 from shardio.device.batches import map_tensors
 
 
-class BatchCopy(Protocol):
-    """The copy of one batch to the device."""
-
-    def is_copied(self) -> bool:
-        """Return whether the device has finished reading the source memory."""
-
-    def wait_until_copied(self) -> None:
-        """Wait until the device has finished reading the source memory."""
-
-    def receive(self) -> Any:
-        """Return the batch on the device. Later work on the caller's stream waits for the batch."""
-
-
 class StreamEvent(Protocol):
     """A point in the work that is queued on a stream."""
 
+    def query(self) -> bool:
+        """Return whether the stream has reached this point."""
+
     def synchronize(self) -> None:
         """Wait until the stream reaches this point."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Return the milliseconds from this point to a later one of the same stream. Both were reached."""
+
+
+@dataclass(slots=True, eq=False)
+class SentBatch:
+    """A batch on its way to the device.
+
+    Attributes:
+        copied: When the device has finished reading the source memory.
+        ready: When the batch is ready on the device.
+        batch: The batch on the device, in the form that the stream needs to receive it.
+    """
+
+    copied: StreamEvent
+    ready: StreamEvent
+    batch: Any
 
 
 class CopyStream(Protocol):
     """A stream for copies."""
 
-    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> BatchCopy:
+    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
         """Queue a copy to the device and the preparation of the copied batch.
 
         Both run after all earlier sends, and after the work that is already queued on the caller's
@@ -45,51 +53,63 @@ class CopyStream(Protocol):
         it.
         """
 
+    def receive(self, sent: SentBatch) -> Any:
+        """Return the batch on the device. Later work on the caller's stream waits for it."""
+
     def record_event(self) -> StreamEvent:
         """Return an event after the work that is queued on the caller's stream."""
 
 
 class CudaStream:
-    """A stream of a CUDA device."""
+    """A stream of a CUDA device.
+
+    Args:
+        device: The device, with an index.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
 
-    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> BatchCopy:
+    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             copied_batch = copy()
-            copied = self._stream.record_event()
+            copied = self._stream.record_event(_make_event())
             batch = prepare(copied_batch)
-            ready = self._stream.record_event()
-        return CudaBatchCopy(self._device, batch, copied, ready)
+            ready = self._stream.record_event(_make_event())
+        return SentBatch(copied=copied, ready=ready, batch=batch)
 
-    def record_event(self) -> StreamEvent:
-        event: StreamEvent = torch.cuda.current_stream(self._device).record_event()
-        return event
-
-
-class CudaBatchCopy:
-    """The copy of one batch on a CUDA stream."""
-
-    def __init__(self, device: torch.device, batch: Any, copied: torch.cuda.Event, ready: torch.cuda.Event) -> None:
-        self._device, self._batch, self._copied, self._ready = device, batch, copied, ready
-
-    def is_copied(self) -> bool:
-        is_copied: bool = self._copied.query()
-        return is_copied
-
-    def wait_until_copied(self) -> None:
-        self._copied.synchronize()
-
-    def receive(self) -> Any:
+    def receive(self, sent: SentBatch) -> Any:
         consumer = torch.cuda.current_stream(self._device)
-        consumer.wait_event(self._ready)
+        consumer.wait_event(sent.ready)  # type: ignore[arg-type]  # send() recorded it on CUDA.
 
         def record(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_cuda:  # After the tensor is freed, the allocator keeps its memory until the consumer is done.
-                tensor.record_stream(consumer)
+                for part in _find_dense_parts(tensor):
+                    part.record_stream(consumer)
             return tensor
 
-        return map_tensors(self._batch, record)
+        return map_tensors(sent.batch, record)
+
+    def record_event(self) -> StreamEvent:
+        event: StreamEvent = torch.cuda.current_stream(self._device).record_event(_make_event())
+        return event
+
+
+def _make_event() -> torch.cuda.Event:
+    # Blocking, so that a wait leaves the processor core to the loader's workers.
+    return torch.cuda.Event(enable_timing=True, blocking=True)
+
+
+def _find_dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors that hold a sparse tensor's memory, or the tensor itself: only those know streams."""
+    match tensor.layout:
+        case torch.sparse_coo:
+            return [tensor._indices(), tensor._values()]
+        case torch.sparse_csr | torch.sparse_bsr:
+            return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+        case torch.sparse_csc | torch.sparse_bsc:
+            return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+        case _:
+            return [tensor]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
@@ -33,7 +34,7 @@ from shardio.loader.executors.settings import ExecutorSettings
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.fetching.job import WorkerMethod
 from shardio.loader.repeatable import Repeatable
-from shardio.loader.slots.slot_pool import MemoryCallback
+from shardio.loader.slots.slot_pool import MemoryCallback, SlotWatch
 from shardio.loader.state import OrderSampler, Stateful, find_order
 from shardio.loader.stats import LoaderStats
 from shardio.order import Cursor, Split
@@ -180,7 +181,7 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
         self._shared: weakref.ref[EpochIterator] | None = None  # Weak: it holds the loader.
         self._warned_of = set[Split]()  # Epochs without batches.
         self._made: tuple[ExecutorSettings, Executor] | None = None  # The latest executor, and what it was made from.
-        self._memory_callbacks: list[MemoryCallback] = []
+        self._watches: list[SlotWatch] = []  # Those of the epoch that begins.
         self._order = find_order(dataset, self.sampler)
         self._epochs = Epochs()
         check_samplers_dataset(dataset, self._drawing_sampler, compares_digests=True)
@@ -202,13 +203,23 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
             ordered.has_loader = True  # Late: a loader that is refused leaves its sampler as it was.
         self._delivery = make_delivery(self, checks=self.check_duplicates, device=device)
 
-    def watch_memory(self, callback: MemoryCallback) -> None:
-        """Register a callback that is called once for each block of memory that holds batches.
+    @contextmanager
+    def watch_memory(self, callback: MemoryCallback, *, num_held: int = 0) -> Iterator[None]:
+        """Call a function once for each block of memory that holds batches of the epochs that begin in the block.
 
-        The callback receives the block as a uint8 [n] array, and must not keep a reference to it.
+        Batches of other epochs lie in other memory.
+
+        Args:
+            callback: Receives the memory as a uint8 [n] array, and must not keep a reference to it.
+            num_held: How many batches the caller holds at a time, besides those that it has passed on. There is memory
+                for as many more batches then.
         """
-        if callback not in self._memory_callbacks:
-            self._memory_callbacks.append(callback)
+        watch = SlotWatch(callback=callback, num_held=num_held)
+        self._watches.append(watch)
+        try:
+            yield
+        finally:
+            self._watches.remove(watch)
 
     def __len__(self) -> int:
         """Return the number of this rank's batches in a full epoch."""
@@ -254,7 +265,7 @@ class DataLoader(Preparable, Stateful, Repeatable, torch.utils.data.DataLoader[_
         if self._made is None or not settings.is_same(self._made[0]):
             self._made = (
                 settings,
-                make_executor(self, settings, self._order, self._epochs, self._bad_samples, self._memory_callbacks),
+                make_executor(self, settings, self._order, self._epochs, self._bad_samples, self._watches),
             )
         return self._made[1]
 

@@ -98,6 +98,19 @@ class EpochIterator:
         finally:
             del made, failure  # Otherwise the error's traceback would keep this frame, and so the error, alive.
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the next batch is there, at the latest after ``timeout_s``."""
+        is_ready = getattr(self._batches, "is_ready", None)
+        if self._is_over or self._cut_short_by is not None or is_ready is None:
+            return True
+        try:
+            with before_shutdown(), self._modes():
+                return bool(is_ready(timeout_s))
+        except BaseException as error:  # As in __next__.
+            self._cut_short_by = describe_error(error)
+            self.close()
+            raise
+
     @property
     def _workers(self) -> list[Any]:
         """The workers that call the user's dataset. Frameworks and tests look for torch's attribute."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from shardio.device import DevicePrefetcher
 from shardio.errors import NonFiniteLossError
 from shardio.train.ranks import gather, sum_over_ranks
 
@@ -27,7 +28,8 @@ class StepRecord:
         num_skipped: Steps skipped so far, because a gradient was not finite.
         images_per_s: Images per second, over all ranks.
         step_s: The mean duration of a step in seconds.
-        data_wait_share: The share of the time that this rank spent waiting for the loader.
+        data_wait_share: The share of the time that this rank's device waited for data, with nothing left to do; see
+            :meth:`shardio.DevicePrefetcher.stats`.
         memory_allocated: Bytes; see :class:`shardio.train.memory.MemoryUse`. None if unknown.
         memory_reserved: Bytes; see :class:`shardio.train.memory.MemoryUse`. None if unknown.
     """
@@ -59,7 +61,7 @@ class EpochResult:
             validation.
         num_images: Images trained on.
         train_s: The duration of the training in seconds.
-        data_wait_s: The part of ``train_s`` that this rank spent waiting for the loader.
+        data_wait_s: The part of ``train_s`` that this rank's device waited for data.
         lr: The learning rate of the last step.
         is_best: Whether the validation loss, or the training loss without validation, is the
             lowest so far.
@@ -142,26 +144,27 @@ class Score:
 class LogInterval:
     """The time since the last line of the log.
 
+    Args:
+        batches: Measures how long the device waits for data.
+
     Attributes:
         start: The start of the interval, from ``time.perf_counter``.
-        wait_s: Seconds spent waiting for batches.
         num_steps: Steps in the interval.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, batches: DevicePrefetcher) -> None:
+        self._batches = batches
         self.restart()
 
     def restart(self) -> None:
         """Start a new interval."""
-        self.start, self.wait_s, self.num_steps = time.perf_counter(), 0.0, 0
+        self.start, self.num_steps = time.perf_counter(), 0
+        self._stall_before_s = self._batches.stats().data_stall_s
 
-    def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches, and measure how long each takes to arrive."""
-        start = time.perf_counter()
-        for batch in batches:
-            self.wait_s += time.perf_counter() - start
-            yield batch
-            start = time.perf_counter()
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the device waited for data in the interval."""
+        return self._batches.stats().data_stall_s - self._stall_before_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ class TrainRun:
         self.results: list[EpochResult] = []
         self._directory = None if config.directory is None else Path(config.directory)
         self._score, self._times = Score(step.device), {"train_s": 0.0, "data_wait_s": 0.0}
-        self._losses, self._interval = PendingLosses(), LogInterval()
+        self._losses, self._interval = PendingLosses(), LogInterval(batches)
         self._random: dict[str, Any] | None = None
         self._saved_step: int | None = None
 
@@ -89,7 +89,7 @@ class TrainRun:
         seed_everything(self.config.seed, self.world.rank, epoch, FOR_LOADING)
         self._interval.restart()
         is_first = True
-        for batch in self._interval.watch(self.batches):
+        for batch in self.batches:
             if is_first and self._random is not None:
                 load_random_states(self._random, self.step.device)
             elif is_first:
@@ -126,7 +126,8 @@ class TrainRun:
             loss, num_images = self._losses.read()
         except NonFiniteLossError as error:
             raise NonFiniteLossError(f"{error}. {self._remedy()}", step=error.step, keys=error.keys) from error
-        elapsed_s, memory = time.perf_counter() - self._interval.start, measure_memory(self.step.device)
+        elapsed_s, wait_s = time.perf_counter() - self._interval.start, self._interval.wait_s
+        memory = measure_memory(self.step.device)
         record = StepRecord(
             step=self.step.num_steps,
             epoch=len(self.results),
@@ -136,12 +137,12 @@ class TrainRun:
             num_skipped=self.step.num_skipped,
             images_per_s=num_images / elapsed_s,
             step_s=elapsed_s / self._interval.num_steps,
-            data_wait_share=self._interval.wait_s / elapsed_s,
+            data_wait_share=wait_s / elapsed_s,
             memory_allocated=memory.allocated if memory else None,
             memory_reserved=memory.reserved if memory else None,
         )
         self._times["train_s"] += elapsed_s
-        self._times["data_wait_s"] += self._interval.wait_s
+        self._times["data_wait_s"] += wait_s
         self._interval.restart()
         for callback in self.callbacks:
             callback.on_log(record)

@@ -6,6 +6,8 @@ import ctypes
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,83 +16,91 @@ import torch
 from shardio.device import DevicePrefetcher
 from shardio.device.batches import map_tensors
 from shardio.device.pinned import PinnedPool
-from shardio.device.streams import BatchCopy, StreamEvent
+from shardio.device.streams import SentBatch, StreamEvent
 from shardio.torch_modes import own_tensors
 
 
-class LateCopy:
-    """A batch that is copied and prepared when it must be, or earlier at random."""
+@dataclass(slots=True, eq=False)
+class LateBatch:
+    """A batch that is copied and prepared when it must be, or earlier at random. Like torch's, it stays until freed."""
 
-    def __init__(self, stream: LateStream, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> None:
-        self._stream, self._prepare = stream, prepare
-        self._copied = map_tensors(copy(), _not_held)
-        self._prepared: Any = None
-        self.num_steps = 0
+    value: Any
 
-    def step(self) -> None:
-        """Do the next of two steps: copy, prepare."""
+    def copy(self) -> None:
         with own_tensors():  # A device works outside the modes of the caller.
-            if self.num_steps == 0:
-                self._copied = map_tensors(self._copied, torch.Tensor.clone)  # A device has its own memory.
-            else:
-                self._prepared, self._copied = self._prepare(self._copied), None
-        self.num_steps += 1
+            self.value = map_tensors(self.value, torch.Tensor.clone)  # A device has its own memory.
 
-    def is_copied(self) -> bool:
-        self._stream.advance_at_random()
-        return self.num_steps > 0
-
-    def wait_until_copied(self) -> None:
-        self._stream.advance_until(self, 1)
-
-    def receive(self) -> Any:
-        self._stream.advance_until(self, 2)
-        prepared, self._prepared = self._prepared, None
-        return prepared
+    def prepare(self, prepare: Callable[[Any], Any]) -> None:
+        with own_tensors():
+            self.value = prepare(self.value)
 
 
 class LateEvent:
+    """The end of a step of the stream's work."""
+
+    def __init__(self, stream: LateStream, step: int) -> None:
+        self._stream, self._step = stream, step
+
+    def query(self) -> bool:
+        self._stream.advance_at_random()
+        return self._stream.num_steps >= self._step
+
+    def synchronize(self) -> None:
+        self._stream.advance_to(self._step)
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        return 0.0
+
+
+class ConsumerEvent(LateEvent):
     """A point in the consumer's work, which is done at once here."""
 
-    def __init__(self, stream: LateStream) -> None:
-        self._stream = stream
+    def query(self) -> bool:
+        return True
 
     def synchronize(self) -> None:
         self._stream.num_waits += 1
 
 
 class LateStream:
-    """Does its work in order, at some time."""
+    """Does its work in order, at some time.
+
+    Attributes:
+        num_steps: How many steps are done: two for each batch, its copy and its preparation.
+        num_waits: How often the consumer's work was waited for.
+        most_pending: The most batches that were not ready at a time.
+    """
 
     def __init__(self, seed: int, laziness: float = 0.8) -> None:
         self._random = random.Random(seed)
         self._laziness = laziness
-        self._pending: deque[LateCopy] = deque()
-        self.num_waits = self.most_pending = 0
+        self._steps: deque[Callable[[], None]] = deque()
+        self.num_steps = self.num_waits = self.most_pending = 0
 
-    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> BatchCopy:
-        late_copy = LateCopy(self, copy, prepare)
-        self._pending.append(late_copy)
-        self.most_pending = max(self.most_pending, len(self._pending))
+    def send(self, copy: Callable[[], Any], prepare: Callable[[Any], Any]) -> SentBatch:
+        batch = LateBatch(map_tensors(copy(), _not_held))
+        self._steps += [batch.copy, partial(batch.prepare, prepare)]
+        last = self.num_steps + len(self._steps)
+        self.most_pending = max(self.most_pending, -(-len(self._steps) // 2))
+        sent = SentBatch(copied=LateEvent(self, last - 1), ready=LateEvent(self, last), batch=batch)
         self.advance_at_random()
-        return late_copy
+        return sent
+
+    def receive(self, sent: SentBatch) -> Any:
+        sent.ready.synchronize()
+        return sent.batch.value
 
     def record_event(self) -> StreamEvent:
-        return LateEvent(self)
+        return ConsumerEvent(self, 0)
 
     def advance_at_random(self) -> None:
-        while self._pending and self._random.random() > self._laziness:
-            self._step()
+        while self._steps and self._random.random() > self._laziness:
+            self.advance_to(self.num_steps + 1)
 
-    def advance_until(self, late_copy: LateCopy, num_steps: int) -> None:
-        while late_copy.num_steps < num_steps:
-            self._step()
-
-    def _step(self) -> None:
-        first = self._pending[0]
-        first.step()
-        if first.num_steps == 2:
-            self._pending.popleft()
+    def advance_to(self, step: int) -> None:
+        while self.num_steps < step:
+            self._steps.popleft()()
+            self.num_steps += 1
 
 
 def _not_held(tensor: torch.Tensor) -> torch.Tensor:
@@ -107,7 +117,21 @@ def prefetch_late(
     loader: Iterable[Any], *, seed: int = 0, laziness: float = 0.8, **options: Any
 ) -> tuple[DevicePrefetcher, LateStream]:
     """Return a prefetcher that works as on CUDA, with a late stream and ordinary memory in place of pinned memory."""
-    prefetcher, stream = DevicePrefetcher(loader, "cpu", **options), LateStream(seed, laziness)
+    stream = LateStream(seed, laziness)
+    return prefetch_on(stream, loader, **options), stream
+
+
+def prefetch_on(stream: Any, loader: Iterable[Any], register: Any = None, **options: Any) -> DevicePrefetcher:
+    """Return a prefetcher that works as on CUDA, on a stream of the test's.
+
+    Args:
+        stream: The stream.
+        loader: The loader.
+        register: Pins memory in place; by default, nothing does.
+        options: Those of the prefetcher.
+    """
+    prefetcher = DevicePrefetcher(loader, "cpu", **options)
     prefetcher._stream = stream
+    prefetcher._register = register or (lambda memory: None)  # type: ignore[assignment]  # it is a partial there
     prefetcher._pool = PinnedPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
-    return prefetcher, stream
+    return prefetcher

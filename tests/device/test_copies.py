@@ -19,6 +19,7 @@ import torch.utils.data
 from numpy.typing import NDArray
 
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
+from shardio.device.streams import _find_dense_parts
 from shardio.transforms import CenterCrop
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader, count_pinned_buffers
@@ -107,6 +108,23 @@ def test_depth_limits_the_batches_in_flight_and_the_work_ahead_of_the_device(dep
     assert stream.most_pending == depth
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_the_device_holds_only_what_is_in_flight_and_what_the_user_has(depth: int) -> None:
+    """A float32 batch of 256 images takes 154 MB."""
+    alive = set[int]()
+
+    def note(batch: Any) -> Any:
+        alive.add(int(batch[1]))
+        weakref.finalize(batch[1], alive.remove, int(batch[1]))
+        return batch
+
+    prefetcher, _ = prefetch_late(SpoilingLoader(20), depth=depth, laziness=0, transform=note)
+    batches = iter(prefetcher)
+    for number in range(20):
+        next(batches)
+        assert alive == set(range(number + 1, min(number + depth, 20)))
+
+
 def test_buffers_are_reused(is_pinned: bool) -> None:
     prefetcher, _ = prefetch_late(SpoilingLoader(), depth=2, laziness=0.5)
     sizes = count_pinned_buffers(prefetcher)
@@ -131,7 +149,7 @@ def test_leaving_early_releases_everything_after_its_copy(end: str) -> None:
             pass
     gc.collect()
     assert loader.num_alive == 0
-    assert not stream._pending or stream._pending[0].num_steps == 1, "no copy still reads the loader's memory"
+    assert not stream._steps or stream.num_steps % 2 == 1, "no copy still reads the loader's memory"
     for number, batch in enumerate(kept):
         assert_whole(loader, number, batch)
     assert [batch[1].item() for batch in prefetcher] == list(range(20))
@@ -255,27 +273,38 @@ def test_a_transform_takes_the_prepared_batch_and_returns_the_final_one() -> Non
         assert torch.equal(image, images.flip(-1).to(torch.float16))
 
 
-def test_memory_watchers_get_each_block_of_memory(packed: Path) -> None:
-    sizes = list[int]()
-    loader = DataLoader(ShardDataset(packed, transform=CenterCrop(48)), batch_size=2, num_workers=2)
-    loader.watch_memory(lambda memory: sizes.append(memory.nbytes))
-    images, _ = next(iter(loader))
-    assert sizes
-    assert all(num_bytes >= images.nbytes for num_bytes in sizes)
+class Packed:
+    """An object that pins and moves itself, as torch's PackedSequence does."""
+
+    def __init__(self, where: str = "here") -> None:
+        self.where = where
+
+    def pin_memory(self) -> Packed:
+        return Packed(f"{self.where}, pinned")
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> Packed:
+        return Packed(f"{self.where}, moved")
 
 
-def test_later_watchers_get_existing_memory_once(packed: Path) -> None:
-    """Persistent workers keep their slots: a later prefetcher must pin them, too."""
-    first, second = list[NDArray[np.uint8]](), list[NDArray[np.uint8]]()  # Kept, so that addresses are not reused.
-    dataset = ShardDataset(packed, transform=CenterCrop(48))
-    loader = DataLoader(dataset, batch_size=2, num_workers=1, persistent_workers=True)
-    loader.watch_memory(first.append)
-    for _ in loader:
-        pass
-    loader.watch_memory(second.append)
-    used = {batch[0].data_ptr() for _ in range(2) for batch in loader}
-    starts, later_starts = ([memory.ctypes.data for memory in watched] for watched in (first, second))
-    assert len(starts) == len(set(starts))
-    assert len(later_starts) == len(set(later_starts))
-    assert set(later_starts) <= set(starts)
-    assert all(any(0 <= address - memory.ctypes.data < memory.nbytes for memory in second) for address in used)
+@pytest.mark.parametrize("is_available", [True, False])
+def test_objects_that_can_pin_themselves_do(monkeypatch: pytest.MonkeyPatch, is_available: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)
+    prefetcher, _ = prefetch_late([{"text": Packed()}])
+    ((batch),) = prefetcher
+    assert batch["text"].where == ("here, pinned, moved" if is_available else "here, moved")
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta state")
+@pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc", "strided"])
+def test_the_stream_is_noted_on_the_memory_of_sparse_tensors(layout: str) -> None:
+    """Only dense tensors know streams."""
+    dense = torch.eye(4)
+    if layout == "strided":
+        assert _find_dense_parts(dense) == [dense]
+        return
+    block: dict[str, Any] = {"blocksize": (2, 2)} if layout.startswith("b") else {}
+    sparse = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **block)
+    parts = _find_dense_parts(sparse)
+    assert all(part.layout == torch.strided for part in parts)
+    assert len(parts) == (2 if layout == "coo" else 3)
+    assert sum(float(part.double().sum()) for part in parts[-1:]) == 4, "the values are last"

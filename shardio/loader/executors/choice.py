@@ -39,7 +39,7 @@ from shardio.loader.executors.worker_options import WorkerOptions
 from shardio.loader.executors.worker_processes import WorkerProcesses
 from shardio.loader.fetching.epochs import Epochs
 from shardio.loader.processes.setup import why_not_sendable
-from shardio.loader.slots.slot_pool import MemoryCallback
+from shardio.loader.slots.slot_pool import SlotWatch
 from shardio.loader.state import LoaderOrder
 
 _log = logging.getLogger("shardio")
@@ -51,7 +51,7 @@ def make_executor(
     order: LoaderOrder | None,
     epochs: Epochs,
     bad_samples: BadSamples | None,
-    memory_callbacks: Sequence[MemoryCallback],
+    watches: Sequence[SlotWatch],
 ) -> Executor:
     """Return the executor of a loader.
 
@@ -61,7 +61,7 @@ def make_executor(
         order: The loader's order; None if that is not shardio's.
         epochs: Where the loader's epochs begin, if the order is not shardio's.
         bad_samples: The policy for unreadable samples; None raises their errors.
-        memory_callbacks: Called once with each slot's memory.
+        watches: Those of the epoch that begins; the loader changes them.
     """
     if settings.is_ours:
         assert settings.decoder is not None, "the dataset is shardio's"
@@ -88,7 +88,7 @@ def make_executor(
             executor = WorkerProcesses(
                 planner,
                 batches,
-                memory_callbacks,
+                watches,
                 timeout_s=settings.timeout_s,
                 closes_workers=not settings.persistent_workers,
             )

@@ -172,6 +172,11 @@ class FetchedBatches:
             self._warn()
         return batch
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the next batch is there, at the latest after ``timeout_s``. The calling process has none."""
+        is_ready = getattr(self._batches, "is_ready", None)
+        return is_ready is None or bool(is_ready(timeout_s))
+
     def close(self) -> None:
         """End the epoch; drop batches that were fetched ahead."""
         self._batches.close()
@@ -208,6 +213,10 @@ class _PersistentBatches(_MultiProcessingDataLoaderIter):
     def __next__(self) -> Any:
         """Return the next batch, or a Failure instead."""
         return next(self.batches)
+
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the next batch is there, at the latest after ``timeout_s``."""
+        return self.batches.is_ready(timeout_s)
 
     @property
     def _workers(self) -> Sequence[Any]:  # type: ignore[override]  # torch's is an attribute

@@ -52,6 +52,10 @@ class Batch:
         return all(part.columns is not None for part in self.parts)
 
     @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.is_made
+
+    @property
     def num_samples(self) -> int:
         return sum(len(part.plan) for part in self.parts)
 

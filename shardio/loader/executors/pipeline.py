@@ -85,6 +85,17 @@ class Pipeline:
             self.close()
             raise
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the next batch is finished, or has failed, at the latest after ``timeout_s``."""
+        if not self._batches or not self._workers.belongs_here:
+            return True  # Only a request can tell.
+        try:
+            self._advance(timeout_s)
+        except BaseException:  # As in __next__.
+            self._closes_workers = True
+            raise
+        return self._batches[0].is_over
+
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""
         if not self._is_open:
@@ -160,13 +171,17 @@ class Pipeline:
         """Wait until a batch is finished or has failed."""
         timeout_s = self._timeout_s
         deadline = time.monotonic() + timeout_s if timeout_s else None
-        while not batch.is_made and batch.error is None:
+        while not batch.is_over:
             left_s = None if deadline is None else deadline - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise RuntimeError(f"no batch arrived within timeout={timeout_s} s: increase it, or check the storage")
-            for owner, part, outcome in self._queue.receive(left_s):
-                if self._handler.apply(owner, part, outcome):
-                    self._queue.add(owner, [part])
+            self._advance(left_s)
+
+    def _advance(self, timeout_s: float | None) -> None:
+        """Apply the outcomes that have arrived; wait for some at most ``timeout_s``."""
+        for owner, part, outcome in self._queue.receive(timeout_s):
+            if self._handler.apply(owner, part, outcome):
+                self._queue.add(owner, [part])
 
     def _give_up(self, batches: Iterable[Batch]) -> None:
         """Return the slots of batches that the user will not receive."""

@@ -63,6 +63,11 @@ class SampledBatches:
             self._progress.count_one()
         return made
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the next batch is there, at the latest after ``timeout_s``."""
+        is_ready = getattr(self._batches, "is_ready", None)
+        return is_ready is None or bool(is_ready(timeout_s))
+
     def close(self) -> None:
         """End the epoch; drop batches that were made ahead."""
         self._batches.close()

@@ -13,7 +13,7 @@ from shardio.loader.executors.pipeline import Pipeline
 from shardio.loader.processes.fork_server import ForkServer
 from shardio.loader.processes.messages import WorkerSetup
 from shardio.loader.processes.pool import WorkerPool
-from shardio.loader.slots.slot_pool import MemoryCallback, SlotPool
+from shardio.loader.slots.slot_pool import SlotPool, SlotWatch
 from shardio.loader.stats import LoaderStats, Tally
 from shardio.order import Cursor, Split
 
@@ -24,7 +24,7 @@ class WorkerProcesses:
     Args:
         planner: Plans the batches of an epoch.
         settings: What all batches of the loader have in common.
-        memory_callbacks: Called once with each slot's memory.
+        watches: Those of the epoch that begins.
         timeout_s: How long to wait for a batch; 0 waits forever.
         closes_workers: Whether the worker processes end with each epoch. Their fork server stays for the next ones.
     """
@@ -33,12 +33,12 @@ class WorkerProcesses:
         self,
         planner: Planner,
         settings: BatchSettings,
-        memory_callbacks: Sequence[MemoryCallback],
+        watches: Sequence[SlotWatch],
         *,
         timeout_s: float,
         closes_workers: bool,
     ) -> None:
-        self._planner, self._settings, self._memory_callbacks = planner, settings, memory_callbacks
+        self._planner, self._settings, self._watches = planner, settings, watches
         self._timeout_s, self._closes_workers = timeout_s, closes_workers
         self._workers: WorkerPool | None = None
         self._slots: SlotPool | None = None
@@ -50,6 +50,7 @@ class WorkerProcesses:
         """Begin an epoch and return its batches. If the worker processes persist, this ends an unfinished epoch."""
         began = time.perf_counter()
         workers, slots = self._find_workers()
+        slots.watch(self._watches)
         plans, source = self._planner.plan(cursor, split)
         self._tally = self._settings.begin_tally(source.decoder, workers.num_threads, began)
         pipeline = Pipeline(
@@ -103,7 +104,7 @@ class WorkerProcesses:
         num_threads = self._settings.sizing.num_threads
         setup = WorkerSetup(reader=dataset.reader, decoder=dataset.decoder, collation=self._settings.collation)
         workers = WorkerPool(self._free_server() or ForkServer(), setup, num_threads)
-        slots = SlotPool(workers.announce, workers.forget, self._memory_callbacks)
+        slots = SlotPool(workers.announce, workers.forget)
         if self._slots is not None and self._slots.layout is not None:
             slots.lay_out(self._slots.layout, self._settings.sizing.num_spare(self._slots.layout))
         self._workers, self._slots = workers, slots

@@ -135,6 +135,15 @@ class WorkerBatches:
         hand_over([partial(self._advance, pending, answer.state)])
         return batch
 
+    def is_ready(self, timeout_s: float) -> bool:
+        """Return whether the next batch, or its error, is there, at the latest after ``timeout_s``."""
+        if not self._is_open or not self._pending or not self.workers.belongs_here:
+            return True  # Only a request can tell.
+        for answer in self.workers.receive(timeout_s):
+            self._apply(answer)
+        waiting = list(self._pending.values())
+        return any(pending.answer is not None for pending in (waiting[:1] if self._in_order else waiting))
+
     def await_workers(self, *, raises: bool) -> None:
         """Wait until all workers have begun the epoch.
 

@@ -93,7 +93,7 @@ class FetchProcesses:
     def __init__(self, job: FetchJob, base_seed: int, context: Any, max_tasks: int) -> None:
         self.max_tasks = max_tasks
         self._workers = [_Process() for _ in range(job.num_workers)]
-        self._slots = SlotPool(partial(_announce, self._workers), partial(_forget, self._workers), ())  # No cycle.
+        self._slots = SlotPool(partial(_announce, self._workers), partial(_forget, self._workers))  # No cycle.
         self._slot_of_task: dict[int, Slot] = {}
         self._owns: dict[int, Memory] = {}  # Memory that a worker made for one batch, by task.
         self._process_id, self._has_warned = os.getpid(), False

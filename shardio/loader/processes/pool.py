@@ -91,6 +91,7 @@ class WorkerPool:
         self._chunk_ids, self._worker_ids = count(), count()
         self._processes: list[_Process] = []
         self._dying: dict[_Process, str] = {}  # Unreachable processes, and why they are killed.
+        self._heard_at = time.monotonic()  # When a process was heard of last.
         self._finalizer = weakref.finalize(self, _close_all, server, self._processes, os.getpid())
         call_at_fork(self, after_in_child=WorkerPool.leave_to_parent)
         server.set_up(setup)
@@ -141,10 +142,13 @@ class WorkerPool:
             for descriptor in processes:
                 poll.register(descriptor, select.POLLIN)
             ready = poll.poll(1000 * (PATIENCE_S if timeout_s is None else min(timeout_s, PATIENCE_S)))
+            now = time.monotonic()
             for descriptor, _ in ready:
                 received += self._read(processes[descriptor])
-            if not ready:
-                self._check_life()
+            if ready:
+                self._heard_at = now
+            elif now - self._heard_at >= PATIENCE_S:
+                self._check_life(now)
         return [*received, *self._restart_dying()]
 
     def close(self) -> None:
@@ -176,9 +180,8 @@ class WorkerPool:
                     del process.unanswered[message.chunk_id]
                     received.append(message)
 
-    def _check_life(self) -> None:
+    def _check_life(self, now: float) -> None:
         """Ping processes with unanswered chunks; give up those that have not answered in time."""
-        now = time.monotonic()
         for process in self._processes:
             if not process.unanswered:
                 continue

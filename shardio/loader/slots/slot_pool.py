@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -28,6 +29,19 @@ Spans = Mapping[int, tuple[int, int]]
 """The first byte of each piece of a slot, and the one after its last."""
 
 MemoryCallback = Callable[[NDArray[np.uint8]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotWatch:
+    """What a wrapper of a loader, such as a DevicePrefetcher, does with the slots of the epochs that it begins.
+
+    Attributes:
+        callback: Called once with each slot's memory, uint8 [n], which lives as long as any view of it.
+        num_held: How many batches the wrapper holds, besides those of the user.
+    """
+
+    callback: MemoryCallback
+    num_held: int
 
 
 class _ColumnRef(weakref.ref["NDArray[Any]"]):
@@ -51,14 +65,7 @@ class Slot:
         self.layout = layout
         self.is_retired = False
         self._memory = memory
-        self._num_called = 0
         self._columns: list[_ColumnRef] = []
-
-    def announce(self, callbacks: Sequence[MemoryCallback]) -> None:
-        """Pass the memory to the callbacks that have not received it yet: callbacks may be added at any time."""
-        for callback in callbacks[self._num_called :]:
-            callback(self._memory)
-        self._num_called = len(callbacks)
 
     def hand_out(self, freed: SimpleQueue[_ColumnRef], spans: Spans | None) -> Views:
         """Return the columns, or pieces. When one and all views of it are freed, its reference goes into ``freed``.
@@ -87,7 +94,6 @@ class SlotPool:
     Args:
         announce: Called with a new slot's id, layout and descriptor before its first use.
         forget: Called with the ids of slots that will not be filled again.
-        callbacks: Called once with each slot's memory, uint8 [n], which lives as long as any view of it.
 
     Attributes:
         layout: The layout of a batch in a slot; None before :meth:`lay_out`.
@@ -97,11 +103,11 @@ class SlotPool:
         self,
         announce: Callable[[int, Layout, int], None],
         forget: Callable[[tuple[int, ...]], None],
-        callbacks: Sequence[MemoryCallback],
     ) -> None:
         self.layout: Layout | None = None
         self._num_spare = 0
-        self._announce, self._forget, self._callbacks = announce, forget, callbacks
+        self._announce, self._forget = announce, forget
+        self._watches: tuple[SlotWatch, ...] = ()
         self._freed: SimpleQueue[_ColumnRef] = SimpleQueue()
         self._free: list[Slot] = []
         self._taken: dict[int, Slot] = {}
@@ -111,13 +117,23 @@ class SlotPool:
         # before and after: another thread may receive a batch in between, which the child then holds too.
         call_at_fork(self, before=SlotPool.retire_held, after_in_parent=SlotPool.retire_held)
 
+    def watch(self, watches: Sequence[SlotWatch]) -> None:
+        """Fill only slots that these watches know, and no others, from now on.
+
+        What a watch did to the memory of a slot, such as registering it with CUDA, must not affect an epoch that the
+        wrapper did not begin.
+        """
+        if tuple(watches) != self._watches:
+            self.retire()
+            self._watches = tuple(watches)
+
     def lay_out(self, layout: Layout, num_spare: int) -> None:
         """Use slots of this layout from now on.
 
         Args:
             layout: The layout of a batch in a slot.
-            num_spare: How many free slots to keep. The pool drops any more, which it created while the user kept
-                batches.
+            num_spare: How many free slots to keep, besides those for the watches. The pool drops any more, which it
+                created while the user kept batches.
         """
         self.layout, self._num_spare = layout, num_spare
         self._drop_free()
@@ -127,7 +143,6 @@ class SlotPool:
         self.collect()
         slot = self._free.pop() if self._free else self._make()
         self._taken[slot.slot_id] = slot
-        slot.announce(self._callbacks)
         return slot
 
     def hand_out(self, slot: Slot, spans: Spans | None = None) -> Views:
@@ -143,10 +158,10 @@ class SlotPool:
 
     def put_back(self, slots: Iterable[Slot]) -> None:
         """Take back slots whose content is no longer needed. No worker may still be filling them."""
-        superfluous = []
+        superfluous, num_spare = [], self._num_spare + sum(watch.num_held for watch in self._watches)
         for slot in slots:
             self._taken.pop(slot.slot_id, None)
-            if slot.is_retired or slot.layout is not self.layout or len(self._free) >= self._num_spare:
+            if slot.is_retired or slot.layout is not self.layout or len(self._free) >= num_spare:
                 superfluous.append(slot)
             else:
                 self._free.append(slot)
@@ -161,7 +176,7 @@ class SlotPool:
             self._forget(slot_ids)
 
     def retire(self) -> None:
-        """Retire all current slots: a restarted worker process does not know them."""
+        """Retire all current slots. A restarted worker process, for example, does not know them."""
         for slot in self._taken.values():
             slot.is_retired = True
         self.retire_held()
@@ -201,6 +216,8 @@ class SlotPool:
         finally:
             os.close(descriptor)
         self._num_made += 1
+        for watch in self._watches:
+            watch.callback(memory)
         return Slot(self._num_made - 1, self.layout, memory)
 
 
