@@ -1,8 +1,10 @@
-"""Count a loader's batches when the user receives them, even if a wrapper holds some back.
+"""What a loader tells the wrappers of its batches: how to count them, and their rng keys.
 
 A loader's state counts the batches that the user received, but a prefetcher requests batches before the user does. So
 the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the
 batch. Objects in between, such as generators, are not involved.
+
+In the same way, the loader provides the rng key of the batch that it has just returned, from which a wrapper may draw.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from contextvars import ContextVar
 Count = Callable[[], None]
 
 _HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
+_RNG_KEY: ContextVar[Callable[[], int] | None] = ContextVar("rng_key", default=None)
 
 
 def counts_when_received(loader: object) -> bool:
@@ -66,3 +69,15 @@ def held_back() -> Iterator[list[Count]]:
         yield counts
     finally:
         _HELD.reset(token)
+
+
+def provide_rng_key(make: Callable[[], int] | None) -> None:
+    """Set the function that returns the rng key of the batch that is returned next; None if it has none."""
+    _RNG_KEY.set(make)
+
+
+def take_rng_key() -> int | None:
+    """Return the rng key of the batch that was returned, and forget it; None if the loader has provided none."""
+    make = _RNG_KEY.get()
+    _RNG_KEY.set(None)
+    return None if make is None else make()

@@ -37,7 +37,7 @@ class InFlightBatches:
         stream: The stream for copies.
         pool: The buffers for tensors that are not in pinned memory.
         copy: A function that copies a batch to the device.
-        prepare: A function that makes the final batch from the copied one.
+        prepare: A function that makes the final batch from the copied one and its rng key.
         times: Where the waiting of the device is added.
     """
 
@@ -46,7 +46,7 @@ class InFlightBatches:
         stream: CopyStream,
         pool: PinnedPool,
         copy: Callable[[Any], Any],
-        prepare: Callable[[Any], Any],
+        prepare: Callable[[Any, int | None], Any],
         times: WaitingTimes,
     ) -> None:
         self._stream, self._pool, self._times = stream, pool, times
@@ -59,7 +59,7 @@ class InFlightBatches:
         """Return the number of batches that were sent but not yet received."""
         return len(self._sent)
 
-    def send(self, batch: Any, note: Any) -> None:
+    def send(self, batch: Any, note: Any, rng_key: int | None) -> None:
         """Send a batch. :meth:`receive` returns it together with ``note``."""
         self._release()
         buffers: list[torch.Tensor] = []
@@ -74,7 +74,7 @@ class InFlightBatches:
             return pinned
 
         pinned = map_tensors(batch, pin, _pin_movable)
-        sent = self._stream.send(lambda: self._copy(pinned), self._prepare)
+        sent = self._stream.send(lambda: self._copy(pinned), lambda copied: self._prepare(copied, rng_key))
         self._sources.append(_Source(sent.copied, pinned, buffers))
         self._sent.append(_Sent(sent, note))
 
@@ -125,10 +125,10 @@ class SynchronousBatches:
     """The same interface without a stream: each batch is copied and prepared when it is sent.
 
     Args:
-        prepare: A function that copies a batch to the device and makes the final batch from it.
+        prepare: A function that copies a batch to the device and makes the final batch from it and its rng key.
     """
 
-    def __init__(self, prepare: Callable[[Any], Any]) -> None:
+    def __init__(self, prepare: Callable[[Any, int | None], Any]) -> None:
         self._prepare = prepare
         self._sent: deque[tuple[Any, Any]] = deque()
 
@@ -136,9 +136,9 @@ class SynchronousBatches:
         """Return the number of batches that were sent but not yet received."""
         return len(self._sent)
 
-    def send(self, batch: Any, note: Any) -> None:
+    def send(self, batch: Any, note: Any, rng_key: int | None) -> None:
         """Prepare a batch. :meth:`receive` returns it together with ``note``."""
-        self._sent.append((self._prepare(batch), note))
+        self._sent.append((self._prepare(batch, rng_key), note))
 
     def receive(self) -> tuple[Any, Any]:
         """Return the next batch and its note."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.waiting import WaitingTimes
-from shardio.handover import Count, find_held, hand_over, held_back, restore_held
+from shardio.handover import Count, find_held, hand_over, held_back, restore_held, take_rng_key
 from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
 
@@ -168,10 +168,11 @@ class PrefetchIterator:
                 return _Failure(error, counts, [])
             finally:
                 self._times.loader_wait_s += time.perf_counter() - began
+        rng_key = take_rng_key()
         state = self._loader.state_dict() if self._is_ahead else None  # type: ignore[attr-defined]
         try:
             with outside_of_inference_mode():
-                self._in_flight.send(batch, _OnReceipt(counts, state))
+                self._in_flight.send(batch, _OnReceipt(counts, state), rng_key)
         except Exception as error:  # From the user's transform or the device.
             let_through(error)
             return _Failure(no_end(error), [], counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -58,7 +59,9 @@ class DevicePrefetcher:
             Without ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, called on the device after
-            normalisation. On CUDA, it runs on the prefetcher's stream.
+            normalisation. On CUDA, it runs on the prefetcher's stream. If it has a parameter ``generator``, it
+            receives a torch.Generator of the device. In shardio's order, this one is seeded by seed, epoch, position
+            and rank, so a resumed run draws the same; otherwise, by torch's global generator.
 
     On CUDA, each batch can be used on the stream that was current when you requested it; on another stream, wait for
     that one first.
@@ -81,12 +84,13 @@ class DevicePrefetcher:
         normalize: Normalize | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = True,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Callable[..., Any] | None = None,
     ) -> None:
         self.loader = loader
         self.device = _with_index(choose_device(device))
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
+        self._generator = torch.Generator(self.device) if _takes_generator(transform) else None
         with own_tensors():
             self._prepare_images = ImagePreparation(self.device, normalize, dtype, channels_last=channels_last)
         self._stream: CopyStream | None = None
@@ -194,11 +198,11 @@ class DevicePrefetcher:
         context: AbstractContextManager[object] = watch_memory(self._register, num_held=self.depth + 1)
         return context
 
-    def _copy_and_prepare(self, batch: Any) -> Any:
+    def _copy_and_prepare(self, batch: Any, rng_key: int | None) -> Any:
         def copy(value: Any) -> Any:
             return value.to(self.device)
 
-        return self._prepare(map_tensors(batch, copy, copy))
+        return self._prepare(map_tensors(batch, copy, copy), rng_key)
 
     def _copy(self, batch: Any) -> Any:
         def copy(value: Any) -> Any:
@@ -206,14 +210,27 @@ class DevicePrefetcher:
 
         return map_tensors(batch, copy, copy)
 
-    def _prepare(self, batch: Any) -> Any:
+    def _prepare(self, batch: Any, rng_key: int | None) -> Any:
         prepared = map_tensors(batch, self._prepare_images)
-        return prepared if self.transform is None else self.transform(prepared)
+        if self.transform is None:
+            return prepared
+        if self._generator is None:
+            return self.transform(prepared)
+        if rng_key is None:
+            rng_key = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        return self.transform(prepared, generator=self._generator.manual_seed(rng_key))
 
 
 def _with_index(device: torch.device) -> torch.device:
     """Return a device; for CUDA without an index, the current one, because that may change later."""
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
+
+
+def _takes_generator(function: Callable[..., Any] | None) -> bool:
+    try:
+        return function is not None and "generator" in inspect.signature(function).parameters
+    except ValueError:  # Functions in C may have no signature.
+        return False
 
 
 def _no_iterator() -> None:

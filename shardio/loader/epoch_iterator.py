@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from shardio.handover import hand_over
+from shardio.handover import hand_over, provide_rng_key
 from shardio.interruptions import cut_short, describe_error
 from shardio.loader.executors.executor import BatchIterator
 from shardio.loader.failures import Failure
 from shardio.loader.shutdown import before_shutdown
-from shardio.order import Progress
+from shardio.order import Progress, make_rng_key
 
 
 class EpochIterator:
@@ -80,6 +80,7 @@ class EpochIterator:
             failure = made.restore() if isinstance(made, Failure) else None
             if failure is None:
                 self._count()
+                provide_rng_key(None if self._progress is None else partial(self._make_rng_key, self._num_taken - 1))
         except StopIteration:
             self.close()
             self._finish()
@@ -120,6 +121,14 @@ class EpochIterator:
         """End the epoch; drop batches that were made ahead."""
         self._is_over = True
         self._batches.close()
+
+    def _make_rng_key(self, num_before: int) -> int:
+        """Return the rng key of this rank's batch after ``num_before`` others of this iterator."""
+        progress, seed = self._progress, self._loader._order.ordered.seed
+        assert progress is not None, "only shardio's order has keys"
+        split = progress.split
+        (rng_key,) = make_rng_key(seed, progress.cursor.epoch, "batch", split.position_after(num_before), split.rank)
+        return int(rng_key)
 
     def _count(self) -> None:
         if self._progress is not None and self._num_counted < self._num_taken:
