@@ -29,6 +29,7 @@ class TrainConfig:
         lr: The highest learning rate.
         optimizer: The optimiser, from torch.optim.
         weight_decay: Weight decay of the optimiser.
+        decay_all: Apply weight decay to all weights, also to those of norms and to biases.
         momentum: Momentum of sgd and rmsprop.
         schedule: How the learning rate changes: onecycle, cosine (after a linear warm-up),
             cyclic (up and down), step (divided by 10 after each period), plateau (divided by 10 after a
@@ -39,6 +40,7 @@ class TrainConfig:
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
             It does not limit the epochs, which must be equally long on all ranks.
         precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
+        tf32: Let GPUs round the float32 inputs of matrix products to TF32, which is faster.
         clip_norm: Clip the gradients to this total norm (default: no clipping).
         clip_value: Clip each gradient element to this magnitude (default: no clipping).
         patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if
@@ -65,12 +67,14 @@ class TrainConfig:
     lr: float = 1e-3
     optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.05
+    decay_all: bool = True
     momentum: float = 0.9
     schedule: ScheduleName = "onecycle"
     warmup: float = 0.3
     period: float | None = None
     steps_per_epoch: int | None = None
     precision: Precision = "bf16"
+    tf32: bool = False
     clip_norm: float | None = None
     clip_value: float | None = None
     patience: int | None = None
@@ -126,7 +130,11 @@ class TrainConfig:
         return {**named, **self.data}
 
     def find_differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """Describe settings that differ from a checkpoint's, which may lack some of ``data``."""
+        """Describe settings that differ from a checkpoint's, which may lack some of ``data``.
+
+        A setting that an earlier version did not have had the effect of its default.
+        """
+        saved = {**{one.name: one.default for one in dataclasses.fields(self)}, **saved}
         return [
             f"{name} was {saved.get(name)!r} and is now {value!r}"
             for name, value in self.shared_settings().items()

@@ -14,7 +14,7 @@ from shardio.device import DevicePrefetcher
 from shardio.train.config import TrainConfig
 from shardio.train.meters import Score
 from shardio.train.ranks import joined_ranks, share_buffers, use_device
-from shardio.train.step import autocast
+from shardio.train.step import DTYPES, autocast
 from shardio.world import World
 
 
@@ -66,8 +66,14 @@ def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) ->
 
 
 def prefetch(loader: Iterable[Any], config: TrainConfig, device: torch.device) -> DevicePrefetcher:
-    """Return a loader whose images arrive on the device, normalised."""
-    return DevicePrefetcher(loader, device, normalize=(config.mean, config.std), channels_last=config.channels_last)
+    """Return a loader whose images arrive on the device, normalised, in the dtype that the model computes in."""
+    return DevicePrefetcher(
+        loader,
+        device,
+        normalize=(config.mean, config.std),
+        dtype=DTYPES[config.precision],
+        channels_last=config.channels_last,
+    )
 
 
 def images_and_labels(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -71,7 +71,7 @@ def train(
     directory = None if config.directory is None else Path(config.directory)
     with (
         reported_failures(),
-        algorithms(deterministic=config.deterministic),
+        algorithms(deterministic=config.deterministic, tf32=config.tf32),
         joined_ranks(device) as world,
         claimed(directory),
     ):

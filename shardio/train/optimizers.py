@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -20,7 +23,25 @@ To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """Return an optimiser of a model's parameters, without those that are frozen."""
+    """Return an optimiser of a model's parameters, without those that are frozen.
+
+    On CUDA, one kernel updates all parameters where torch has one. With fp16 it has not: a fused optimiser would be
+    called, and counted, even if a gradient is not finite.
+    """
     kind, settings = OPTIMIZERS[config.optimizer]
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    return kind(weights, **{name: getattr(config, name) for name in settings})
+    options: dict[str, Any] = {name: getattr(config, name) for name in settings}
+    if (
+        "fused" in inspect.signature(kind).parameters
+        and config.precision != "fp16"
+        and all(weight.is_cuda for weight in weights)
+    ):
+        options["fused"] = True
+    if config.decay_all:
+        return kind(weights, **options)
+    # Norms and biases have one dimension.
+    groups: list[dict[str, Any]] = [
+        {"params": [weight for weight in weights if weight.ndim > 1]},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return kind([group for group in groups if group["params"]], **options)

@@ -52,20 +52,23 @@ def load_random_states(states: dict[str, Any], device: torch.device) -> None:
 
 
 @contextmanager
-def algorithms(*, deterministic: bool) -> Iterator[None]:
-    """Restrict torch to deterministic algorithms, or let it find the fastest for each size."""
+def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
+    """Restrict torch to deterministic algorithms, or let it find the fastest for each size; allow TF32 by choice."""
     was_deterministic, warned_only = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    was_benchmark = torch.backends.cudnn.benchmark
+    was_benchmark, had_precision = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
         # cuBLAS reads this at its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
+    if tf32:
+        torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
+        torch.set_float32_matmul_precision(had_precision)
         torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
         torch.backends.cudnn.benchmark = was_benchmark

@@ -62,7 +62,6 @@ class TrainStep:
         num_taken: Steps taken.
         num_skipped: Steps that the GradScaler skipped because a gradient was not finite.
         lr: The learning rate of the last step.
-        scale: The factor by which fp16 scales the loss; 1 otherwise.
         grad_norm: With ``clip_norm``, the norm of the last step's gradients before they were clipped.
     """
 
@@ -85,7 +84,8 @@ class TrainStep:
         self.parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.device = self.parameters[0].device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.scale = self.scaler.get_scale()
+        self._has_stepped = has_stepped = [False]
+        optimizer.register_step_post_hook(lambda *_: has_stepped.__setitem__(0, True))
         self.num_taken = self.num_skipped = 0
         self.lr = float(optimizer.param_groups[0]["lr"])
         self.grad_norm: torch.Tensor | None = None
@@ -121,6 +121,11 @@ class TrainStep:
         return outputs.detach(), loss.detach()
 
     @property
+    def scale(self) -> float:
+        """The factor by which fp16 scales the loss; 1 otherwise. With fp16, this waits for the device."""
+        return float(self.scaler.get_scale())
+
+    @property
     def num_steps(self) -> int:
         """The number of steps so far, taken and skipped."""
         return self.num_taken + self.num_skipped
@@ -146,7 +151,6 @@ class TrainStep:
             self.schedule.load_state_dict(state["schedule"])
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
-            self.scale = self.scaler.get_scale()
         self.num_taken, self.num_skipped, self.lr = state["num_taken"], state["num_skipped"], state["lr"]
 
     def _take_step(self) -> None:
@@ -156,12 +160,11 @@ class TrainStep:
             self.grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(self.parameters, self.clip_value)
-        self.lr, scale = float(self.optimizer.param_groups[0]["lr"]), self.scaler.get_scale()
+        self.lr, self._has_stepped[0] = float(self.optimizer.param_groups[0]["lr"]), False
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.scale = self.scaler.get_scale()
-        if self.scale < scale:  # A GradScaler lowers its scale after it skipped a step.
+        if not self._has_stepped[0]:  # A gradient was not finite. Asking for the scale would wait for the device.
             self.num_skipped += 1
             return
         self.num_taken += 1

@@ -14,6 +14,7 @@ import torch.utils.data
 
 from shardio import DataLoader
 from shardio.device import DevicePrefetcher
+from shardio.device.preparing import normalise_in_one_kernel, normalise_in_steps
 from shardio.models import import_library
 from tests.device.late_stream import prefetch_late
 from tests.device.loaders import CountingLoader
@@ -255,3 +256,20 @@ def test_the_default_device_is_the_best_available() -> None:
     assert DevicePrefetcher([], torch.device("cpu")).device == torch.device("cpu")
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     assert DevicePrefetcher([]).device.type == best
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_one_kernel_normalises_as_several_steps_do(dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (3, 3, 20, 30), dtype=torch.uint8, generator=generator)
+    scale, shift = torch.rand(3, 1, 1, generator=generator), torch.rand(3, 1, 1, generator=generator)
+    for given in (images, images.to(memory_format=torch.channels_last), images[..., ::2]):
+        one, other = (
+            normalise(given, scale, shift, dtype, memory_format)
+            for normalise in (normalise_in_one_kernel, normalise_in_steps)
+        )
+        assert one.dtype == other.dtype == dtype
+        assert one.stride() == other.stride()
+        tolerance = 0 if dtype in (torch.bfloat16, torch.float16) else 1e-6
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=0)

@@ -115,3 +115,10 @@ def test_a_name_in_data_must_be_a_string() -> None:
 def test_data_must_not_replace_a_setting(name: str) -> None:
     with pytest.raises(ValueError, match=f"data must not hold {name!r}, which is a setting of TrainConfig"):
         TrainConfig(data={name: 1})
+
+
+def test_settings_that_an_earlier_version_lacked_had_their_defaults() -> None:
+    saved = TrainConfig().shared_settings()
+    del saved["tf32"], saved["decay_all"]
+    assert TrainConfig().find_differences(saved) == []
+    assert TrainConfig(tf32=True).find_differences(saved) == ["tf32 was False and is now True"]

@@ -42,15 +42,16 @@ def test_restored_states_repeat_the_same_numbers() -> None:
 
 
 def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
-    def settings() -> tuple[bool, bool]:
-        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    def settings() -> tuple[bool, bool, str]:
+        precision = torch.get_float32_matmul_precision()
+        return torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, precision
 
     before = settings()
     with algorithms(deterministic=True):
-        assert settings() == (True, False)
+        assert settings() == (True, False, before[2])
     assert settings() == before
-    with algorithms(deterministic=False):
-        assert settings() == (False, True)
+    with algorithms(deterministic=False, tf32=True):
+        assert settings() == (False, True, "high")
     assert settings() == before
 
 
