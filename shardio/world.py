@@ -19,6 +19,8 @@ from shardio.values import check_integer
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +174,78 @@ def find_world(rank: int | None = None, world_size: int | None = None, *, carrie
                 f"start with torchrun, which sets RANK and WORLD_SIZE, or unset {name}"
             )
     return World(rank=0, world_size=1)
+
+
+def choose_world(
+    rank: int | None, world_size: int | None, *, mesh: DeviceMesh | None = None, group: ProcessGroup | None = None
+) -> World | None:
+    """Return the world that the user chose; None if the user chose none.
+
+    Args:
+        rank: The rank of this process.
+        world_size: The number of ranks.
+        mesh: A mesh with one dimension, whose ranks read different samples.
+        group: A process group whose ranks read different samples.
+
+    Raises:
+        ValueError: If the arguments contradict each other, the mesh has several dimensions, or this process is in none
+            of its ranks.
+    """
+    chosen = {"rank": rank if rank is not None else world_size, "mesh": mesh, "group": group}
+    names = [name for name, value in chosen.items() if value is not None]
+    if len(names) > 1:
+        raise ValueError(f"{' and '.join(names)} contradict each other: pass only one of rank, mesh and group")
+    if mesh is not None:
+        if mesh.ndim != 1:
+            dims = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(mesh.ndim))
+            raise ValueError(
+                f"the mesh has {mesh.ndim} dimensions ({', '.join(dims)}): pass the one whose ranks read different "
+                f"samples, such as mesh=mesh[{dims[0]!r}]. Join several with mesh[{dims[0]!r}, …]._flatten()"
+            )
+        group = mesh.get_group()
+    if group is None:
+        return None if not names else find_world(rank, world_size)
+    import torch.distributed
+
+    rank, world_size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+    if rank < 0:
+        raise ValueError(
+            f"rank {torch.distributed.get_rank()} is not in the {'mesh' if mesh is not None else 'group'}: create "
+            "datasets only on ranks that read data"
+        )
+    return World(rank=rank, world_size=world_size)
+
+
+def find_data_world(*, carried: CarriedWorld | None = None) -> World:
+    """Return the world as :func:`find_world` does, if all of its ranks read different samples.
+
+    Raises:
+        RuntimeError: If that is unclear, because there is a mesh with several dimensions: under tensor, pipeline or
+            context parallelism, the ranks of one replica must read the same samples.
+    """
+    if (carried is None or not carried.is_for_here()) and (dims := _find_mesh_dims()):
+        raise RuntimeError(
+            f"there is a DeviceMesh with the dimensions {', '.join(dims)}, so it is not clear which ranks read "
+            "different samples. Pass the dimension where they do to the dataset, EpochSampler or CoverageRecorder, "
+            "such as mesh=mesh['dp']; or group=torch.distributed.group.WORLD if all ranks read different samples"
+        )
+    return find_world(carried=carried)
+
+
+def _find_mesh_dims() -> list[str]:
+    """Return the dimensions of a mesh that split the ranks, if there are several."""
+    import torch.distributed
+
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return []
+    from torch.distributed import distributed_c10d
+
+    # torch keeps no list of meshes. Each dimension has a process group, which it describes so.
+    groups = getattr(distributed_c10d._world, "pg_map", {})
+    split = [group for group in groups if 1 < group.size() < torch.distributed.get_world_size()]
+    described = (str(getattr(group, "group_desc", "")) for group in split)
+    dims = sorted({name.removeprefix("mesh_") for name in described if name.startswith("mesh_")})
+    return dims if len(dims) > 1 else []
 
 
 def _read_variable(name: str) -> int:

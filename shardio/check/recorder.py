@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardio.check.allowance import resumes
 from shardio.check.claims import source_of
@@ -16,7 +16,11 @@ from shardio.check.recording import observe
 from shardio.check.recording_file import Recording, dump_recording, load_recording, read_recording, write_recording
 from shardio.errors import FormatError
 from shardio.whole_writes import remove_unfinished
-from shardio.world import find_world
+from shardio.world import choose_world, find_data_world
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class CoverageRecorder:
@@ -38,6 +42,9 @@ class CoverageRecorder:
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun, or
             unknown if ``rank`` is given.
+        mesh: Instead of both, a DeviceMesh with one dimension, as for the dataset. Of the ranks that read the same
+            samples, the first one writes the file.
+        group: Instead, a process group, as for the dataset.
         resume: The result of :meth:`state_dict` in the checkpoint that training resumes from. The
             recording in the file continues from there, without its later entries.
 
@@ -53,20 +60,28 @@ class CoverageRecorder:
         key: Key = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        group: ProcessGroup | None = None,
         resume: Mapping[str, int] | None = None,
     ) -> None:
-        world = find_world()
-        if rank is None:
+        if mesh is not None or group is not None:
+            world = choose_world(rank, world_size, mesh=mesh, group=group)
+            assert world is not None, "the user chose one"
+            rank, world_size = world.rank, world.world_size
+        elif rank is None:
+            world = find_data_world()
             rank, world_size = world.rank, world.world_size if world_size is None else world_size
+        self._group = group if mesh is None else mesh.get_group()
+        self._writes = self._group is None or _includes_first_rank(self._group)
         self.recording = Recording(rank=rank, world_size=world_size)
         self.path = Path(directory) / f"rank-{rank:05d}.cov"
         self._key = key
         self._is_resumed = resume is not None
         if resume is not None:
             self._continue(resume)
-        elif self.path.exists():
+        elif self._writes and self.path.exists():
             self.path.replace(f"{self.path}.old")
-        if self.path.parent.is_dir():
+        if self._writes and self.path.parent.is_dir():
             remove_unfinished(self.path.parent, (self.path.name,))
         self.close()
 
@@ -97,15 +112,15 @@ class CoverageRecorder:
             self.close()
 
     def gather(self) -> list[Coverage]:
-        """Gather the coverage of each epoch from all ranks. Every rank must call this.
+        """Gather the coverage of each epoch from all ranks that read different samples. Every rank must call this.
 
         Raises:
             FormatError: If the recordings are from different runs.
         """
         import torch.distributed
 
-        parts: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, dump_recording(self.recording))
+        parts: list[Any] = [None] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(parts, dump_recording(self.recording), group=self._group)
         return merge([load_recording(part, f"rank {rank}") for rank, part in enumerate(parts)], world_size=len(parts))
 
     def state_dict(self) -> dict[str, int]:
@@ -152,7 +167,8 @@ class CoverageRecorder:
 
     def close(self) -> None:
         """Write the recording to its file."""
-        write_recording(self.path, self.recording)
+        if self._writes:
+            write_recording(self.path, self.recording)
 
     def __enter__(self) -> CoverageRecorder:
         return self
@@ -161,3 +177,10 @@ class CoverageRecorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _includes_first_rank(group: ProcessGroup) -> bool:
+    """Return whether rank 0 of all is in a group: of several groups along a mesh's dimension, it is in one."""
+    import torch.distributed
+
+    return 0 in torch.distributed.get_process_group_ranks(group)

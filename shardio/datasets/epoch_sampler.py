@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sized
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -23,6 +23,10 @@ from shardio.order import (
     Split,
     choose_settings,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override]  # attributes in torch
@@ -45,6 +49,9 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
             :class:`shardio.ShardDataset`. ``mask`` requires shardio.DataLoader.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun.
+        mesh: Instead of both, a DeviceMesh with one dimension, such as ``mesh["dp"]``: the ranks along it read
+            different samples. It is required if there is a mesh with several dimensions, as with tensor parallelism.
+        group: Instead, a process group whose ranks read different samples.
         lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
             equal parts, and consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
@@ -64,12 +71,16 @@ class EpochSampler(Ordered, DistributedSampler[Any]):  # type: ignore[override] 
         remainder: Remainder = "pad",
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        group: ProcessGroup | None = None,
         lanes: int | None = None,
         window: int | None = None,
     ) -> None:
         # DistributedSampler.__init__ queries torch.distributed at once. This class reads the world when it is needed,
         # so torch's attributes are properties below.
-        Ordered.__init__(self, remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
+        Ordered.__init__(
+            self, remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size, mesh=mesh, group=group
+        )
         self.dataset = dataset  # type: ignore[assignment]  # torch's type requires a Dataset; a length is enough
         self.num_all_samples = len(dataset)
         if self.num_all_samples == 0:

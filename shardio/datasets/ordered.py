@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,11 @@ from shardio.order import (
     read_state,
 )
 from shardio.values import check_choice, check_optional_integer
-from shardio.world import CarriedWorld, World, find_world
+from shardio.world import CarriedWorld, World, choose_world, find_data_world
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Ordered:
@@ -44,11 +48,18 @@ class Ordered:
     shard_sizes: NDArray[np.int64]
 
     def __init__(
-        self, *, remainder: Remainder, batch_size: int | None, rank: int | None, world_size: int | None
+        self,
+        *,
+        remainder: Remainder,
+        batch_size: int | None,
+        rank: int | None,
+        world_size: int | None,
+        mesh: DeviceMesh | None,
+        group: ProcessGroup | None,
     ) -> None:
         self.remainder: Remainder = check_choice("remainder", remainder, Remainder)
         self.batch_size = check_optional_integer("batch_size", batch_size, at_least=1)
-        self._world = None if rank is None and world_size is None else find_world(rank, world_size)
+        self._world = choose_world(rank, world_size, mesh=mesh, group=group)
         self._carried_world: CarriedWorld | None = None
         self.has_loader = False
 
@@ -83,8 +94,12 @@ class Ordered:
         return self.world().world_size
 
     def world(self) -> World:
-        """Return the rank and world size that the user set, or else the current ones."""
-        return self._world or find_world(carried=self._carried_world)
+        """Return the rank and world size that the user set, or else the current ones.
+
+        Raises:
+            RuntimeError: If the user set none, and a mesh makes it unclear which ranks read different samples.
+        """
+        return self._world or find_data_world(carried=self._carried_world)
 
     def check_split_once(self) -> World:
         """Check that no caller splits the samples over ranks again, and return the world.

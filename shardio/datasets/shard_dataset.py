@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,10 @@ from shardio.reading import SampleReader, Verify
 from shardio.shards import DatasetSource, open_table
 from shardio.torch_modes import own_tensors
 from shardio.world import CarriedWorld, World, find_worker
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
@@ -74,6 +78,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             which uses its own batch size.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun.
+        mesh: Instead of both, a DeviceMesh with one dimension, such as ``mesh["dp"]``: the ranks along it read
+            different samples. It is required if there is a mesh with several dimensions, as with tensor parallelism.
+        group: Instead, a process group whose ranks read different samples.
         lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
             equal parts, and consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.
@@ -114,6 +121,8 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         batch_size: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
+        group: ProcessGroup | None = None,
         lanes: int | None = None,
         window: int | None = None,
         trusted: bool = False,
@@ -124,7 +133,9 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
         missing: Missing = "error",
     ) -> None:
-        super().__init__(remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size)
+        super().__init__(
+            remainder=remainder, batch_size=batch_size, rank=rank, world_size=world_size, mesh=mesh, group=group
+        )
         decoder = FieldDecoder(
             fields=fields,
             transform=transform,
