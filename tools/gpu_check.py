@@ -1,0 +1,272 @@
+"""Run everything that needs a GPU, in stages, and write the results to one folder: see tools/gpu_check.sh.
+
+Each stage has its own time limit, and none stops the next one. The most valuable stages come first. The folder gets
+``stages.json`` (what each stage found), ``summary.md`` (one page) and ``log.txt`` (all output). A second call with the
+same folder adds its stages, so stages can be spread over several commands.
+
+Only the standard library is imported here, because packages may be missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+FULL_BUDGET_S = 25 * 60.0
+"""The budget for which the limits of the stages are meant. Another one scales them."""
+
+END_S = 5.0
+"""How long a stage may take to end after its time is up, before it is killed."""
+
+RESULTS = "RESULTS"
+"""Stands for a directory in the command of a stage."""
+
+NUM_LINES = 40
+"""How many of a stage's last lines the summary shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A stage.
+
+    Attributes:
+        name: Its name.
+        what: What it shows.
+        command: Its command, with ``RESULTS`` for the directory of the JSON files that it writes.
+        limit_s: Its time limit in seconds, for a budget of FULL_BUDGET_S.
+        program: A program that it needs; without it, the stage is left out.
+    """
+
+    name: str
+    what: str
+    command: Sequence[str]
+    limit_s: float
+    program: str = ""
+
+
+def list_stages(device: str) -> list[Stage]:
+    """Return the stages, the most valuable first."""
+    python = sys.executable
+    facts = [python, "-m", "tools.gpu_facts", "--device", device, "--results", RESULTS]
+    bench = [python, "-m", "benchmarks.bench_device", "--device", device, "--results", RESULTS, "--source"]
+    return [
+        Stage(name="facts", what="What only a GPU can tell: see tools/gpu_facts.py", command=facts, limit_s=240),
+        Stage(
+            name="tests",
+            what="The tests that need CUDA",
+            command=[python, "-m", "pytest", "-m", "cuda", "-p", "no:cacheprovider", "tests/device", "tests/train"],
+            limit_s=360,
+        ),
+        Stage(name="memory", what="Transfers without decoding", command=[*bench, "memory"], limit_s=300),
+        Stage(name="photographs", what="Training on photographs", command=[*bench, "photographs"], limit_s=420),
+        Stage(
+            name="sanitizer",
+            what="Memory errors and races of copies, by NVIDIA's compute-sanitizer",
+            command=["compute-sanitizer", "--error-exitcode", "3", *facts, "--only", "crossing"],
+            limit_s=180,
+            program="compute-sanitizer",
+        ),
+    ]
+
+
+def run_stages(
+    stages: Sequence[Stage], out: Path, budget_s: float, environment: dict[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Run stages in order and write what they found after each; return that of these stages.
+
+    Args:
+        stages: The stages.
+        out: The folder for the results. Results of other stages in it are kept.
+        budget_s: How long all stages may take together, in seconds.
+        environment: Additional environment variables.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    ends_at, found = time.monotonic() + budget_s, list[dict[str, Any]]()
+    for stage in stages:
+        left_s = ends_at - time.monotonic()
+        limit_s = min(stage.limit_s * budget_s / FULL_BUDGET_S, left_s)
+        print(f"{stage.name}: {stage.what}, at most {limit_s:.0f} s", flush=True)
+        result = {"name": stage.name, "what": stage.what, "command": " ".join(stage.command)}
+        if stage.program and shutil.which(stage.program) is None:
+            result |= {"status": f"left out: {stage.program} is not installed"}
+        elif limit_s < 1:
+            result |= {"status": "not started: the budget was used up"}
+        else:
+            result |= _run_stage(stage, out / "log.txt", limit_s, environment or {})
+        print(f"{stage.name}: {result['status']}", flush=True)
+        found.append(result)
+        _write_results(out, found)
+    return found
+
+
+def _run_stage(stage: Stage, log: Path, limit_s: float, environment: dict[str, str]) -> dict[str, Any]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="shardio-gpu-") as results, log.open("ab") as file:
+        file.write(f"\n===== {stage.name}: {' '.join(stage.command)}\n".encode())
+        file.flush()
+        start = file.tell()
+        process = subprocess.Popen(
+            [results if part == RESULTS else part for part in stage.command],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(limit_s)
+            status = "passed" if code == 0 else f"failed with exit code {code}"
+        except subprocess.TimeoutExpired:
+            status = f"timed out after {limit_s:.0f} s"
+        finally:
+            _end_group(process)
+        lines = log.read_bytes()[start:].decode(errors="replace").splitlines()
+        files = {path.name: _read_json(path) for path in sorted(Path(results).glob("*.json"))}
+    return {
+        "status": status,
+        "wall_s": round(time.monotonic() - began, 1),
+        "limit_s": round(limit_s, 1),
+        "results": files,
+        "tail": lines[-NUM_LINES:],
+    }
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:  # A stage that was ended may have written a part.
+        return f"not JSON: {error}"
+
+
+def _write_results(out: Path, found: Sequence[dict[str, Any]]) -> None:
+    """Write the results of these stages, and of others in earlier calls, as JSON and as a page."""
+    path = out / "stages.json"
+    earlier = json.loads(path.read_text())["stages"] if path.exists() else []
+    names = [one["name"] for one in found]
+    stages = [*(one for one in earlier if one["name"] not in names), *found]
+    content = {"machine": platform.node(), "python": platform.python_version(), "stages": stages}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=1))
+    part.replace(path)
+    lines = ["# What a GPU has shown", "", "| stage | outcome | s | command |", "|---|---|---|---|"]
+    lines += [f"| {one['name']} | {one['status']} | {one.get('wall_s', '')} | `{one['command']}` |" for one in stages]
+    for one in stages:
+        lines += ["", f"## {one['name']}: {one['what']}", "", "```text", *one.get("tail", ()), "```"]
+    (out / "summary.md").write_text("\n".join(lines) + "\n")
+
+
+def find_problem(device: str) -> str | None:
+    """Return why this Python cannot use the device; None if it can."""
+    if importlib.util.find_spec("torch") is None:
+        return f"torch is not installed for {sys.executable}: pip install a build of torch for CUDA"
+    if device == "cpu":
+        return None
+    import torch
+
+    if torch.version.cuda is None:
+        return (
+            f"torch {torch.__version__} is a build without CUDA: install a build for the CUDA version that nvidia-smi "
+            "shows; for 13.0: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+        )
+    if not torch.cuda.is_available():
+        return (
+            f"torch {torch.__version__}, for CUDA {torch.version.cuda}, finds no GPU: check that nvidia-smi shows one, "
+            "that its driver supports that CUDA version, and that CUDA_VISIBLE_DEVICES does not hide it"
+        )
+    return None
+
+
+def install_missing(wheels: Path, packages: Path) -> list[str]:
+    """Install the wheels of packages that are not installed into a directory; return their names.
+
+    Of shardio's own wheel, only the compiled kernel is used: the rest is in this directory.
+    """
+    installed = {name_of(found.metadata["Name"]) for found in importlib.metadata.distributions()}
+    installed |= {name_of(found.metadata["Name"]) for found in importlib.metadata.distributions(path=[str(packages)])}
+    missing = list[Path]()
+    for wheel in sorted(wheels.glob("*.whl")):
+        name = name_of(wheel.name.partition("-")[0])
+        if name == "shardio-loader":
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(ROOT, [each for each in archive.namelist() if "/kernel/built/" in each])
+        elif name not in installed:
+            missing.append(wheel)
+    if missing:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(packages)]
+        subprocess.run([*pip, *map(str, missing)], check=True)
+    return [wheel.name.partition("-")[0] for wheel in missing]
+
+
+def name_of(distribution: str) -> str:
+    """Return a distribution's name in its normal form (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _read_minutes(text: str) -> float:
+    """Return a duration such as 25m or 90s in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([ms])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"must be minutes or seconds, such as 25m or 90s, got {text!r}")
+    return float(found[1]) * (60 if found[2] == "m" else 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code: 0 if all stages passed."""
+    parser = argparse.ArgumentParser(prog="tools/gpu_check.sh", description=__doc__.partition("\n")[0])
+    parser.add_argument("--wheels", type=Path, help="wheels to install where packages are missing")
+    parser.add_argument(
+        "--out", type=Path, default=Path("gpu-check"), help="folder for the results (default: gpu-check)"
+    )
+    parser.add_argument(
+        "--budget", type=_read_minutes, default=FULL_BUDGET_S, help="time for all stages (default: 25m)"
+    )
+    parser.add_argument("--device", default="cuda", help="cuda, or cpu for a rehearsal")
+    names = [stage.name for stage in list_stages("cpu")]
+    parser.add_argument("--stage", action="append", choices=names, help="run only this stage; repeatable")
+    given = parser.parse_args(arguments)
+    if (problem := find_problem(given.device)) is not None:
+        print(problem, file=sys.stderr)
+        return 1
+    packages = Path(tempfile.gettempdir(), f"shardio-gpu-packages-{platform.python_version()}")
+    if given.wheels is not None:
+        installed = install_missing(given.wheels, packages)
+        print(f"installed into {packages}: {', '.join(installed) or 'nothing'}", flush=True)
+    paths = [str(ROOT), str(packages), *filter(None, [os.environ.get("PYTHONPATH")])]
+    stages = [stage for stage in list_stages(given.device) if given.stage is None or stage.name in given.stage]
+    found = run_stages(stages, given.out, given.budget, {"PYTHONPATH": os.pathsep.join(paths)})
+    print(f"the results are in {given.out}/summary.md and {given.out}/stages.json")
+    return 0 if all(one["status"] == "passed" or one["status"].startswith("left out") for one in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
