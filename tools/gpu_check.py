@@ -36,6 +36,9 @@ FULL_BUDGET_S = 25 * 60.0
 END_S = 5.0
 """How long a stage may take to end after its time is up, before it is killed."""
 
+CUDA_TESTS = ("tests/device/test_cuda.py", "tests/train/test_cuda.py")
+"""The files with tests that need CUDA. Others may import packages that such machines lack."""
+
 RESULTS = "RESULTS"
 """Stands for a directory in the command of a stage."""
 
@@ -72,7 +75,7 @@ def list_stages(device: str) -> list[Stage]:
         Stage(
             name="tests",
             what="The tests that need CUDA",
-            command=[python, "-m", "pytest", "-m", "cuda", "-p", "no:cacheprovider", "tests/device", "tests/train"],
+            command=[python, "-m", "pytest", "-m", "cuda", "-p", "no:cacheprovider", *CUDA_TESTS],
             limit_s=360,
         ),
         Stage(name="memory", what="Transfers without decoding", command=[*bench, "memory"], limit_s=300),

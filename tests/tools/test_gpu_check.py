@@ -14,7 +14,17 @@ from typing import Any
 import pytest
 
 from tools import gpu_facts
-from tools.gpu_check import FULL_BUDGET_S, RESULTS, ROOT, Stage, install_missing, list_stages, main, run_stages
+from tools.gpu_check import (
+    CUDA_TESTS,
+    FULL_BUDGET_S,
+    RESULTS,
+    ROOT,
+    Stage,
+    install_missing,
+    list_stages,
+    main,
+    run_stages,
+)
 
 HANGS = """
 import signal, subprocess, sys, time
@@ -87,6 +97,12 @@ def test_a_second_call_adds_its_stages(tmp_path: Path) -> None:
 def test_the_limits_of_all_stages_fit_into_the_budget() -> None:
     assert sum(stage.limit_s for stage in list_stages("cuda")) <= FULL_BUDGET_S
     assert max(stage.limit_s for stage in list_stages("cuda")) < 600, "machines are lent for ten minutes a command"
+
+
+def test_all_tests_that_need_cuda_are_run() -> None:
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.cuda" in path.read_text()]
+    found = {str(path.relative_to(ROOT)) for path in marked if path != Path(__file__)}
+    assert found == set(CUDA_TESTS)
 
 
 def make_wheel(folder: Path, name: str, module: str) -> None:
