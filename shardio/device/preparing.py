@@ -52,8 +52,8 @@ def normalise_in_one_kernel(
 ) -> torch.Tensor:
     """Return images * scale + shift, computed in float32, in the given dtype and memory format.
 
-    On a GPU, one kernel reads uint8 and writes the result. On a CPU, torch makes copies, so it takes longer than
-    :func:`normalise_in_steps`, by a half (benchmarks/README.md).
+    On a GPU, one kernel reads uint8 and writes the result. On a CPU, torch makes copies, which take longer than
+    :func:`normalise_in_steps` for large batches (benchmarks/README.md).
 
     Args:
         images: uint8 [N, C, H, W].
