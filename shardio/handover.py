@@ -4,7 +4,7 @@ A loader's state counts the batches that the user received, but a prefetcher req
 the loader provides a function that counts a batch, and the outermost wrapper calls it when the user receives the
 batch. Objects in between, such as generators, are not involved.
 
-In the same way, the loader provides the rng key of the batch that it has just returned, from which a wrapper may draw.
+In the same way, the loader provides the rng key of the batch that it returns, from which a wrapper may draw.
 """
 
 from __future__ import annotations
@@ -15,8 +15,23 @@ from contextvars import ContextVar
 
 Count = Callable[[], None]
 
-_HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
-_RNG_KEY: ContextVar[Callable[[], int] | None] = ContextVar("rng_key", default=None)
+
+class HeldCounts(list[Count]):
+    """The functions that count the batches of a block.
+
+    Attributes:
+        make_rng_key: Returns the rng key of the latest batch; None if it has none.
+    """
+
+    make_rng_key: Callable[[], int] | None = None
+
+    def take_rng_key(self) -> int | None:
+        """Return the rng key of the latest batch, and forget it; None if it has none."""
+        make, self.make_rng_key = self.make_rng_key, None
+        return None if make is None else make()
+
+
+_HELD: ContextVar[HeldCounts | None] = ContextVar("held", default=None)
 
 
 def counts_when_received(loader: object) -> bool:
@@ -27,12 +42,12 @@ def counts_when_received(loader: object) -> bool:
     return bool(getattr(loader, "counts_when_received", False))
 
 
-def find_held() -> list[Count] | None:
+def find_held() -> HeldCounts | None:
     """Return the list of the innermost :func:`held_back` that the caller is in; None if it is in none."""
     return _HELD.get()
 
 
-def restore_held(held: list[Count] | None) -> None:
+def restore_held(held: HeldCounts | None) -> None:
     """Leave each :func:`held_back` that was entered since :func:`find_held` returned ``held``.
 
     An interruption such as Ctrl-C may skip the end of the block. Without this, no loader would count a batch any more.
@@ -51,7 +66,7 @@ def hand_over(counts: Iterable[Count]) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[list[Count]]:
+def held_back() -> Iterator[HeldCounts]:
     """Collect the functions that count a block's batches. Call :func:`hand_over` when the user receives the batches.
 
     >>> received = []
@@ -63,21 +78,9 @@ def held_back() -> Iterator[list[Count]]:
     >>> received
     ['a batch']
     """
-    counts: list[Count] = []
+    counts = HeldCounts()
     token = _HELD.set(counts)
     try:
         yield counts
     finally:
         _HELD.reset(token)
-
-
-def provide_rng_key(make: Callable[[], int] | None) -> None:
-    """Set the function that returns the rng key of the batch that is returned next; None if it has none."""
-    _RNG_KEY.set(make)
-
-
-def take_rng_key() -> int | None:
-    """Return the rng key of the batch that was returned, and forget it; None if the loader has provided none."""
-    make = _RNG_KEY.get()
-    _RNG_KEY.set(None)
-    return None if make is None else make()

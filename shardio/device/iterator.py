@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.waiting import WaitingTimes
-from shardio.handover import Count, find_held, hand_over, held_back, restore_held, take_rng_key
+from shardio.handover import Count, HeldCounts, find_held, hand_over, held_back, restore_held
 from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
 
@@ -157,7 +157,7 @@ class PrefetchIterator:
     def _send_next(self) -> _Failure | None:
         """Request the loader's next batch and send it. Return the failure, if there is one."""
         # The state of a loader that is ahead includes its parts, so they must count at the same time.
-        with nullcontext(list[Count]()) if self._is_ahead else held_back() as counts:
+        with nullcontext(HeldCounts()) if self._is_ahead else held_back() as counts:
             began = time.perf_counter()
             try:
                 batch = self._take()
@@ -168,7 +168,7 @@ class PrefetchIterator:
                 return _Failure(error, counts, [])
             finally:
                 self._times.loader_wait_s += time.perf_counter() - began
-        rng_key = take_rng_key()
+        rng_key = counts.take_rng_key()
         state = self._loader.state_dict() if self._is_ahead else None  # type: ignore[attr-defined]
         try:
             with outside_of_inference_mode():

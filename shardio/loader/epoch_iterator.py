@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from shardio.handover import hand_over, provide_rng_key
+from shardio.handover import find_held, hand_over
 from shardio.interruptions import cut_short, describe_error
 from shardio.loader.executors.executor import BatchIterator
 from shardio.loader.failures import Failure
@@ -80,7 +80,8 @@ class EpochIterator:
             failure = made.restore() if isinstance(made, Failure) else None
             if failure is None:
                 self._count()
-                provide_rng_key(None if self._progress is None else partial(self._make_rng_key, self._num_taken - 1))
+                if self._progress is not None and (held := find_held()) is not None:
+                    held.make_rng_key = partial(self._make_rng_key, self._num_taken - 1)
         except StopIteration:
             self.close()
             self._finish()
