@@ -16,22 +16,24 @@ from contextvars import ContextVar
 Count = Callable[[], None]
 
 
-class HeldCounts(list[Count]):
-    """The functions that count the batches of a block.
+class RngKeys:
+    """What a loader tells of the rng keys of its batches.
 
     Attributes:
-        make_rng_key: Returns the rng key of the latest batch; None if it has none.
+        make: Returns the rng key of the latest batch; None if it has none.
     """
 
-    make_rng_key: Callable[[], int] | None = None
+    def __init__(self) -> None:
+        self.make: Callable[[], int] | None = None
 
-    def take_rng_key(self) -> int | None:
+    def take(self) -> int | None:
         """Return the rng key of the latest batch, and forget it; None if it has none."""
-        make, self.make_rng_key = self.make_rng_key, None
+        make, self.make = self.make, None
         return None if make is None else make()
 
 
-_HELD: ContextVar[HeldCounts | None] = ContextVar("held", default=None)
+_RNG_KEYS: ContextVar[RngKeys | None] = ContextVar("rng_keys", default=None)
+_HELD: ContextVar[list[Count] | None] = ContextVar("held", default=None)
 
 
 def counts_when_received(loader: object) -> bool:
@@ -42,12 +44,12 @@ def counts_when_received(loader: object) -> bool:
     return bool(getattr(loader, "counts_when_received", False))
 
 
-def find_held() -> HeldCounts | None:
+def find_held() -> list[Count] | None:
     """Return the list of the innermost :func:`held_back` that the caller is in; None if it is in none."""
     return _HELD.get()
 
 
-def restore_held(held: HeldCounts | None) -> None:
+def restore_held(held: list[Count] | None) -> None:
     """Leave each :func:`held_back` that was entered since :func:`find_held` returned ``held``.
 
     An interruption such as Ctrl-C may skip the end of the block. Without this, no loader would count a batch any more.
@@ -66,7 +68,7 @@ def hand_over(counts: Iterable[Count]) -> None:
 
 
 @contextmanager
-def held_back() -> Iterator[HeldCounts]:
+def held_back() -> Iterator[list[Count]]:
     """Collect the functions that count a block's batches. Call :func:`hand_over` when the user receives the batches.
 
     >>> received = []
@@ -78,9 +80,25 @@ def held_back() -> Iterator[HeldCounts]:
     >>> received
     ['a batch']
     """
-    counts = HeldCounts()
+    counts: list[Count] = []
     token = _HELD.set(counts)
     try:
         yield counts
     finally:
         _HELD.reset(token)
+
+
+def find_rng_keys() -> RngKeys | None:
+    """Return where the caller wants the rng keys of batches; None if it wants none."""
+    return _RNG_KEYS.get()
+
+
+@contextmanager
+def asking_for_rng_keys() -> Iterator[RngKeys]:
+    """Ask for the rng keys of the batches of a block. Outside of such blocks, no loader provides any."""
+    keys = RngKeys()
+    token = _RNG_KEYS.set(keys)
+    try:
+        yield keys
+    finally:
+        _RNG_KEYS.reset(token)

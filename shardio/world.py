@@ -184,7 +184,7 @@ def choose_world(
     Args:
         rank: The rank of this process.
         world_size: The number of ranks.
-        mesh: A mesh with one dimension, whose ranks read different samples.
+        mesh: A DeviceMesh with one dimension, whose ranks read different samples.
         group: A process group whose ranks read different samples.
 
     Raises:
@@ -194,14 +194,12 @@ def choose_world(
     chosen = {"rank": rank if rank is not None else world_size, "mesh": mesh, "group": group}
     names = [name for name, value in chosen.items() if value is not None]
     if len(names) > 1:
-        raise ValueError(f"{' and '.join(names)} contradict each other: pass only one of rank, mesh and group")
+        raise ValueError(f"got {' and '.join(names)}: pass only one of rank and world_size, mesh, and group")
     if mesh is not None:
         if mesh.ndim != 1:
-            dims = mesh.mesh_dim_names or tuple(f"dim_{dim}" for dim in range(mesh.ndim))
-            raise ValueError(
-                f"the mesh has {mesh.ndim} dimensions ({', '.join(dims)}): pass the one whose ranks read different "
-                f"samples, such as mesh=mesh[{dims[0]!r}]. Join several with mesh[{dims[0]!r}, …]._flatten()"
-            )
+            raise ValueError(_describe_dims(mesh))
+        if mesh.get_coordinate() is None:
+            raise _not_in("mesh")
         group = mesh.get_group()
     if group is None:
         return None if not names else find_world(rank, world_size)
@@ -209,11 +207,29 @@ def choose_world(
 
     rank, world_size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     if rank < 0:
-        raise ValueError(
-            f"rank {torch.distributed.get_rank()} is not in the {'mesh' if mesh is not None else 'group'}: create "
-            "datasets only on ranks that read data"
-        )
+        raise _not_in("group")
     return World(rank=rank, world_size=world_size)
+
+
+def _describe_dims(mesh: DeviceMesh) -> str:
+    dims = mesh.mesh_dim_names
+    if dims is None:
+        return (
+            f"the mesh has {mesh.ndim} dimensions: pass the group of the one whose ranks read different samples, "
+            "such as group=mesh.get_group(0)"
+        )
+    return (
+        f"the mesh has {mesh.ndim} dimensions ({', '.join(dims)}): pass the one whose ranks read different samples, "
+        f"such as mesh=mesh[{dims[0]!r}]. Join several with mesh[{dims[0]!r}, …]._flatten()"
+    )
+
+
+def _not_in(what: str) -> ValueError:
+    import torch.distributed
+
+    return ValueError(
+        f"rank {torch.distributed.get_rank()} is not in the {what}: create datasets only on ranks that read data"
+    )
 
 
 def find_data_world(*, carried: CarriedWorld | None = None) -> World:
@@ -223,29 +239,29 @@ def find_data_world(*, carried: CarriedWorld | None = None) -> World:
         RuntimeError: If that is unclear, because there is a mesh with several dimensions: under tensor, pipeline or
             context parallelism, the ranks of one replica must read the same samples.
     """
-    if (carried is None or not carried.is_for_here()) and (dims := _find_mesh_dims()):
+    if (carried is None or not carried.is_for_here()) and (dims := _find_small_dims()):
         raise RuntimeError(
-            f"there is a DeviceMesh with the dimensions {', '.join(dims)}, so it is not clear which ranks read "
+            f"there is a DeviceMesh with several dimensions ({', '.join(dims)}), so it is not clear which ranks read "
             "different samples. Pass the dimension where they do to the dataset, EpochSampler or CoverageRecorder, "
             "such as mesh=mesh['dp']; or group=torch.distributed.group.WORLD if all ranks read different samples"
         )
     return find_world(carried=carried)
 
 
-def _find_mesh_dims() -> list[str]:
-    """Return the dimensions of a mesh that split the ranks, if there are several."""
+def _find_small_dims() -> list[str]:
+    """Return the dimensions of meshes that have fewer ranks than the world: there are others then, even of one rank."""
     import torch.distributed
 
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return []
     from torch.distributed import distributed_c10d
 
-    # torch keeps no list of meshes. Each dimension has a process group, which it describes so.
+    # torch keeps no list of meshes. Each dimension has a process group, which torch describes so; one of all ranks has
+    # the default group.
     groups = getattr(distributed_c10d._world, "pg_map", {})
-    split = [group for group in groups if 1 < group.size() < torch.distributed.get_world_size()]
-    described = (str(getattr(group, "group_desc", "")) for group in split)
-    dims = sorted({name.removeprefix("mesh_") for name in described if name.startswith("mesh_")})
-    return dims if len(dims) > 1 else []
+    small = [group for group in groups if group.size() < torch.distributed.get_world_size()]
+    described = (str(getattr(group, "group_desc", "")) for group in small)
+    return sorted({name.removeprefix("mesh_") for name in described if name.startswith("mesh_")})
 
 
 def _read_variable(name: str) -> int:

@@ -31,7 +31,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FULL_BUDGET_S = 25 * 60.0
-"""The budget for which the limits of the stages are meant. Another one scales them."""
+"""The budget for which the limits of all stages are meant. A smaller one scales those of the chosen stages."""
 
 END_S = 5.0
 """How long a stage may take to end after its time is up, before it is killed."""
@@ -82,7 +82,7 @@ def list_stages(device: str) -> list[Stage]:
         Stage(name="photographs", what="Training on photographs", command=[*bench, "photographs"], limit_s=420),
         Stage(
             name="sanitizer",
-            what="Memory errors and races of copies, by NVIDIA's compute-sanitizer",
+            what="Memory errors in a short loop, by NVIDIA's compute-sanitizer",
             command=["compute-sanitizer", "--error-exitcode", "3", *facts, "--only", "crossing"],
             limit_s=180,
             program="compute-sanitizer",
@@ -102,10 +102,11 @@ def run_stages(
         environment: Additional environment variables.
     """
     out.mkdir(parents=True, exist_ok=True)
+    scale = min(budget_s / sum(stage.limit_s + END_S for stage in stages), max(budget_s / FULL_BUDGET_S, 1.0))
     ends_at, found = time.monotonic() + budget_s, list[dict[str, Any]]()
     for stage in stages:
         left_s = ends_at - time.monotonic()
-        limit_s = min(stage.limit_s * budget_s / FULL_BUDGET_S, left_s)
+        limit_s = min(stage.limit_s * scale, left_s)
         print(f"{stage.name}: {stage.what}, at most {limit_s:.0f} s", flush=True)
         result = {"name": stage.name, "what": stage.what, "command": " ".join(stage.command)}
         if stage.program and shutil.which(stage.program) is None:
@@ -214,8 +215,8 @@ def install_missing(wheels: Path, packages: Path) -> list[str]:
 
     Of shardio's own wheel, only the compiled kernel is used: the rest is in this directory.
     """
-    installed = {name_of(found.metadata["Name"]) for found in importlib.metadata.distributions()}
-    installed |= {name_of(found.metadata["Name"]) for found in importlib.metadata.distributions(path=[str(packages)])}
+    searched = [*sys.path, str(packages)]
+    installed = {name_of(found.name) for found in importlib.metadata.distributions(path=searched) if found.name}
     missing = list[Path]()
     for wheel in sorted(wheels.glob("*.whl")):
         name = name_of(wheel.name.partition("-")[0])

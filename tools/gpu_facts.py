@@ -1,4 +1,4 @@
-"""Measure what only a GPU can tell about shardio's way to it: ``python -m tools.gpu_facts [--device cpu]``.
+"""Measure what needs a GPU: transfers, pinning, stalls, normalisation. ``python -m tools.gpu_facts [--device cpu]``.
 
 Each fact is measured by itself: if one fails, its error takes its place. ``--device cpu`` measures those that need no
 GPU, as a rehearsal. The results are printed and, with ``--results DIR``, written to ``DIR/facts.json`` after each fact.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import mmap
 import os
 import platform
 import statistics
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 
 from shardio.device import DevicePrefetcher
-from shardio.device.pinned import register
+from shardio.device.pinned import Registration
 from shardio.device.preparing import normalise_in_one_kernel, normalise_in_steps
 
 Facts = dict[str, Any]
@@ -70,7 +71,7 @@ def measure_registration(device: torch.device) -> Facts:
     pinned = torch.empty(SLOT_BYTES, dtype=torch.uint8, pin_memory=True)
     facts: Facts = {"codes": codes, "register_ms": statistics.median(took_ms)}
     facts["pageable_gb_per_s"] = _measure_bandwidth(torch.from_numpy(memory), device)
-    register(device, memory)
+    Registration(device)(memory)
     facts["is_pinned"] = torch.from_numpy(memory).is_pinned()
     facts["registered_gb_per_s"] = _measure_bandwidth(torch.from_numpy(memory), device)
     facts["torchs_pinned_gb_per_s"] = _measure_bandwidth(pinned, device)
@@ -85,14 +86,16 @@ def _measure_bandwidth(source: torch.Tensor, device: torch.device) -> float:
 
 def check_refused_registration(device: torch.device) -> Facts:
     """Register the same memory twice, and compute afterwards: the refusal must not fail the kernel."""
-    memory, cudart = np.zeros(1 << 20, np.uint8), torch.cuda.cudart()
-    first = int(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes // 2, 0))
+    memory, cudart = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8), torch.cuda.cudart()
+    second_half = memory.ctypes.data + memory.nbytes // 2
+    first = int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0))
     try:
-        register(device, memory[memory.nbytes // 4 :])  # The half that overlaps is refused.
+        Registration(device)(memory)  # They overlap, so CUDA refuses.
         total = int(torch.ones(1000, device=device).sum())
     finally:
-        cudart.cudaHostUnregister(memory.ctypes.data)
-    return {"first_code": first, "kernel_is_right": total == 1000}
+        cudart.cudaHostUnregister(second_half)
+    check(total == 1000, f"the kernel returned {total} instead of 1,000")
+    return {"first_code": first, "kernel_is_right": True}
 
 
 def check_plain_iteration(device: torch.device) -> Facts:
@@ -101,7 +104,9 @@ def check_plain_iteration(device: torch.device) -> Facts:
         loader = _make_loader(Path(folder), persistent_workers=True)
         for _ in DevicePrefetcher(loader, device):
             pass
-        return {"pinned_batches": sum(images.is_pinned() for images, _ in loader), "expected": 0}
+        num_pinned = sum(images.is_pinned() for images, _ in loader)
+    check(num_pinned == 0, f"{num_pinned} batches of a plain iteration are pinned")
+    return {"pinned_batches": num_pinned}
 
 
 def measure_normalisation(device: torch.device) -> Facts:
@@ -138,7 +143,7 @@ def measure_waiting(device: torch.device) -> Facts:
 
 
 def measure_overhead(device: torch.device) -> Facts:
-    """Return the time of the program for each small batch, in microseconds."""
+    """Return the time for each small batch in microseconds, with the waits for the device."""
     batches = [(torch.zeros(8, 3, 32, 32, dtype=torch.uint8), torch.zeros(8, dtype=torch.int64))] * 2000
     took_us = []
     for _ in range(5):
@@ -207,6 +212,7 @@ def cross_in_a_short_loop(device: torch.device) -> Facts:
             plain.set_epoch(epoch)
             sums = [int(images.long().sum()) for images, _ in prefetcher]
             are_equal &= sums == [int(images.long().sum()) for images, _ in plain]
+    check(are_equal, "batches on the device differ from those of the loader")
     return {"sums_are_equal": are_equal}
 
 
@@ -225,6 +231,12 @@ FACTS: dict[str, Callable[[torch.device], Facts]] = {
 """What is measured, in this order."""
 
 NEED_CUDA = ("refused_registration", "registration", "waiting", "decoding")
+
+
+def check(is_right: bool, problem: str) -> None:
+    """Raise an error if a fact is not as it must be."""
+    if not is_right:
+        raise ValueError(problem)
 
 
 def _make_loader(folder: Path, *, batch_size: int = 8, num_images: int = 60, **options: Any) -> Any:

@@ -42,9 +42,9 @@ class CoverageRecorder:
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun, or
             unknown if ``rank`` is given.
-        mesh: Instead of both, a DeviceMesh with one dimension, as for the dataset. Of the ranks that read the same
-            samples, the first one writes the file.
-        group: Instead, a process group, as for the dataset.
+        mesh: An alternative to ``rank`` and ``world_size``, as for the dataset. Groups along the mesh other than that
+            of rank 0 write files such as ``rank-00000.group-00001.replica``, named after the first rank of the group.
+        group: Another alternative: a process group, as for the dataset.
         resume: The result of :meth:`state_dict` in the checkpoint that training resumes from. The
             recording in the file continues from there, without its later entries.
 
@@ -72,16 +72,15 @@ class CoverageRecorder:
             world = find_data_world()
             rank, world_size = world.rank, world.world_size if world_size is None else world_size
         self._group = group if mesh is None else mesh.get_group()
-        self._writes = self._group is None or _includes_first_rank(self._group)
         self.recording = Recording(rank=rank, world_size=world_size)
-        self.path = Path(directory) / f"rank-{rank:05d}.cov"
+        self.path = Path(directory) / f"rank-{rank:05d}{_find_suffix(self._group)}"
         self._key = key
         self._is_resumed = resume is not None
         if resume is not None:
             self._continue(resume)
-        elif self._writes and self.path.exists():
+        elif self.path.exists():
             self.path.replace(f"{self.path}.old")
-        if self._writes and self.path.parent.is_dir():
+        if self.path.parent.is_dir():
             remove_unfinished(self.path.parent, (self.path.name,))
         self.close()
 
@@ -167,8 +166,7 @@ class CoverageRecorder:
 
     def close(self) -> None:
         """Write the recording to its file."""
-        if self._writes:
-            write_recording(self.path, self.recording)
+        write_recording(self.path, self.recording)
 
     def __enter__(self) -> CoverageRecorder:
         return self
@@ -179,8 +177,11 @@ class CoverageRecorder:
         self.close()
 
 
-def _includes_first_rank(group: ProcessGroup) -> bool:
-    """Return whether rank 0 of all is in a group: of several groups along a mesh's dimension, it is in one."""
+def _find_suffix(group: ProcessGroup | None) -> str:
+    """Return the end of the file names of a group: ``run/*.cov`` must name each rank's samples once."""
+    if group is None:
+        return ".cov"
     import torch.distributed
 
-    return 0 in torch.distributed.get_process_group_ranks(group)
+    first = min(torch.distributed.get_process_group_ranks(group))
+    return ".cov" if first == 0 else f".group-{first:05d}.replica"

@@ -78,9 +78,10 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
             which uses its own batch size.
         rank: The rank of this process; by default, that of torch.distributed or torchrun.
         world_size: The number of ranks; by default, that of torch.distributed or torchrun.
-        mesh: Instead of both, a DeviceMesh with one dimension, such as ``mesh["dp"]``: the ranks along it read
-            different samples. It is required if there is a mesh with several dimensions, as with tensor parallelism.
-        group: Instead, a process group whose ranks read different samples.
+        mesh: An alternative to ``rank`` and ``world_size``: a DeviceMesh with one dimension, such as ``mesh["dp"]``,
+            whose ranks read different samples. If a mesh with several dimensions exists, as with tensor parallelism,
+            ``mesh`` or ``group`` is required.
+        group: Another alternative: a process group whose ranks read different samples.
         lanes: With ``shuffle``, the number of lanes: the shuffled shards, laid end to end, are cut into this many
             equal parts, and consecutive samples come from each part in turn.
         window: With ``shuffle``, the number of neighbouring samples that are shuffled together.

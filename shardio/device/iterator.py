@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.waiting import WaitingTimes
-from shardio.handover import Count, HeldCounts, find_held, hand_over, held_back, restore_held
+from shardio.handover import Count, asking_for_rng_keys, find_held, hand_over, held_back, restore_held
 from shardio.interruptions import cut_short, describe_error, let_through, no_end
 from shardio.torch_modes import outside_of_inference_mode
 
@@ -149,15 +149,23 @@ class PrefetchIterator:
         is_ready = getattr(self._batches, "is_ready", None)
         if not len(self._in_flight) or not callable(is_ready):
             return True
-        while not is_ready(CHECK_S):
-            if self._in_flight.is_consumer_idle():
-                return False
+        began = time.perf_counter()
+        try:
+            while not is_ready(CHECK_S):
+                if self._in_flight.is_consumer_idle():
+                    return False
+        except Exception as error:  # It is raised after the batches in flight.
+            let_through(error)
+            self._failure = _Failure(error, [], [])
+            return False
+        finally:
+            self._times.loader_wait_s += time.perf_counter() - began
         return True
 
     def _send_next(self) -> _Failure | None:
         """Request the loader's next batch and send it. Return the failure, if there is one."""
         # The state of a loader that is ahead includes its parts, so they must count at the same time.
-        with nullcontext(HeldCounts()) if self._is_ahead else held_back() as counts:
+        with nullcontext(list[Count]()) if self._is_ahead else held_back() as counts, asking_for_rng_keys() as keys:
             began = time.perf_counter()
             try:
                 batch = self._take()
@@ -168,7 +176,7 @@ class PrefetchIterator:
                 return _Failure(error, counts, [])
             finally:
                 self._times.loader_wait_s += time.perf_counter() - began
-        rng_key = counts.take_rng_key()
+        rng_key = keys.take()
         state = self._loader.state_dict() if self._is_ahead else None  # type: ignore[attr-defined]
         try:
             with outside_of_inference_mode():

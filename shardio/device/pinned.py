@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,25 +44,30 @@ class PinnedPool:
         self._free.clear()
 
 
-def register(device: torch.device, memory: NDArray[np.uint8]) -> None:
-    """Pin memory in place until it is freed, unless it is already pinned or CUDA refuses.
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A function that pins memory in place until it is freed, unless it is already pinned or CUDA refuses.
 
     CUDA may refuse because the system limits pinned memory. Batches then go through a
-    :class:`PinnedPool`.
+    :class:`PinnedPool`. Those of the same device are equal, so a loader keeps its memory for the next prefetcher.
 
     Args:
-        device: The CUDA device that copies from it. Only this one gets a context.
-        memory: uint8 [n].
+        device: The CUDA device that copies from the memory. Only this one gets a context.
     """
-    address = memory.ctypes.data
-    with torch.cuda.device(device):
-        cudart = torch.cuda.cudart()
-        if torch.from_numpy(memory).is_pinned():
-            return
-        if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
-            weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
-        else:
-            _clear_error(device)
+
+    device: torch.device
+
+    def __call__(self, memory: NDArray[np.uint8]) -> None:
+        """Pin memory, uint8 [n]."""
+        address = memory.ctypes.data
+        with torch.cuda.device(self.device):
+            cudart = torch.cuda.cudart()
+            if torch.from_numpy(memory).is_pinned():
+                return
+            if int(cudart.cudaHostRegister(address, memory.nbytes, 0)) == 0:
+                weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
+            else:
+                _clear_error(self.device)
 
 
 def _clear_error(device: torch.device) -> None:

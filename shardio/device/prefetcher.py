@@ -7,7 +7,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from shardio.device.batches import map_tensors
 from shardio.device.choice import choose_device
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.iterator import LastReceived, PrefetchIterator
-from shardio.device.pinned import PinnedPool, register
+from shardio.device.pinned import PinnedPool, Registration
 from shardio.device.preparing import ImagePreparation, Normalize
 from shardio.device.streams import CopyStream, CudaStream
 from shardio.device.waiting import PrefetchStats, WaitingTimes
@@ -60,11 +59,12 @@ class DevicePrefetcher:
         channels_last: Whether images have the channels_last memory format on the device.
         transform: A function that takes and returns a batch, called on the device after
             normalisation. On CUDA, it runs on the prefetcher's stream. If it has a parameter ``generator``, it
-            receives a torch.Generator of the device. In shardio's order, this one is seeded by seed, epoch, position
-            and rank, so a resumed run draws the same; otherwise, by torch's global generator.
+            receives a torch.Generator of the device. With shardio's order, the generator is seeded from seed, epoch,
+            position and rank, so a resumed run draws the same numbers. With other loaders, it is seeded from torch's
+            global generator.
 
     On CUDA, each batch can be used on the stream that was current when you requested it; on another stream, wait for
-    that one first.
+    that one first. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
 
     ``normalize``, ``dtype`` and ``channels_last`` apply only to uint8 tensors [N, C, H, W], not to
     labels or ``tv_tensors.Mask``. If ``normalize`` has one value per channel, tensors with a different
@@ -94,10 +94,10 @@ class DevicePrefetcher:
         with own_tensors():
             self._prepare_images = ImagePreparation(self.device, normalize, dtype, channels_last=channels_last)
         self._stream: CopyStream | None = None
-        self._pool, self._times = PinnedPool(), WaitingTimes()
-        self._register = partial(register, self.device)
+        self._pool, self._register = PinnedPool(), Registration(self.device)
         if self.device.type == "cuda":
             self._stream = CudaStream(self.device)
+        self._times = WaitingTimes(has_stream=self._stream is not None)
         self._iterator: Callable[[], PrefetchIterator | None] = _no_iterator
         self._last_received = LastReceived()
 
@@ -227,6 +227,8 @@ def _with_index(device: torch.device) -> torch.device:
 
 
 def _takes_generator(function: Callable[..., Any] | None) -> bool:
+    if isinstance(function, torch.nn.Module):
+        function = function.forward  # A module's own signature is that of its hooks.
     try:
         return function is not None and "generator" in inspect.signature(function).parameters
     except ValueError:  # Functions in C may have no signature.

@@ -61,7 +61,7 @@ class CopyStream(Protocol):
 
 
 class CudaStream:
-    """A stream of a CUDA device.
+    """A stream of a CUDA device. Its events block, so that a wait leaves the processor core to the loader's workers.
 
     Args:
         device: The device, with an index.
@@ -75,9 +75,9 @@ class CudaStream:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             copied_batch = copy()
-            copied = self._stream.record_event(_make_event())
+            copied = self._stream.record_event(torch.cuda.Event(blocking=True))
             batch = prepare(copied_batch)
-            ready = self._stream.record_event(_make_event())
+            ready = self._stream.record_event(torch.cuda.Event(blocking=True))
         return SentBatch(copied=copied, ready=ready, batch=batch)
 
     def receive(self, sent: SentBatch) -> Any:
@@ -93,13 +93,10 @@ class CudaStream:
         return map_tensors(sent.batch, record)
 
     def record_event(self) -> StreamEvent:
-        event: StreamEvent = torch.cuda.current_stream(self._device).record_event(_make_event())
+        event: StreamEvent = torch.cuda.current_stream(self._device).record_event(
+            torch.cuda.Event(enable_timing=True, blocking=True)
+        )
         return event
-
-
-def _make_event() -> torch.cuda.Event:
-    # Blocking, so that a wait leaves the processor core to the loader's workers.
-    return torch.cuda.Event(enable_timing=True, blocking=True)
 
 
 def _find_dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:

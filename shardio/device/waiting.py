@@ -28,17 +28,20 @@ class PrefetchStats:
 class WaitingTimes:
     """The running totals of a prefetcher.
 
+    Args:
+        has_stream: Whether events measure the stalls of the device. Otherwise, it waits with the program.
+
     Attributes:
         num_batches: See :class:`PrefetchStats`.
         loader_wait_s: See :class:`PrefetchStats`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_stream: bool) -> None:
         self.num_batches = 0
         self.loader_wait_s = 0.0
         self._measured_s = 0.0
         self._unread: deque[tuple[StreamEvent, StreamEvent]] = deque()
-        self._has_stream = False
+        self._has_stream = has_stream
 
     def add_wait(self, requested: StreamEvent, received: StreamEvent) -> None:
         """Add the time from one event to another. It is read when the device has reached both.
@@ -47,7 +50,6 @@ class WaitingTimes:
             requested: When the device had finished all work that was queued before the batch was requested.
             received: When it could begin the work that is queued afterwards.
         """
-        self._has_stream = True
         self._unread.append((requested, received))
         self._read()
 

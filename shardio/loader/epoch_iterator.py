@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from shardio.handover import find_held, hand_over
+from shardio.handover import find_rng_keys, hand_over
 from shardio.interruptions import cut_short, describe_error
 from shardio.loader.executors.executor import BatchIterator
 from shardio.loader.failures import Failure
@@ -80,8 +80,8 @@ class EpochIterator:
             failure = made.restore() if isinstance(made, Failure) else None
             if failure is None:
                 self._count()
-                if self._progress is not None and (held := find_held()) is not None:
-                    held.make_rng_key = partial(self._make_rng_key, self._num_taken - 1)
+                if self._progress is not None and (keys := find_rng_keys()) is not None:
+                    keys.make = partial(self._make_rng_key, self._num_taken - 1)
         except StopIteration:
             self.close()
             self._finish()
@@ -101,7 +101,7 @@ class EpochIterator:
             del made, failure  # Otherwise the error's traceback would keep this frame, and so the error, alive.
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the next batch is there, at the latest after ``timeout_s``."""
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
         is_ready = getattr(self._batches, "is_ready", None)
         if self._is_over or self._cut_short_by is not None or is_ready is None:
             return True

@@ -40,7 +40,8 @@ class TrainConfig:
         steps_per_epoch: Steps per epoch that the schedule assumes, for loaders without a length.
             It does not limit the epochs, which must be equally long on all ranks.
         precision: bf16 and fp16 compute under autocast. fp16 needs CUDA and uses a GradScaler.
-        tf32: Let GPUs round the float32 inputs of matrix products to TF32, which is faster.
+        tf32: Let GPUs round the float32 inputs of matrix products to TF32, which is faster. In convolutions, torch does
+            this by default.
         clip_norm: Clip the gradients to this total norm (default: no clipping).
         clip_value: Clip each gradient element to this magnitude (default: no clipping).
         patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if

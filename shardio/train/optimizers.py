@@ -25,8 +25,8 @@ To add an optimiser, add a line here, and its name to ``config.OptimizerName``.
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return an optimiser of a model's parameters, without those that are frozen.
 
-    On CUDA, one kernel updates all parameters where torch has one. With fp16 it has not: a fused optimiser would be
-    called, and counted, even if a gradient is not finite.
+    On CUDA, one kernel updates all parameters, where torch has one. Not with fp16: torch calls a fused optimiser even
+    if a gradient is not finite, so the scale would have to be read after each step.
     """
     kind, settings = OPTIMIZERS[config.optimizer]
     weights = [weight for weight in model.parameters() if weight.requires_grad]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -58,17 +58,35 @@ def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    was_benchmark, had_precision = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    was_benchmark = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not deterministic
     if deterministic:
         # cuBLAS reads this at its first use: docs.nvidia.com/cuda/cublas, "Results reproducibility".
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    if tf32:
-        torch.set_float32_matmul_precision("high")
+    try:
+        with _tf32_products() if tf32 else nullcontext():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
+        torch.backends.cudnn.benchmark = was_benchmark
+
+
+@contextmanager
+def _tf32_products() -> Iterator[None]:
+    """Let CUDA round the inputs of float32 matrix products to TF32 in the block."""
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # The user has chosen precisions by torch's newer settings, which exclude this one.
+        matmul: Any = torch.backends.cuda.matmul
+        before, matmul.fp32_precision = matmul.fp32_precision, "tf32"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
+        return
+    torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(had_precision)
-        torch.use_deterministic_algorithms(was_deterministic, warn_only=warned_only)
-        torch.backends.cudnn.benchmark = was_benchmark
+        torch.set_float32_matmul_precision(before)

@@ -84,8 +84,6 @@ class TrainStep:
         self.parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
         self.device = self.parameters[0].device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self._has_stepped = has_stepped = [False]
-        optimizer.register_step_post_hook(lambda *_: has_stepped.__setitem__(0, True))
         self.num_taken = self.num_skipped = 0
         self.lr = float(optimizer.param_groups[0]["lr"])
         self.grad_norm: torch.Tensor | None = None
@@ -146,7 +144,14 @@ class TrainStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that :meth:`state_dict` returned."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        own, saved = self.optimizer.param_groups, state["optimizer"]
+        # Whether it is fused depends on this device, not on the one that the state was saved on.
+        groups = [
+            {**group, "fused": mine["fused"]} if "fused" in mine else group
+            for group, mine in zip(saved["param_groups"], own, strict=False)
+        ]
+        is_same = len(groups) == len(saved["param_groups"]) == len(own)
+        self.optimizer.load_state_dict({**saved, "param_groups": groups} if is_same else saved)
         if self.schedule is not None and state["schedule"] is not None:
             self.schedule.load_state_dict(state["schedule"])
         if self.scaler.is_enabled():
@@ -160,16 +165,29 @@ class TrainStep:
             self.grad_norm = nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(self.parameters, self.clip_value)
-        self.lr, self._has_stepped[0] = float(self.optimizer.param_groups[0]["lr"]), False
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        self.lr = float(self.optimizer.param_groups[0]["lr"])
+        is_taken = self._step_optimizer()
         self.optimizer.zero_grad(set_to_none=True)
-        if not self._has_stepped[0]:  # A gradient was not finite. Asking for the scale would wait for the device.
+        if not is_taken:
             self.num_skipped += 1
             return
         self.num_taken += 1
         if self.schedule is not None:
             self.schedule.step()
+
+    def _step_optimizer(self) -> bool:
+        """Step the optimiser through the scaler, unless a gradient is not finite; return whether it was stepped."""
+        # A fused optimiser is called in any case, and skips the step on the device. The scale then tells, which is
+        # lowered after a skipped step. Asking for it waits for the device.
+        is_fused = self.scaler.is_enabled() and getattr(self.optimizer, "_step_supports_amp_scaling", False)
+        calls, scale = list[bool](), self.scale if is_fused else 0.0
+        hook = self.optimizer.register_step_post_hook(lambda *_: calls.append(True))
+        try:
+            self.scaler.step(self.optimizer)
+        finally:
+            hook.remove()
+        self.scaler.update()
+        return self.scale >= scale if is_fused else bool(calls)
 
     def _weight_by_samples(self) -> None:
         """Weight the group's gradients by its number of samples, before ranks exchange them.

@@ -17,6 +17,7 @@ from shardio.device import DevicePrefetcher
 from shardio.device.batches import map_tensors
 from shardio.device.pinned import PinnedPool
 from shardio.device.streams import SentBatch, StreamEvent
+from shardio.device.waiting import WaitingTimes
 from shardio.torch_modes import own_tensors
 
 
@@ -131,7 +132,7 @@ def prefetch_on(stream: Any, loader: Iterable[Any], register: Any = None, **opti
         options: Those of the prefetcher.
     """
     prefetcher = DevicePrefetcher(loader, "cpu", **options)
-    prefetcher._stream = stream
-    prefetcher._register = register or (lambda memory: None)  # type: ignore[assignment]  # it is a partial there
+    prefetcher._stream, prefetcher._times = stream, WaitingTimes(has_stream=True)
+    prefetcher._register = register or (lambda memory: None)  # type: ignore[assignment]  # CUDA's is a Registration
     prefetcher._pool = PinnedPool(lambda num_bytes: torch.empty(num_bytes, dtype=torch.uint8, device="cpu"))
     return prefetcher

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardio import DataLoader, ShardDataset
 from shardio.device import DevicePrefetcher
-from shardio.device.pinned import register
+from shardio.device.pinned import Registration
 from shardio.transforms import CenterCrop
 from tests.device.loaders import CountingLoader, count_pinned_buffers
 
@@ -162,12 +163,12 @@ def test_each_slot_is_pinned_once_and_copied_from_directly(packed: Path) -> None
         made.append(memory)  # Kept, so that no address is used again.
         register(memory)
 
-    prefetcher._register = note  # type: ignore[assignment]  # it is a partial
+    prefetcher._register = note  # type: ignore[assignment]  # it is a Registration
     sizes = count_pinned_buffers(prefetcher)
     for _ in range(5):
         for _ in prefetcher:
             pass
-    assert len({memory.ctypes.data for memory in made}) == len(made) <= 2 + 2 + prefetcher.depth + 1
+    assert len({memory.ctypes.data for memory in made}) == len(made) <= 2 * (2 + 2 + prefetcher.depth + 1)
     assert all(torch.from_numpy(memory).is_pinned() for memory in made)
     assert all(num_bytes < 2 * 3 * 64 * 64 for num_bytes in sizes), "only labels"
 
@@ -193,15 +194,16 @@ def test_a_loader_that_was_wrapped_once_is_iterated_plainly(packed: Path) -> Non
 
 
 def test_a_refused_registration_does_not_fail_the_next_kernel() -> None:
-    memory = np.zeros(1 << 20, np.uint8)
-    cudart = torch.cuda.cudart()
-    assert int(cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes // 2, 0)) == 0
+    memory = np.frombuffer(mmap.mmap(-1, 1 << 20), np.uint8)  # It begins at a page.
+    cudart, second_half = torch.cuda.cudart(), memory.ctypes.data + memory.nbytes // 2
+    assert int(cudart.cudaHostRegister(second_half, memory.nbytes // 2, 0)) == 0
     try:
-        assert not torch.from_numpy(memory[memory.nbytes // 2 :]).is_pinned()
-        register(torch.device("cuda", torch.cuda.current_device()), memory[memory.nbytes // 4 :])  # They overlap.
+        assert not torch.from_numpy(memory).is_pinned()
+        Registration(torch.device("cuda", torch.cuda.current_device()))(memory)  # They overlap, so CUDA refuses.
+        assert not torch.from_numpy(memory).is_pinned()
         assert int(torch.ones(5, device="cuda").sum()) == 5
     finally:
-        assert int(cudart.cudaHostUnregister(memory.ctypes.data)) == 0
+        assert int(cudart.cudaHostUnregister(second_half)) == 0
 
 
 def test_the_stall_is_measured_on_the_device() -> None:

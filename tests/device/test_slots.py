@@ -113,7 +113,7 @@ def test_the_error_of_a_refused_registration_is_cleared(
     launched: list[Any], monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(status))
-    pinned.register(torch.device("cuda", 1), np.zeros(4096, np.uint8))
+    pinned.Registration(torch.device("cuda", 1))(np.zeros(4096, np.uint8))
     assert launched == [torch.device("cuda", 1)] * status
 
 

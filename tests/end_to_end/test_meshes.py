@@ -47,11 +47,11 @@ def run_mesh_rank(rank: int, packed: str, out: str) -> None:
         assert len(replicas[0]) == len(replicas[2]) == 11, "21 samples, one of which is repeated"
     assert sorted({key for other in range(4) for key in every[other]["all"]}) == whole
 
-    with pytest.raises(RuntimeError, match="a DeviceMesh with the dimensions dp, tp, so it is not clear which ranks"):
+    with pytest.raises(RuntimeError, match=r"a DeviceMesh with several dimensions \(dp, tp\), so it is not clear which"):
         iter(DataLoader(ShardDataset(packed, **options), 4))
     with pytest.raises(ValueError, match=r"has 2 dimensions \(dp, tp\): pass the one .* such as mesh=mesh\['dp'\]"):
         ShardDataset(packed, mesh=mesh)
-    with pytest.raises(ValueError, match="rank and mesh contradict each other"):
+    with pytest.raises(ValueError, match="got rank and mesh: pass only one of rank and world_size, mesh, and group"):
         ShardDataset(packed, mesh=data, rank=0, world_size=2)
     apart = dist.new_group([3])
     if rank != 3:
@@ -64,7 +64,8 @@ def run_mesh_rank(rank: int, packed: str, out: str) -> None:
     (coverage,) = recorder.gather()
     assert coverage.num_delivered_by(0) == coverage.num_delivered_by(1) == 11
     dist.barrier()
-    assert sorted(path.name for path in Path(out).iterdir()) == ["rank-00000.cov", "rank-00001.cov"]
+    files = [f"rank-{number:05d}{end}" for number in range(2) for end in (".cov", ".group-00001.replica")]
+    assert sorted(path.name for path in Path(out).iterdir()) == files, "run/*.cov names each sample once"
     dist.destroy_process_group()
 
 

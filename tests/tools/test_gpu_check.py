@@ -81,10 +81,17 @@ def test_a_stage_that_hangs_and_one_that_fails_do_not_stop_the_next(
 def test_limits_follow_the_budget_and_what_is_left_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tools.gpu_check.END_S", 0.1)
     sleep = "import time; time.sleep(60)"
-    stages = [make_stage("first", sleep, limit_s=FULL_BUDGET_S), make_stage("second", sleep, limit_s=FULL_BUDGET_S)]
-    found = run(stages, tmp_path, budget_s=1.5)
-    assert found["first"]["status"].startswith("timed out after")
+    stages = [make_stage(name, sleep, limit_s=limit_s) for name, limit_s in (("first", 1000), ("second", 500))]
+    found = run(stages, tmp_path / "scaled", budget_s=3.5)
+    assert found["first"]["status"] == "timed out after 2 s"
+    assert found["second"]["status"] == "timed out after 1 s"
+    found = run(stages, tmp_path / "late", budget_s=1.5)
     assert found["second"]["status"] == "not started: the budget was used up"
+
+
+def test_a_large_budget_does_not_extend_a_few_stages_beyond_their_limits(tmp_path: Path) -> None:
+    found = run([make_stage("only", "import time; time.sleep(60)", limit_s=1.0)], tmp_path, budget_s=FULL_BUDGET_S)
+    assert found["only"]["status"] == "timed out after 1 s"
 
 
 def test_a_second_call_adds_its_stages(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ class FetchedBatches:
         return batch
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the next batch is there, at the latest after ``timeout_s``. The calling process has none."""
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there. The calling process never waits."""
         is_ready = getattr(self._batches, "is_ready", None)
         return is_ready is None or bool(is_ready(timeout_s))
 
@@ -215,7 +215,7 @@ class _PersistentBatches(_MultiProcessingDataLoaderIter):
         return next(self.batches)
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the next batch is there, at the latest after ``timeout_s``."""
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
         return self.batches.is_ready(timeout_s)
 
     @property

@@ -86,7 +86,7 @@ class Pipeline:
             raise
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the next batch is finished, or has failed, at the latest after ``timeout_s``."""
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
         if not self._batches or not self._workers.belongs_here:
             return True  # Only a request can tell.
         try:

@@ -64,7 +64,7 @@ class SampledBatches:
         return made
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the next batch is there, at the latest after ``timeout_s``."""
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there."""
         is_ready = getattr(self._batches, "is_ready", None)
         return is_ready is None or bool(is_ready(timeout_s))
 

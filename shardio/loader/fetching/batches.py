@@ -136,7 +136,7 @@ class WorkerBatches:
         return batch
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Return whether the next batch, or its error, is there, at the latest after ``timeout_s``."""
+        """Wait up to ``timeout_s`` for the next batch; return whether it is there, or has failed."""
         if not self._is_open or not self._pending or not self.workers.belongs_here:
             return True  # Only a request can tell.
         for answer in self.workers.receive(timeout_s):

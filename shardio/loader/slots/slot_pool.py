@@ -118,7 +118,7 @@ class SlotPool:
         call_at_fork(self, before=SlotPool.retire_held, after_in_parent=SlotPool.retire_held)
 
     def watch(self, watches: Sequence[SlotWatch]) -> None:
-        """Fill only slots that these watches know, and no others, from now on.
+        """From now on, fill only slots that these watches have received.
 
         What a watch did to the memory of a slot, such as registering it with CUDA, must not affect an epoch that the
         wrapper did not begin.
