@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,28 @@ def test_without_shardios_order_the_global_generator_seeds_it() -> None:
 
     assert run() == run()
     assert len(set(run())) == 3
+
+
+class Drawing(torch.nn.Module):
+    def forward(self, batch: Any, *, generator: torch.Generator) -> Any:
+        return draw(batch, generator=generator)
+
+
+def test_modules_receive_the_generator_as_well(packed: Path) -> None:
+    dataset = ShardDataset(packed, fields="key", shuffle=True)
+    assert list(DevicePrefetcher(DataLoader(dataset, 4), "cpu", transform=Drawing())) == list(make(packed))
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_a_prefetcher_that_is_dropped_frees_its_loader(packed: Path, persistent_workers: bool) -> None:
+    """Although the loader told it the rng key of a batch that it never received."""
+    prefetcher = make(packed, num_workers=1, persistent_workers=persistent_workers, is_late=True)
+    loader = weakref.ref(prefetcher.loader)
+    batches = iter(prefetcher)
+    next(batches)
+    del prefetcher, batches
+    gc.collect()
+    assert loader() is None
 
 
 def test_a_transform_without_a_generator_gets_none() -> None:

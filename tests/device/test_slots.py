@@ -80,6 +80,19 @@ def test_slots_are_pinned_once_and_kept_for_all_epochs(packed: Path, depth: int)
     assert numbers[2:] == numbers[2:3] * 4
 
 
+def test_the_next_prefetcher_keeps_what_is_pinned(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with ``for epoch in …: for batch in DevicePrefetcher(loader): …``."""
+    loader, registered = make_loader(packed, batch_size=1), Registered()
+    monkeypatch.setattr(pinned.Registration, "__call__", lambda _, memory: registered(memory))
+    numbers = list[int]()
+    for _ in range(5):
+        prefetcher = prefetch_on(LateStream(0), loader, pinned.Registration(torch.device("cuda", 0)))
+        assert len(list(prefetcher)) == len(loader)
+        numbers.append(len(registered.blocks))
+    assert numbers[0]
+    assert numbers[2:] == numbers[2:3] * 3
+
+
 class Cudart:
     """CUDA's functions for pinned memory, which refuse or accept."""
 

@@ -163,6 +163,41 @@ def test_a_batch_that_is_there_is_handed_out_before_the_next_one_is_waited_for(d
     assert idle_s[1] < 0.9 * idle_s[0]
 
 
+def test_the_wait_for_a_loader_that_is_not_ready_is_counted(device: Device) -> None:
+    prefetcher = prefetch_on(device, Jittering(device, [0.2] * 50, tells=True), depth=2)
+    for _ in prefetcher:
+        device.compute(0.05)
+    assert prefetcher.stats().loader_wait_s == pytest.approx(50 * 0.2, rel=0.05)
+
+
+def test_the_stall_never_decreases(device: Device) -> None:
+    prefetcher = prefetch_on(device, Loader(device, [0.2] * 20), depth=2)
+    stalls_s = [prefetcher.stats().data_stall_s]
+    for _ in prefetcher:
+        stalls_s.append(prefetcher.stats().data_stall_s)
+        device.compute(0.1)
+    assert stalls_s == sorted(stalls_s)
+    assert stalls_s[-1] > 1
+
+
+class Failing(Jittering):
+    """Its fourth batch cannot be made, which the question for it already tells."""
+
+    def wait(self, timeout_s: float) -> bool:
+        if len(self.left) == 2:
+            raise LookupError("planted")
+        return super().wait(timeout_s)
+
+
+def test_an_error_of_the_question_is_raised_after_the_batches_in_flight(device: Device) -> None:
+    batches = iter(prefetch_on(device, Failing(device, [0.0] * 5, tells=True), depth=3))
+    for _ in range(3):
+        assert next(batches).tolist() == [0]
+        device.compute(0.1)
+    with pytest.raises(LookupError, match="planted"):
+        next(batches)
+
+
 @pytest.mark.parametrize("kind", ["shards", "sampled", "any", "threads", "caller"])
 def test_loaders_tell_whether_the_next_batch_is_ready(packed: Path, kind: str) -> None:
     dataset: Any = ShardDataset(packed, fields="key") if kind == "shards" else range(21)

@@ -47,7 +47,9 @@ def run_mesh_rank(rank: int, packed: str, out: str) -> None:
         assert len(replicas[0]) == len(replicas[2]) == 11, "21 samples, one of which is repeated"
     assert sorted({key for other in range(4) for key in every[other]["all"]}) == whole
 
-    with pytest.raises(RuntimeError, match=r"a DeviceMesh with several dimensions \(dp, tp\), so it is not clear which"):
+    with pytest.raises(
+        RuntimeError, match=r"a DeviceMesh with several dimensions \(dp, tp\), so it is not clear which"
+    ):
         iter(DataLoader(ShardDataset(packed, **options), 4))
     with pytest.raises(ValueError, match=r"has 2 dimensions \(dp, tp\): pass the one .* such as mesh=mesh\['dp'\]"):
         ShardDataset(packed, mesh=mesh)

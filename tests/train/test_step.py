@@ -71,10 +71,11 @@ def test_each_gradient_is_clipped_by_its_magnitude() -> None:
     assert max(float(gradient.abs().max()) for gradient in gradients) > 0.02
 
 
-def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_scale() -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_half_precision_skips_a_step_whose_gradients_overflow_and_lowers_its_scale(fused: bool) -> None:
     """A skipped step is counted, and does not change weights, optimiser and schedule."""
     model, (batch,) = make_network(), _floats([4])
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=fused)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     step = TrainStep(model, optimizer, schedule=schedule, precision="fp16")
     step.scaler.load_state_dict({**step.scaler.state_dict(), "scale": 2.0**40})
@@ -114,6 +115,28 @@ def test_the_model_computes_in_the_precision_and_keeps_its_weights(precision: An
     assert not outputs.requires_grad
     assert not loss.requires_grad
     assert all(weight.dtype == torch.float32 for weight in model.parameters())
+
+
+def test_an_optimiser_stays_as_fused_as_it_was_made() -> None:
+    """A checkpoint may come from another device."""
+    (batch,) = _floats([4])
+    steps = list[TrainStep]()
+    for fused in (True, False):
+        model = make_network()
+        steps.append(TrainStep(model, torch.optim.AdamW(model.parameters(), 0.01, fused=fused)))
+    steps[0](*batch)
+    for one, other in ((0, 1), (1, 0)):
+        steps[other].load_state_dict(steps[one].state_dict())
+        assert steps[other].optimizer.param_groups[0]["fused"] == (other == 0)
+        steps[other](*batch)
+
+
+def test_a_step_leaves_no_hook_on_the_optimiser() -> None:
+    model, (batch,) = make_network(), _floats([4])
+    optimizer = _sgd(model)
+    for _ in range(2):
+        TrainStep(model, optimizer)(*batch)
+    assert not optimizer._optimizer_step_post_hooks
 
 
 def test_a_step_continues_from_its_state() -> None:
