@@ -71,7 +71,7 @@ def list_stages(device: str) -> list[Stage]:
     facts = [python, "-m", "tools.gpu_facts", "--device", device, "--results", RESULTS]
     bench = [python, "-m", "benchmarks.bench_device", "--device", device, "--results", RESULTS, "--source"]
     return [
-        Stage(name="facts", what="Transfers, pinning, stalls, normalisation: see tools/gpu_facts.py", command=facts, limit_s=240),
+        Stage(name="facts", what="Transfers, pinning and stalls: see tools/gpu_facts.py", command=facts, limit_s=240),
         Stage(
             name="tests",
             what="The tests that need CUDA",
