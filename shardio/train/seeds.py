@@ -74,7 +74,7 @@ def algorithms(*, deterministic: bool, tf32: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _tf32_products() -> Iterator[None]:
-    """Let CUDA round the inputs of float32 matrix products to TF32 in the block."""
+    """In the block, CUDA rounds the inputs of float32 matrix products to TF32."""
     try:
         before = torch.get_float32_matmul_precision()
     except RuntimeError:  # The user has chosen precisions by torch's newer settings, which exclude this one.
