@@ -5,6 +5,7 @@ from shardio.images.by_libjpeg import JpegPicture
 from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk, render_crops
 from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, Rows, Sizes
 from shardio.images.decode import decode_image, decode_pil
+from shardio.images.editing import Operations, edit_images, make_operations
 from shardio.images.formats import (
     IMAGE_FIELDS,
     IMAGE_FORMATS,
@@ -41,6 +42,7 @@ __all__ = [
     "DecodedPicture",
     "DecoderName",
     "JpegPicture",
+    "Operations",
     "Orientation",
     "Picture",
     "Pixels",
@@ -56,9 +58,11 @@ __all__ = [
     "decode_unconverted",
     "decode_unconverted_pil",
     "describe_other_images",
+    "edit_images",
     "find_format",
     "find_kernel",
     "holds_images",
+    "make_operations",
     "open_image",
     "prepare_kernel",
     "read_format",

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardio.images.by_kernel import render_by_kernel
 from shardio.images.crop_plan import CropPlan, PlannedCrop, Rows
+from shardio.images.editing import edit_images
 from shardio.images.jpeg.regions import Box
 from shardio.images.kernel.compiled.records import GROUP_SIZE
 from shardio.images.pictures import DecoderName, Picture
@@ -54,7 +55,7 @@ def render_chunk(pictures: Sequence[Picture], plan: CropPlan, rows: Rows | None 
 
 
 def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> list[RenderedImages]:
-    """Decode some images; crop, resize and mirror them, once for each of their crops.
+    """Decode some images; crop, resize, mirror and edit them, once for each of their crops.
 
     Only what the crops need is decoded, and all heavy work releases the GIL. The pixels are those of a full decode
     that is then cropped and resized, with one exception: without antialiasing, a JPEG whose box has more than a million
@@ -78,6 +79,8 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     rendered = []
     for crop, destination, is_done in zip(crops, destinations, is_rendered.T, strict=True):
         _render_rows(crop, destination, np.flatnonzero(~is_done).tolist())
+        if crop.plan.operations is not None:
+            edit_images(destination, crop.plan.operations)
         decoder_names: list[DecoderName] = [
             "kernel" if by_kernel else picture.decoder_name
             for picture, by_kernel in zip(crop.pictures, is_done.tolist(), strict=True)

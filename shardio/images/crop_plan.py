@@ -26,7 +26,7 @@ Rows = Pixels | Sequence[Pixels]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlan:
-    """How to render n images: take a box of each, resize it, take a window of the result, and mirror the window.
+    """How to render n images: take a box of each, resize it, take a window of the result, mirror and edit the window.
 
     Transforms extend the plan in order. As long as they can, nothing is decoded between them.
 
@@ -36,6 +36,7 @@ class CropPlan:
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
         resampling: How the box is resized.
+        operations: OPERATION [n, k], the operations on the mirrored window, in order; None if there are none.
     """
 
     box: Boxes
@@ -43,6 +44,7 @@ class CropPlan:
     window: Boxes
     flip: NDArray[np.bool_]
     resampling: Resampling = "bilinear"
+    operations: NDArray[np.void] | None = None
 
     @classmethod
     def whole(cls, sizes: Sizes) -> CropPlan:
@@ -101,12 +103,20 @@ class CropPlan:
         """Return a plan that also mirrors the results for which ``flips`` is true."""
         return replace(self, flip=self.flip ^ flips)
 
+    def edit(self, operations: NDArray[np.void]) -> CropPlan:
+        """Return a plan that also applies operations, OPERATION [n, k], to the results."""
+        before = [] if self.operations is None else [self.operations]
+        return replace(self, operations=np.concatenate([*before, operations], axis=1))
+
     def take(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return the plan of some of the images."""
-        return replace(self, box=self.box[rows], size=self.size[rows], window=self.window[rows], flip=self.flip[rows])
+        operations = None if self.operations is None else self.operations[rows]
+        box, size, window, flip = self.box[rows], self.size[rows], self.window[rows], self.flip[rows]
+        return replace(self, box=box, size=size, window=window, flip=flip, operations=operations)
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return a plan that leaves some of the images as they are, because they have been rendered."""
+        assert self.operations is None, "all edited images are rendered at once"
         box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
         whole = CropPlan.whole(self.output_size[rows])
         box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip

@@ -4,6 +4,16 @@ Each image's parameters are a pure function of (seed, epoch, sample). They do no
 """
 
 from shardio.transforms.calls import Calls
+from shardio.transforms.colours import (
+    ColorJitter,
+    RandomAdjustSharpness,
+    RandomAutocontrast,
+    RandomEqualize,
+    RandomGrayscale,
+    RandomInvert,
+    RandomPosterize,
+    RandomSolarize,
+)
 from shardio.transforms.compose import (
     Compose,
     MultiCrop,
@@ -18,19 +28,29 @@ from shardio.transforms.compose import (
 from shardio.transforms.foreign import as_pillow, call_with_sample, is_image_array
 from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
     "Calls",
     "CenterCrop",
+    "ColorJitter",
     "Compose",
     "Decode",
     "Generators",
     "Geometry",
     "MultiCrop",
+    "PixelTransform",
+    "RandomAdjustSharpness",
+    "RandomAutocontrast",
+    "RandomEqualize",
+    "RandomGrayscale",
     "RandomHorizontalFlip",
+    "RandomInvert",
+    "RandomPosterize",
     "RandomResizedCrop",
+    "RandomSolarize",
     "Resize",
     "Transform",
     "apply_transform",

@@ -9,22 +9,20 @@ from types import FunctionType
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardio.images import (
-    IMAGES_AT_ONCE,
     CropPlan,
     DecodedPicture,
-    DecodeError,
     Picture,
-    RenderedImages,
-    render_chunk,
     sizes_of,
 )
 from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
 from shardio.transforms.calls import Calls
-from shardio.transforms.geometry import BUILTINS
+from shardio.transforms.colours import COLOURS
+from shardio.transforms.geometry import GEOMETRIES
+from shardio.transforms.pixel_transform import PixelTransform
+from shardio.transforms.rendering import render_all, render_each, render_pictures, render_some
 from shardio.transforms.transform import (
     Geometry,
     Transform,
@@ -33,11 +31,8 @@ from shardio.transforms.transform import (
     rng_keys_from_torch,
 )
 
-MAX_RENDERED_BYTES = 2**25
-"""How many bytes of pixels are rendered before people's callables get them, at most, unless three images take more.
-
-The kernel decodes three images side by side, and is fastest if it can choose three that take equally long.
-"""
+BUILTINS = GEOMETRIES | COLOURS
+"""shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
 
 class Compose:
@@ -143,7 +138,7 @@ def _is_ours(step: Any) -> bool:
 
 def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
     """Transform n images, each with its own rng key. Arguments and errors are those of :func:`plan_transform`."""
-    return _render_all(*plan_transform(transform, images, rng_keys))
+    return render_all(*plan_transform(transform, images, rng_keys))
 
 
 def plan_crops(
@@ -183,30 +178,49 @@ def plan_transform(
         if kind == "other":
             callables, keys = zip(*group, strict=True)
             # Not all at once: whole images are large, but a callable's results may be small.
-            images, plan = calls.call(callables, _render_each(images, plan, calls), keys[0]), None
+            images, plan = calls.call(callables, render_each(images, plan, calls), keys[0]), None
             continue
         for step, step_keys in group:
             if kind == "geometry":
                 images, plan = _extend(step, images, plan, step_keys)
+            elif kind == "pixels":
+                images, plan = _edit(step, images, plan, step_keys)
             else:
-                images, plan = _apply(step, _render_all(images, plan), step_keys), None
+                images, plan = _apply(step, render_all(images, plan), step_keys), None
     return images, plan
 
 
-def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "transform", "other"]:
+def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "transform", "other"]:
     if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
         return "geometry"
+    if isinstance(step, PixelTransform) and type(step).apply is PixelTransform.apply:
+        return "pixels"
     return "transform" if isinstance(step, Transform) else "other"
 
 
 def _extend(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
     """Draw a geometry's parameters and extend the plan by them."""
-    if plan is None:
-        images = [DecodedPicture(as_pixels(step, image)) for image in images]
+    images, plan = _begin(step, images, plan)
+    if plan.operations is not None:
+        images = render_pictures(images, plan)
         plan = CropPlan.whole(sizes_of(images))
     parameters = step.draw(plan.output_size, step_keys)
-    images, plan = _render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
+    images, plan = render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
     return images, step.extend(plan, parameters)
+
+
+def _edit(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan]:
+    """Draw the operations of a transform of pixels and add them to the plan."""
+    images, plan = _begin(step, images, plan)
+    return images, plan.edit(step.draw(plan.output_size, step_keys))
+
+
+def _begin(step: Any, images: list[Any], plan: CropPlan | None) -> tuple[list[Any], CropPlan]:
+    """Return images and their plan; a plan that leaves them as they are if they have none."""
+    if plan is not None:
+        return images, plan
+    pictures = [DecodedPicture(as_pixels(step, image)) for image in images]
+    return list(pictures), CropPlan.whole(sizes_of(pictures))
 
 
 def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
@@ -270,39 +284,3 @@ def _check_transform(transform: object) -> None:
         )
     if not callable(transform):
         raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")
-
-
-def _render_all(images: list[Any], plan: CropPlan | None) -> list[Any]:
-    """Return the finished images."""
-    return images if plan is None else render_chunk(images, plan).images
-
-
-def _render_each(images: list[Any], plan: CropPlan | None, calls: Calls) -> Iterator[Any]:
-    """Yield the finished images. Only as many as :data:`MAX_RENDERED_BYTES` allows are in memory at the same time."""
-    if plan is None:
-        yield from images
-        return
-    largest = 3 * int(plan.output_size.prod(axis=1).max(initial=1))
-    num_at_once = max(IMAGES_AT_ONCE, MAX_RENDERED_BYTES // largest)
-    for start in range(0, len(images), num_at_once):
-        rendered = _render_rows(images, plan, np.arange(start, min(start + num_at_once, len(images))))
-        calls.decoder_names += rendered.decoder_names
-        yield from rendered.images
-
-
-def _render_some(images: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> tuple[list[Any], CropPlan]:
-    """Render only these rows, so that the pixels of the other images do not depend on them."""
-    if not rows.size:
-        return images, plan
-    rendered, images = _render_rows(images, plan, rows), list(images)
-    for row, pixels, decoder_name in zip(rows.tolist(), rendered.images, rendered.decoder_names, strict=True):
-        images[row] = DecodedPicture(pixels, decoder_name)
-    return images, plan.restart(rows)
-
-
-def _render_rows(pictures: list[Any], plan: CropPlan, rows: NDArray[np.int64]) -> RenderedImages:
-    """Render these rows of a chunk; an error names the row in the chunk."""
-    try:
-        return render_chunk([pictures[row] for row in rows], plan.take(rows))
-    except DecodeError as error:
-        raise DecodeError(int(rows[error.row]), str(error)) from error

@@ -197,8 +197,8 @@ class RandomHorizontalFlip(Geometry):
         return f"RandomHorizontalFlip(p={self.p})"
 
 
-BUILTINS: frozenset[type] = frozenset({CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize})
-"""shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
+GEOMETRIES: frozenset[type] = frozenset({CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize})
+"""The transforms of this module."""
 
 
 def _check_interpolation(interpolation: object, *, antialias: bool) -> Interpolation:

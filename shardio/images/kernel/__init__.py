@@ -9,9 +9,10 @@ processors (:mod:`targets`), or else on the user's machine (:mod:`building`). Th
 from shardio.images.kernel.finding import (
     check_kernel,
     compiled_functions,
+    find_functions,
     find_kernel,
     prepare_kernel,
     why_no_kernel,
 )
 
-__all__ = ["check_kernel", "compiled_functions", "find_kernel", "prepare_kernel", "why_no_kernel"]
+__all__ = ["check_kernel", "compiled_functions", "find_functions", "find_kernel", "prepare_kernel", "why_no_kernel"]

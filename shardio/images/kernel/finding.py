@@ -126,6 +126,11 @@ def find_kernel() -> Kernel | None:
     return _finder.find()
 
 
+def find_functions() -> Functions | None:
+    """Return the compiled functions, or None if they are not compiled yet."""
+    return _finder.functions()
+
+
 def compiled_functions() -> Functions:
     """Return the compiled functions. Compile them if that was not done yet, which takes half a minute.
 

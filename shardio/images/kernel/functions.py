@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.forks import call_at_fork
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
+from shardio.images.kernel.compiled.operation_records import EDIT, OPERATION, SLACK
 from shardio.images.kernel.compiled.records import (
     BEST_TABLE,
     CALL,
@@ -27,6 +28,7 @@ from shardio.images.kernel.compiled.records import (
 )
 from shardio.images.pixels import Pixels
 from shardio.images.resizing import Resampling
+from shardio.images.scratch import scratch
 from shardio.processors import count_processors
 
 RESAMPLINGS: dict[Resampling, int] = {
@@ -36,6 +38,9 @@ RESAMPLINGS: dict[Resampling, int] = {
     "antialiased bicubic": PILLOW_BICUBIC,
 }
 """The numbers that a PLAN has for them."""
+
+Rows = Pixels | Sequence[Pixels]
+"""uint8 [n, height, width, 3], or n uint8 [height, width, 3] arrays."""
 
 Function = Callable[[int], None]
 """A compiled function. It takes the address of its arguments, and releases the GIL."""
@@ -52,8 +57,28 @@ class Functions:
     def __init__(self, name: str, find: Callable[[str], Function]) -> None:
         self.name = name
         self.decode_chunk = find("shardio_decode_chunk")
+        self._edit_images = find("shardio_edit_images")
         self._recode_scan = find("shardio_recode_scan")
         self._make_best_table = find("shardio_make_best_table")
+
+    def edit_images(self, rows: Rows, operations: NDArray[np.void]) -> None:
+        """Apply operations to images in place; see :mod:`shardio.images.kernel.compiled.operations`.
+
+        Args:
+            rows: The images, in contiguous arrays.
+            operations: OPERATION [n, k], those of each image, in order.
+        """
+        assert operations.dtype == OPERATION, "the operations are read as raw memory"
+        assert operations.flags.c_contiguous, "the operations are read as raw memory"
+        assert len(operations) == len(rows), "each image has operations"
+        destinations = _find_destinations(rows)
+        length = 3 * int((destinations["height"] * destinations["width"]).max(initial=0)) + SLACK
+        memory, call = scratch("operations", length), np.zeros(1, EDIT)
+        call[0] = (
+            *(*operations.shape, destinations.ctypes.data, operations.ctypes.data),
+            *(memory.ctypes.data, length),
+        )
+        self._edit_images(call.ctypes.data)
 
     def recode_scan(self, scan: NDArray[np.void]) -> None:
         """Count a scan's symbols or recode it.
@@ -99,7 +124,7 @@ class Kernel:
         contents: Sequence[bytes],
         plans: NDArray[np.void],
         order: NDArray[np.int64],
-        rows: Pixels | Sequence[Pixels],
+        rows: Rows,
         turns: NDArray[np.uint8] | None = None,
     ) -> NDArray[np.bool_]:
         """Decode, crop, resize and mirror some JPEGs; see :func:`shardio.images.kernel.compiled.chunk.decode_chunk`.
@@ -142,7 +167,7 @@ class Kernel:
         self._processors = threading.Semaphore(count_processors())
 
 
-def _find_destinations(rows: Pixels | Sequence[Pixels]) -> NDArray[np.void]:
+def _find_destinations(rows: Rows) -> NDArray[np.void]:
     """Return where rows are in memory, ROW [n]."""
     destinations = np.empty(len(rows), ROW)
     if isinstance(rows, np.ndarray):

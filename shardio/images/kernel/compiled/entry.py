@@ -8,6 +8,8 @@ from numba import carray, cfunc, types  # type: ignore[attr-defined]  # It is no
 from shardio.images.kernel.compiled.best_table import make_best_table
 from shardio.images.kernel.compiled.chunk import decode_chunk
 from shardio.images.kernel.compiled.memory import pointer
+from shardio.images.kernel.compiled.operation_records import EDIT, OPERATION
+from shardio.images.kernel.compiled.operations import edit_images
 from shardio.images.kernel.compiled.recoding import recode_scan
 from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, IMAGE, PLAN, ROW, SCAN, WORKSPACE
 
@@ -25,6 +27,15 @@ def _decode_chunk(address):
     )
 
 
+def _edit_images(address):
+    call = carray(pointer(address), 1, EDIT)[0]
+    edit_images(
+        carray(pointer(call.rows), call.num_images, ROW),
+        carray(pointer(call.operations), (call.num_images, call.num_operations), OPERATION),
+        carray(pointer(call.scratch), call.scratch_length, np.uint8),
+    )
+
+
 def _recode_scan(address):
     recode_scan(carray(pointer(address), 1, SCAN)[0])
 
@@ -35,6 +46,7 @@ def _make_best_table(address):
 
 ENTRIES = {
     "shardio_decode_chunk": _decode_chunk,
+    "shardio_edit_images": _edit_images,
     "shardio_recode_scan": _recode_scan,
     "shardio_make_best_table": _make_best_table,
 }

@@ -1,0 +1,58 @@
+"""Apply operations to the pixels of an image by Pillow, for machines without the compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageEnhance, ImageOps
+
+from shardio.images.kernel.compiled import operation_records as codes
+from shardio.images.pixels import Pixels
+
+
+def edit_by_pillow(pixels: Pixels, operations: NDArray[np.void]) -> Pixels:
+    """Return an image after operations.
+
+    Args:
+        pixels: uint8 [height, width, 3].
+        operations: OPERATION [k].
+    """
+    image = Image.fromarray(pixels)
+    for code, numbers in operations.tolist():
+        if code != codes.NONE:
+            image = _BY_PILLOW[code](image, numbers)
+    return np.array(image)
+
+
+def _turn_hue(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
+    hue, saturation, value = image.convert("HSV").split()
+    turned = hue.point([(level + int(numbers[0])) % 256 for level in range(256)])
+    return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+
+
+def _solarize(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
+    return ImageOps.solarize(image, int(numbers[0]))
+
+
+def _transform_affinely(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
+    fill = tuple(map(int, numbers[6:]))
+    return image.transform(image.size, Image.Transform.AFFINE, numbers[:6], fillcolor=fill)
+
+
+_BY_PILLOW: dict[int, Callable[[Image.Image, Sequence[float]], Image.Image]] = {
+    codes.BRIGHTNESS: lambda image, numbers: ImageEnhance.Brightness(image).enhance(numbers[0]),
+    codes.CONTRAST: lambda image, numbers: ImageEnhance.Contrast(image).enhance(numbers[0]),
+    codes.SATURATION: lambda image, numbers: ImageEnhance.Color(image).enhance(numbers[0]),
+    codes.SHARPNESS: lambda image, numbers: ImageEnhance.Sharpness(image).enhance(numbers[0]),
+    codes.HUE: _turn_hue,
+    codes.GRAYSCALE: lambda image, _: image.convert("L").convert("RGB"),
+    codes.SOLARIZE: _solarize,
+    codes.POSTERIZE: lambda image, numbers: image.point([level & int(numbers[0]) for level in range(256)] * 3),
+    codes.INVERT: lambda image, _: ImageOps.invert(image),
+    codes.AUTOCONTRAST: lambda image, _: ImageOps.autocontrast(image),
+    codes.EQUALIZE: lambda image, _: ImageOps.equalize(image),
+    codes.AFFINE: _transform_affinely,
+}
+"""Each operation by its code, given an image and the operation's numbers."""

@@ -1,0 +1,146 @@
+"""Operations in which a pixel depends on others, with the results of Pillow."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardio.images.kernel.compiled.memory import kernel_function, shaped
+from shardio.images.kernel.compiled.scalars import clamp, truncate
+
+_F, _I = np.float32, np.int32
+
+
+@kernel_function
+def sharpen(before, pixels, height, width, factor):
+    """Blend pixels with a smoothed image, as ImageEnhance.Sharpness does. Those at the border stay as they are.
+
+    Args:
+        before: uint8 [3 height * width], the image.
+        pixels: The same, for the result; it contains the image, too.
+        height: The image's height.
+        width: The image's width.
+        factor: float32, the weight of the image.
+    """
+    row = 3 * width
+    for y in range(1, height - 1 if width > 2 else 0):
+        above, here, below = (
+            shaped(before, (y - 1) * row, (row,)),
+            shaped(before, y * row, (row,)),
+            shaped(before, (y + 1) * row, (row,)),
+        )
+        out = shaped(pixels, y * row + 3, (row - 6,))
+        for i in range(row - 6):
+            # Pillow's sum of weights 1/13 and 5/13, rounded. 5042 / 2^16 is just above 1/13, for all such sums.
+            value = _I(here[i + 3])
+            total = _I(_I(_sum_three(above, i) + _sum_three(here, i)) + _sum_three(below, i))
+            total = _I(total + _I(value * _I(4)))
+            smooth = _F(_I(_I(_I(total + _I(6)) * _I(5042)) >> _I(16)))
+            out[i] = clamp(truncate(smooth + factor * (_F(value) - smooth)))
+
+
+@kernel_function
+def _sum_three(row, i):
+    """Return the sum of a colour of three adjacent pixels."""
+    return _I(_I(_I(row[i]) + _I(row[i + 3])) + _I(row[i + 6]))
+
+
+@kernel_function
+def transform_affinely(before, pixels, height, width, numbers):
+    """Replace each pixel by that at its place times a matrix, as Image.transform does without interpolation.
+
+    Args:
+        before: uint8 [3 height * width], the image.
+        pixels: The same, for the result.
+        height: The image's height, below 2^15.
+        width: The image's width, below 2^15.
+        numbers: float64 [9]: the matrix, and red, green and blue of pixels outside the image.
+    """
+    red, green, blue = np.uint8(numbers[6]), np.uint8(numbers[7]), np.uint8(numbers[8])
+    for i in range(height * width):
+        pixels[3 * i], pixels[3 * i + 1], pixels[3 * i + 2] = red, green, blue
+    if numbers[1] == 0 and numbers[3] == 0:
+        _scale(before, pixels, height, width, numbers)
+    elif (
+        _is_within(numbers, 0, 0)
+        and _is_within(numbers, width, height)
+        and (_is_within(numbers, 0, height) and _is_within(numbers, width, 0))
+    ):
+        _transform_by_integers(before, pixels, height, width, numbers)
+    else:
+        _transform_by_floats(before, pixels, height, width, numbers)
+
+
+@kernel_function
+def _is_within(numbers, x, y):
+    return (
+        abs(x * numbers[0] + y * numbers[1] + numbers[2]) < 32768
+        and abs(x * numbers[3] + y * numbers[4] + numbers[5]) < 32768
+    )
+
+
+@kernel_function
+def _scale(before, pixels, height, width, numbers):
+    y_in = numbers[5] + numbers[4] * 0.5
+    for y in range(height):
+        row = _place(y_in)
+        if 0 <= row < height:
+            x_in = numbers[2] + numbers[0] * 0.5
+            for x in range(width):
+                column = _place(x_in)
+                if 0 <= column < width:
+                    _copy_pixel(before, row * width + column, pixels, y * width + x)
+                x_in += numbers[0]
+        y_in += numbers[4]
+
+
+@kernel_function
+def _transform_by_integers(before, pixels, height, width, numbers):
+    step_x, step_y = _fixed(numbers[0]), _fixed(numbers[3])
+    row_x, row_y = (
+        _fixed(numbers[2] + numbers[0] * 0.5 + numbers[1] * 0.5),
+        _fixed(numbers[5] + numbers[3] * 0.5 + numbers[4] * 0.5),
+    )
+    for y in range(height):
+        x_in, y_in = row_x, row_y
+        for x in range(width):
+            column, row = x_in >> 16, y_in >> 16
+            if 0 <= column < width and 0 <= row < height:
+                _copy_pixel(before, row * width + column, pixels, y * width + x)
+            x_in += step_x
+            y_in += step_y
+        row_x += _fixed(numbers[1])
+        row_y += _fixed(numbers[4])
+
+
+@kernel_function
+def _transform_by_floats(before, pixels, height, width, numbers):
+    row_x = numbers[2] + numbers[1] * 0.5 + numbers[0] * 0.5
+    row_y = numbers[5] + numbers[4] * 0.5 + numbers[3] * 0.5
+    for y in range(height):
+        x_in, y_in = row_x, row_y
+        for x in range(width):
+            column, row = _place(x_in), _place(y_in)
+            if 0 <= column < width and 0 <= row < height:
+                _copy_pixel(before, row * width + column, pixels, y * width + x)
+            x_in += numbers[0]
+            y_in += numbers[3]
+        row_x += numbers[1]
+        row_y += numbers[4]
+
+
+@kernel_function
+def _fixed(number):
+    """Return a number as an integer with 16 bits after the point."""
+    return np.int64(np.floor(number * 65536.0 + 0.5))
+
+
+@kernel_function
+def _place(number):
+    """Return the pixel at a coordinate; -1 if it is before the first one."""
+    return np.int64(-1) if number < 0 else np.int64(min(number, 65536.0))
+
+
+@kernel_function
+def _copy_pixel(before, source, pixels, to):
+    for colour in range(3):
+        pixels[3 * to + colour] = before[3 * source + colour]

@@ -1,0 +1,124 @@
+"""Apply operations to images in place, one after the other.
+
+Operations that mix colours work on planes, those with neighbours on pixels, and all others on either. An image is split
+and joined only where two operations require it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
+
+from shardio.images.kernel.compiled.hue import turn_hue
+from shardio.images.kernel.compiled.memory import kernel_function, pointer, shaped
+from shardio.images.kernel.compiled.neighbours import sharpen, transform_affinely
+from shardio.images.kernel.compiled.operation_records import (
+    AFFINE,
+    AUTOCONTRAST,
+    BRIGHTNESS,
+    CONTRAST,
+    EQUALIZE,
+    GRAYSCALE,
+    HUE,
+    INVERT,
+    NONE,
+    POSTERIZE,
+    SATURATION,
+    SHARPNESS,
+    SOLARIZE,
+)
+from shardio.images.kernel.compiled.planes import join_planes, split_planes
+from shardio.images.kernel.compiled.tones import (
+    blend_with,
+    blend_with_grey,
+    invert,
+    keep_bits,
+    look_up,
+    make_autocontrast_table,
+    make_equalizing_table,
+    make_grey,
+    solarize,
+    sum_grey,
+)
+
+_F = np.float32
+
+
+@kernel_function
+def edit_images(rows, operations, scratch):
+    """Apply operations to images.
+
+    Args:
+        rows: ROW [n], the images.
+        operations: OPERATION [n, k], those of each image, in order.
+        scratch: uint8 [...], SLACK bytes more than the largest image.
+    """
+    for i in range(len(rows)):
+        height, width = rows[i].height, rows[i].width
+        pixels = carray(pointer(rows[i].address), 3 * height * width, np.uint8)
+        _edit(pixels, height, width, operations[i], scratch)
+
+
+@kernel_function
+def _edit(pixels, height, width, operations, scratch):
+    num_pixels = height * width
+    size = 3 * num_pixels
+    temporary = shaped(scratch, 0, (size,))  # The planes, or a copy of the pixels.
+    table = shaped(scratch, size, (256,))
+    counts = carray(pointer(scratch.ctypes.data + (size + 256 + 63) // 64 * 64), 1024, np.int32)
+    red = shaped(scratch, 0, (num_pixels,))
+    green = shaped(scratch, num_pixels, (num_pixels,))
+    blue = shaped(scratch, 2 * num_pixels, (num_pixels,))
+    is_split = False
+    for k in range(len(operations)):
+        code = operations[k].code
+        if code == NONE:
+            continue
+        numbers = operations[k].numbers
+        if not is_split and _needs_planes(code):
+            split_planes(pixels, num_pixels, temporary)
+            is_split = True
+        elif is_split and code in (SHARPNESS, AFFINE):
+            join_planes(temporary, num_pixels, pixels)
+            is_split = False
+        values, factor = temporary if is_split else pixels, _F(numbers[0])
+        if code == BRIGHTNESS:
+            blend_with(values, size, _F(0), factor)
+        elif code == CONTRAST:
+            mean = np.int64(np.float64(sum_grey(red, green, blue, num_pixels)) / num_pixels + 0.5)
+            blend_with(values, size, _F(mean), factor)
+        elif code == SATURATION:
+            blend_with_grey(red, green, blue, num_pixels, factor)
+        elif code == HUE:
+            turn_hue(red, green, blue, num_pixels, np.int32(numbers[0]))
+        elif code == GRAYSCALE:
+            make_grey(red, green, blue, num_pixels)
+        elif code == SOLARIZE:
+            if numbers[0] < 256:
+                solarize(values, size, np.uint8(numbers[0]))
+        elif code == POSTERIZE:
+            keep_bits(values, size, np.uint8(numbers[0]))
+        elif code == INVERT:
+            invert(values, size)
+        elif code == AUTOCONTRAST:
+            for plane in (red, green, blue):
+                if make_autocontrast_table(plane, num_pixels, table):
+                    look_up(plane, num_pixels, table)
+        elif code == EQUALIZE:
+            for plane in (red, green, blue):
+                if make_equalizing_table(plane, num_pixels, counts, table):
+                    look_up(plane, num_pixels, table)
+        else:
+            for i in range(size):
+                temporary[i] = pixels[i]
+            if code == SHARPNESS:
+                sharpen(temporary, pixels, height, width, factor)
+            else:
+                transform_affinely(temporary, pixels, height, width, numbers)
+    if is_split:
+        join_planes(temporary, num_pixels, pixels)
+
+
+@kernel_function
+def _needs_planes(code):
+    return code in (CONTRAST, SATURATION, HUE, GRAYSCALE, AUTOCONTRAST, EQUALIZE)

@@ -1,0 +1,151 @@
+"""Operations on pixels give the pixels of torchvision's functions for Pillow images, compiled or by Pillow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from shardio.images import edit_images
+from shardio.images.editing_by_pillow import edit_by_pillow
+from shardio.images.kernel import compiled_functions
+from shardio.images.kernel.compiled import operation_records as codes
+from shardio.images.kernel.compiled.operation_records import OPERATION
+from shardio.models import import_library
+
+import_library("torchvision")
+functional = pytest.importorskip("torchvision.transforms.v2.functional")
+
+Pixels = NDArray[np.uint8]
+Step = tuple[int, list[float], Callable[[Image.Image], Image.Image]]
+
+
+def make_image(random: np.random.Generator) -> Pixels:
+    """Return noise, one colour, few colours or a ramp, of any size from 1×1 on."""
+    height, width = random.integers(1, 70, 2)
+    kinds: list[Callable[[], Any]] = [
+        lambda: random.integers(0, 256, (height, width, 3)),
+        lambda: np.full((height, width, 3), random.integers(256)),
+        lambda: random.integers(0, 3, (height, width, 3)) * random.integers(1, 85),
+        lambda: np.add.outer(np.arange(height), np.arange(width))[..., np.newaxis] * [2, 4, 6] % 256,
+    ]
+    return np.asarray(kinds[random.integers(len(kinds))]()).astype(np.uint8)
+
+
+def make_steps(random: np.random.Generator) -> dict[str, Step]:
+    factor = float(random.choice([0, 1, 5.5])) if random.random() < 0.1 else float(random.uniform(0, 2))
+    shift, threshold, bits = float(random.uniform(-0.5, 0.5)), float(random.uniform(0, 257)), int(random.integers(1, 9))
+    hue = math.trunc(shift * 255) % 256
+    fill = random.integers(0, 256, 3).tolist()
+    matrix = make_matrix(random)
+    affine = Image.Transform.AFFINE
+    return {
+        "brightness": (codes.BRIGHTNESS, [factor], lambda image: functional.adjust_brightness(image, factor)),
+        "contrast": (codes.CONTRAST, [factor], lambda image: functional.adjust_contrast(image, factor)),
+        "saturation": (codes.SATURATION, [factor], lambda image: functional.adjust_saturation(image, factor)),
+        "hue": (codes.HUE, [hue], lambda image: functional.adjust_hue(image, shift)),
+        "grayscale": (codes.GRAYSCALE, [], lambda image: functional.rgb_to_grayscale(image, 3)),
+        "solarize": (codes.SOLARIZE, [math.ceil(min(threshold, 256))], lambda im: functional.solarize(im, threshold)),
+        "posterize": (codes.POSTERIZE, [256 - (1 << 8 - bits)], lambda image: functional.posterize(image, bits)),
+        "invert": (codes.INVERT, [], functional.invert),
+        "autocontrast": (codes.AUTOCONTRAST, [], functional.autocontrast),
+        "equalize": (codes.EQUALIZE, [], functional.equalize),
+        "sharpness": (codes.SHARPNESS, [factor], lambda image: functional.adjust_sharpness(image, factor)),
+        "affine": (
+            codes.AFFINE,
+            [*matrix, *fill],
+            lambda image: image.transform(image.size, affine, matrix, fillcolor=tuple(fill)),
+        ),
+    }
+
+
+def make_matrix(random: np.random.Generator) -> list[float]:
+    """Return a rotation, or a matrix that scales, shears and moves, and may need numbers beyond Pillow's integers."""
+    if random.random() < 0.5:
+        angle = random.uniform(-4, 4)
+        cosine, sine = math.cos(angle), math.sin(angle)
+        return [cosine, sine, float(random.normal() * 10), -sine, cosine, float(random.normal() * 10)]
+    huge = float(random.choice([1, 1, 1, 1e4]))
+    scales = random.choice([1, 1, 0.5, -1, 1.7], 2).tolist()
+    shears = random.choice([0, 0, 0.3], 2).tolist()
+    offsets = (random.integers(-9, 9, 2) + random.choice([0, 0.37], 2)).tolist()
+    return [huge * scales[0], shears[0], offsets[0], shears[1], scales[1], offsets[1]]
+
+
+def as_operations(steps: list[Step]) -> NDArray[np.void]:
+    operations = np.zeros(len(steps), OPERATION)
+    for operation, (code, numbers, _) in zip(operations, steps, strict=True):
+        operation["code"] = code
+        operation["numbers"][: len(numbers)] = numbers
+    return operations
+
+
+def edit_compiled(pixels: Pixels, operations: NDArray[np.void]) -> Pixels:
+    edited = pixels.copy()
+    compiled_functions().edit_images([edited], operations[np.newaxis])
+    return edited
+
+
+def edit_by_torchvision(pixels: Pixels, steps: list[Step]) -> Pixels:
+    image = Image.fromarray(pixels)
+    for *_, function in steps:
+        image = function(image)
+    return np.array(image)
+
+
+@pytest.mark.parametrize("edit", [edit_compiled, edit_by_pillow])
+@pytest.mark.parametrize("name", sorted(make_steps(np.random.default_rng(0))))
+def test_each_operation_gives_torchvisions_pixels(name: str, edit: Callable[..., Pixels]) -> None:
+    random = np.random.default_rng(sum(name.encode()))
+    for _ in range(100):
+        pixels, step = make_image(random), make_steps(random)[name]
+        expected = edit_by_torchvision(pixels, [step])
+        np.testing.assert_array_equal(edit(pixels, as_operations([step])), expected, f"{step[:2]}, {pixels.shape}")
+
+
+@pytest.mark.parametrize("edit", [edit_compiled, edit_by_pillow])
+def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pixels]) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        pixels = make_image(random)
+        steps = [list(make_steps(random).values())[random.integers(12)] for _ in range(random.integers(2, 7))]
+        expected = edit_by_torchvision(pixels, steps)
+        np.testing.assert_array_equal(edit(pixels, as_operations(steps)), expected, [step[:2] for step in steps])
+
+
+def test_hues_of_all_kinds_of_colours_are_turned_as_by_pillow() -> None:
+    """Colours with every difference of their lowest and middle value from the highest."""
+    low, middle = (part.reshape(256, 256) for part in np.meshgrid(np.arange(256), np.arange(256), indexing="ij"))
+    random = np.random.default_rng(0)
+    for _ in range(12):
+        colours = np.stack([low, middle, np.full_like(low, random.integers(256))], axis=2)[..., random.permutation(3)]
+        pixels, shift = np.ascontiguousarray(colours).astype(np.uint8), int(random.integers(256))
+        step: Step = (codes.HUE, [shift], lambda image: image)
+        operations = as_operations([step])
+        np.testing.assert_array_equal(edit_compiled(pixels, operations), edit_by_pillow(pixels, operations))
+
+
+def test_images_have_their_own_operations_and_sizes() -> None:
+    random = np.random.default_rng(3)
+    images = [make_image(random) for _ in range(9)]
+    images[4] = np.zeros((9, 20, 3), np.uint8)[:, ::2]  # Not contiguous.
+    steps = [[list(make_steps(random).values())[random.integers(12)] for _ in range(3)] for _ in images]
+    expected = [edit_by_torchvision(image, own) for image, own in zip(images, steps, strict=True)]
+    edit_images(images, np.stack([as_operations(own) for own in steps]))
+    for image, wanted in zip(images, expected, strict=True):
+        np.testing.assert_array_equal(image, wanted)
+
+
+def test_without_compiled_functions_pillow_edits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardio.images.editing.find_functions", lambda: None)
+    images = np.arange(2 * 4 * 5 * 3, dtype=np.uint8).reshape(2, 4, 5, 3)
+    operations = np.zeros((2, 1), OPERATION)
+    operations["code"][1] = codes.INVERT
+    expected = np.stack([images[0], 255 - images[1]])
+    edit_images(images, operations)
+    np.testing.assert_array_equal(images, expected)
