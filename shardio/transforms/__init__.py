@@ -3,6 +3,7 @@
 Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
+from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
 from shardio.transforms.calls import Calls
 from shardio.transforms.colours import (
     ColorJitter,
@@ -42,6 +43,7 @@ __all__ = [
     "Geometry",
     "MultiCrop",
     "PixelTransform",
+    "RandAugment",
     "RandomAdjustSharpness",
     "RandomAutocontrast",
     "RandomEqualize",
@@ -53,6 +55,7 @@ __all__ = [
     "RandomSolarize",
     "Resize",
     "Transform",
+    "TrivialAugmentWide",
     "apply_transform",
     "as_pillow",
     "call_with_sample",

@@ -18,6 +18,7 @@ from shardio.images import (
 )
 from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
+from shardio.transforms.auto_augment import AUGMENTATIONS
 from shardio.transforms.calls import Calls
 from shardio.transforms.colours import COLOURS
 from shardio.transforms.geometry import GEOMETRIES
@@ -31,7 +32,7 @@ from shardio.transforms.transform import (
     rng_keys_from_torch,
 )
 
-BUILTINS = GEOMETRIES | COLOURS
+BUILTINS = GEOMETRIES | COLOURS | AUGMENTATIONS
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
 

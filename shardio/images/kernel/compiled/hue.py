@@ -1,7 +1,7 @@
 """Turn the hue of pixels, with the results of Pillow's conversions to HSV and back (Convert.c).
 
-Pillow computes partly with numbers of 64 bits. These formulas have 32 bits and give the same results: 100 of the 256
-shifts were compared with Pillow for all 2^24 colours.
+Pillow computes partly with numbers of 64 bits. These formulas have 32 bits and give the same results for all 2^24
+colours and all 256 shifts, as ``python -m tools.transform_campaign hues`` shows.
 """
 
 from __future__ import annotations

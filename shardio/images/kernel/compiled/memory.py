@@ -81,6 +81,21 @@ def copy_up_to_ff(_context: Any, data: Any, at: Any, out: Any, to: Any) -> Any:
 
 
 @intrinsic
+def copy_four(_context: Any, data: Any, at: Any, out: Any, to: Any) -> Any:
+    """Copy four bytes of ``data``, uint8, to ``out``, uint8."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        four = ir.IntType(32)
+        source, place = (
+            elements(context, builder, signature.args[i], arguments[i], arguments[i + 1], 4, four) for i in (0, 2)
+        )
+        builder.store(builder.load(source, align=1), place, align=1)
+        return context.get_dummy_value()
+
+    return types.void(data, at, out, to), generate
+
+
+@intrinsic
 def pointer(_context: Any, address: Any) -> Any:
     """Return an address as a pointer, for ``numba.carray``."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.compiled.memory import kernel_function, shaped
+from shardio.images.kernel.compiled.memory import copy_four, kernel_function, shaped
 from shardio.images.kernel.compiled.scalars import clamp, truncate
 
 _F, _I = np.float32, np.int32
@@ -49,15 +49,13 @@ def transform_affinely(before, pixels, height, width, numbers):
     """Replace each pixel by that at its place times a matrix, as Image.transform does without interpolation.
 
     Args:
-        before: uint8 [3 height * width], the image.
-        pixels: The same, for the result.
+        before: uint8 [3 height * width], the image; one more byte can be read after it.
+        pixels: uint8 [3 height * width], for the result.
         height: The image's height, below 2^15.
         width: The image's width, below 2^15.
         numbers: float64 [9]: the matrix, and red, green and blue of pixels outside the image.
     """
-    red, green, blue = np.uint8(numbers[6]), np.uint8(numbers[7]), np.uint8(numbers[8])
-    for i in range(height * width):
-        pixels[3 * i], pixels[3 * i + 1], pixels[3 * i + 2] = red, green, blue
+    _fill(pixels, np.uint8(numbers[6]), np.uint8(numbers[7]), np.uint8(numbers[8]))
     if numbers[1] == 0 and numbers[3] == 0:
         _scale(before, pixels, height, width, numbers)
     elif (
@@ -79,37 +77,94 @@ def _is_within(numbers, x, y):
 
 
 @kernel_function
+def _fill(pixels, red, green, blue):
+    """Make all pixels one colour."""
+    if red == green == blue:
+        for i in range(len(pixels)):
+            pixels[i] = red
+    else:
+        for i in range(len(pixels) // 3):
+            pixels[3 * i], pixels[3 * i + 1], pixels[3 * i + 2] = red, green, blue
+
+
+@kernel_function
 def _scale(before, pixels, height, width, numbers):
     y_in = numbers[5] + numbers[4] * 0.5
+    start, stop, first, is_moved = _find_columns(width, numbers)
     for y in range(height):
         row = _place(y_in)
         if 0 <= row < height:
-            x_in = numbers[2] + numbers[0] * 0.5
-            for x in range(width):
-                column = _place(x_in)
-                if 0 <= column < width:
-                    _copy_pixel(before, row * width + column, pixels, y * width + x)
-                x_in += numbers[0]
+            if is_moved:
+                _copy_pixels(before, row * width + first, pixels, y * width + start, stop - start)
+            else:
+                x_in = numbers[2] + numbers[0] * 0.5
+                for x in range(stop):
+                    column = _place(x_in)
+                    if 0 <= column < width:
+                        _copy_pixel(before, row * width + column, pixels, y * width + x)
+                    x_in += numbers[0]
         y_in += numbers[4]
+
+
+@kernel_function
+def _find_columns(width, numbers):
+    """Return the first and last columns that show the image, what the first one shows, and whether all are moved alike.
+
+    The end is one more than the last column.
+    """
+    start, stop, first, is_moved = width, np.int64(0), np.int64(0), True
+    x_in = numbers[2] + numbers[0] * 0.5
+    for x in range(width):
+        column = _place(x_in)
+        if 0 <= column < width:
+            if start == width:
+                start, first = x, column
+            is_moved = is_moved and column == first + x - start
+            stop = x + 1
+        x_in += numbers[0]
+    return start, stop, first, is_moved
 
 
 @kernel_function
 def _transform_by_integers(before, pixels, height, width, numbers):
     step_x, step_y = _fixed(numbers[0]), _fixed(numbers[3])
-    row_x, row_y = (
-        _fixed(numbers[2] + numbers[0] * 0.5 + numbers[1] * 0.5),
-        _fixed(numbers[5] + numbers[3] * 0.5 + numbers[4] * 0.5),
-    )
+    row_x = _fixed(numbers[2] + numbers[0] * 0.5 + numbers[1] * 0.5)
+    row_y = _fixed(numbers[5] + numbers[3] * 0.5 + numbers[4] * 0.5)
     for y in range(height):
-        x_in, y_in = row_x, row_y
-        for x in range(width):
-            column, row = x_in >> 16, y_in >> 16
-            if 0 <= column < width and 0 <= row < height:
-                _copy_pixel(before, row * width + column, pixels, y * width + x)
-            x_in += step_x
-            y_in += step_y
+        start, stop = np.int64(0), width  # The columns that show the image are adjacent.
+        while start < stop and not _shows(row_x + start * step_x, row_y + start * step_y, height, width):
+            start += 1
+        while start < stop and not _shows(row_x + (stop - 1) * step_x, row_y + (stop - 1) * step_y, height, width):
+            stop -= 1
+        x_in, y_in = row_x + start * step_x, row_y + start * step_y
+        if step_x == 1 << 16 and step_y == 0 and start < stop:
+            source = (y_in >> 16) * width + (x_in >> 16)
+            _copy_pixels(before, source, pixels, y * width + start, stop - start)
+        else:
+            # Four bytes at once; the next pixel overwrites the fourth.
+            for x in range(start, stop - 1):
+                source = (y_in >> 16) * width + (x_in >> 16)
+                copy_four(before, np.uint64(3 * source), pixels, np.uint64(3 * (y * width + x)))
+                x_in += step_x
+                y_in += step_y
+            if start < stop:
+                _copy_pixel(before, (y_in >> 16) * width + (x_in >> 16), pixels, y * width + stop - 1)
         row_x += _fixed(numbers[1])
         row_y += _fixed(numbers[4])
+
+
+@kernel_function
+def _shows(x_in, y_in, height, width):
+    """Return whether a place, in 1/2^16 pixels, is in the image."""
+    return 0 <= x_in >> 16 < width and 0 <= y_in >> 16 < height
+
+
+@kernel_function
+def _copy_pixels(before, source, pixels, to, count):
+    """Copy adjacent pixels."""
+    ours, theirs = shaped(pixels, 3 * to, (3 * count,)), shaped(before, 3 * source, (3 * count,))
+    for i in range(3 * count):
+        ours[i] = theirs[i]
 
 
 @kernel_function
@@ -137,7 +192,7 @@ def _fixed(number):
 @kernel_function
 def _place(number):
     """Return the pixel at a coordinate; -1 if it is before the first one."""
-    return np.int64(-1) if number < 0 else np.int64(min(number, 65536.0))
+    return np.int64(-1) if number < 0 else np.int64(min(number, 2.0**40))
 
 
 @kernel_function

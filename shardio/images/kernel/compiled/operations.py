@@ -63,9 +63,9 @@ def edit_images(rows, operations, scratch):
 def _edit(pixels, height, width, operations, scratch):
     num_pixels = height * width
     size = 3 * num_pixels
-    temporary = shaped(scratch, 0, (size,))  # The planes, or a copy of the pixels.
-    table = shaped(scratch, size, (256,))
-    counts = carray(pointer(scratch.ctypes.data + (size + 256 + 63) // 64 * 64), 1024, np.int32)
+    temporary = shaped(scratch, 0, (size + 4,))  # The planes, or a copy of the pixels and some bytes.
+    table = shaped(scratch, size + 4, (256,))
+    counts = carray(pointer(scratch.ctypes.data + (size + 4 + 256 + 63) // 64 * 64), 1024, np.int32)
     red = shaped(scratch, 0, (num_pixels,))
     green = shaped(scratch, num_pixels, (num_pixels,))
     blue = shaped(scratch, 2 * num_pixels, (num_pixels,))
