@@ -38,7 +38,7 @@ def start(source: str, num_workers: int) -> float:
     )
     loader = DataLoader(dataset, batch_size=8, num_workers=num_workers)
     loader.start_workers()
-    time.sleep(READY_S)
+    time.sleep(READY_S)  # Workers do not say when they have started.
     psutil: Any = importlib.import_module("psutil")
     return sum(cpu_ms(each.pid) for each in psutil.Process().children(recursive=True))
 

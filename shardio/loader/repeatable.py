@@ -35,11 +35,11 @@ class Repeatable:
 
     def _find_executor(self) -> Executor:
         """Return what makes the batches."""
-        raise NotImplementedError
+        raise NotImplementedError  # Each loader has its own.
 
     def _follow(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
         """Return an epoch's batches, perhaps in a wrapper."""
-        raise NotImplementedError
+        raise NotImplementedError  # Each loader has its own.
 
     def _iterate(self) -> Any:
         """Begin the next epoch and return an iterator over its batches, on the CPU."""

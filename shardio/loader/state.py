@@ -94,7 +94,7 @@ class Stateful:
     @property
     def _is_torchs(self) -> bool:
         """Whether torch's own iterators make the batches, unless the order is shardio's."""
-        raise NotImplementedError
+        raise NotImplementedError  # Each loader has its own.
 
     @property
     def has_order(self) -> bool:

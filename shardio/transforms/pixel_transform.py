@@ -15,10 +15,6 @@ from shardio.transforms.transform import Transform
 class PixelTransform(Transform):
     """A transform that keeps an image's size. What it draws for n images are their operations, OPERATION [n, k]."""
 
-    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
-        """Return the operations on n images, in order. Arguments are those of :meth:`Transform.draw`."""
-        raise NotImplementedError
-
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         edited = np.array(image)
         edit_images([edited], np.asarray(parameters).reshape(1, -1))

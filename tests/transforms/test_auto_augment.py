@@ -122,4 +122,6 @@ def test_bad_settings_are_refused(make: Any, message: str) -> None:
 
 
 def test_torchvisions_constant_is_accepted() -> None:
-    TrivialAugmentWide(interpolation=v2.InterpolationMode.NEAREST)
+    sizes = np.full((len(KEYS), 2), 8)
+    drawn = TrivialAugmentWide(interpolation=v2.InterpolationMode.NEAREST).draw(sizes, KEYS)
+    assert (drawn == TrivialAugmentWide().draw(sizes, KEYS)).all()

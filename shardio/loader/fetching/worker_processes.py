@@ -112,7 +112,7 @@ class FetchProcesses:
                 # That takes a second of a processor, so the first batch does not wait for more processes than fit.
                 for _ in range(1, min(count_processors(), job.num_workers)):
                     self._start_another()
-        except BaseException:
+        except BaseException:  # After Ctrl-C, too, no process may stay.
             self.close()
             raise
 
