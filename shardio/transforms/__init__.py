@@ -4,7 +4,9 @@ Each image's parameters are a pure function of (seed, epoch, sample). They do no
 """
 
 from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
+from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
+from shardio.transforms.choices import RandomApply, RandomChoice, RandomOrder
 from shardio.transforms.colours import (
     ColorJitter,
     RandomAdjustSharpness,
@@ -15,9 +17,8 @@ from shardio.transforms.colours import (
     RandomPosterize,
     RandomSolarize,
 )
+from shardio.transforms.combined import Compose, MultiCrop
 from shardio.transforms.compose import (
-    Compose,
-    MultiCrop,
     apply_transform,
     count_crops,
     is_builtin,
@@ -26,9 +27,17 @@ from shardio.transforms.compose import (
     plan_transform,
     refuse_pillow,
 )
+from shardio.transforms.cropping import CornerCrop, Pad, RandomCrop
+from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.foreign import as_pillow, call_with_sample, is_image_array
 from shardio.transforms.generators import Generators
-from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.geometry import (
+    CenterCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
@@ -38,21 +47,30 @@ __all__ = [
     "CenterCrop",
     "ColorJitter",
     "Compose",
+    "CornerCrop",
     "Decode",
+    "GaussianBlur",
     "Generators",
     "Geometry",
     "MultiCrop",
+    "Pad",
     "PixelTransform",
     "RandAugment",
     "RandomAdjustSharpness",
+    "RandomApply",
     "RandomAutocontrast",
+    "RandomChoice",
+    "RandomCrop",
     "RandomEqualize",
+    "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomOrder",
     "RandomPosterize",
     "RandomResizedCrop",
     "RandomSolarize",
+    "RandomVerticalFlip",
     "Resize",
     "Transform",
     "TrivialAugmentWide",

@@ -6,7 +6,7 @@ AutoAugment: arxiv.org/abs/1805.09501. RandAugment: arxiv.org/abs/1909.13719. Tr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +16,11 @@ from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
 from shardio.transforms.colours import mask_of
+from shardio.transforms.drawing import choose_integers, draw_units
+from shardio.transforms.fills import Fill, check_fill
 from shardio.transforms.matrices import Matrix, make_affine_matrix, make_rotation_matrix
-from shardio.transforms.pixel_transform import PixelTransform, draw_units
+from shardio.transforms.pixel_transform import PixelTransform
 from shardio.values import check_integer
-
-Fill = float | Sequence[float] | None
 
 
 class Strength(NamedTuple):
@@ -97,7 +97,7 @@ class _Augmentation(PixelTransform):
             )
         self.num_magnitude_bins = check_integer("num_magnitude_bins", num_magnitude_bins, at_least=2)
         self.fill = fill
-        self._space, self._fill = space, _check_fill(fill)
+        self._space, self._fill = space, check_fill("fill", fill)
 
     def _make(
         self, chosen: NDArray[np.int64], bins: NDArray[np.int64], signs: NDArray[np.float64], sizes: Sizes
@@ -141,7 +141,10 @@ class TrivialAugmentWide(_Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 1]."""
         unit = draw_units(rng_keys, 3)
-        chosen, bins = _choose(unit[:, 0], len(self._space)), _choose(unit[:, 1], self.num_magnitude_bins)
+        chosen, bins = (
+            choose_integers(unit[:, 0], len(self._space)),
+            choose_integers(unit[:, 1], self.num_magnitude_bins),
+        )
         return self._make(chosen, bins, np.where(unit[:, 2] < 0.5, -1.0, 1.0), sizes)
 
     def __repr__(self) -> str:
@@ -179,7 +182,10 @@ class RandAugment(_Augmentation):
         bins = np.full(len(sizes), self.magnitude)
         made = [
             self._make(
-                _choose(unit[:, 2 * i], len(self._space)), bins, np.where(unit[:, 2 * i + 1] < 0.5, -1.0, 1.0), sizes
+                choose_integers(unit[:, 2 * i], len(self._space)),
+                bins,
+                np.where(unit[:, 2 * i + 1] < 0.5, -1.0, 1.0),
+                sizes,
             )
             for i in range(self.num_ops)
         ]
@@ -256,17 +262,3 @@ def _make_matrix(name: str, magnitude: float, height: int, width: int) -> Matrix
             return make_affine_matrix(middle, 0.0, (0, int(magnitude)), 1.0, (0.0, 0.0))
     assert name == "Rotate", f"there is no operation {name}"
     return make_rotation_matrix(height, width, magnitude)
-
-
-def _choose(unit: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Return integers from 0 to below ``count`` for numbers from 0 to below 1."""
-    return np.minimum((unit * count).astype(np.int64), count - 1)
-
-
-def _check_fill(fill: Fill) -> tuple[int, int, int]:
-    values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
-    values = values * 3 if len(values) == 1 else values
-    if len(values) != 3 or not all(0 <= value <= 255 for value in values):
-        raise ValueError(f"fill must be a number from 0 to 255 or three of them, got {fill!r}")
-    red, green, blue = map(int, values)
-    return red, green, blue

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shardio.images import Operations, Pixels, Sizes, edit_images, make_operations
-from shardio.order import Words, random_words, to_unit
+from shardio.order import Words
+from shardio.transforms.drawing import check_probability, draw_chance
 from shardio.transforms.transform import Transform
 
 
@@ -46,20 +46,3 @@ class RandomPixelTransform(PixelTransform):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(p={self.p})"
-
-
-def draw_units(rng_keys: Words, num_numbers: int) -> NDArray[np.float64]:
-    """Return random numbers from 0 to below 1 for each of n rng keys, float64 [n, num_numbers]."""
-    return to_unit(random_words(rng_keys[:, None], np.arange(num_numbers, dtype=np.uint64)))
-
-
-def draw_chance(rng_keys: Words, p: float) -> NDArray[np.bool_]:
-    """Return true with probability p for each of n rng keys, bool [n]."""
-    return np.asarray(draw_units(rng_keys, 1)[:, 0] < p)
-
-
-def check_probability(p: float) -> float:
-    """Return p if it is a probability, else raise ValueError."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"p must be a probability from 0 to 1, got {p}")
-    return p

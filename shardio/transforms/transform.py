@@ -60,6 +60,11 @@ class Transform(ABC):
 class Geometry(Transform):
     """A transform that extends crop plans, so that only the needed parts of encoded images are decoded."""
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether crop plans can express this transform. If not, :meth:`apply` transforms whole images."""
+        return type(self).apply is Geometry.apply
+
     @abstractmethod
     def needs_pixels(self, plan: CropPlan, parameters: NDArray[Any]) -> NDArray[np.bool_]:
         """Return which of n images must be rendered before this transform can extend their plan, bool [n]."""

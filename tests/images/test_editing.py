@@ -49,6 +49,9 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
     fill = random.integers(0, 256, 3).tolist()
     matrix = make_matrix(random)
     affine = Image.Transform.AFFINE
+    top, left = random.integers(0, 30, 2).tolist()
+    part = (left, top, left + 1 + 2 * top, top + 1 + left)
+    box = [top, left, part[3] - top, part[2] - left]
     return {
         "brightness": (codes.BRIGHTNESS, [factor], lambda image: functional.adjust_brightness(image, factor)),
         "contrast": (codes.CONTRAST, [factor], lambda image: functional.adjust_contrast(image, factor)),
@@ -66,7 +69,20 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
             [*matrix, *fill],
             lambda image: image.transform(image.size, affine, matrix, fillcolor=tuple(fill)),
         ),
+        "erase": (codes.ERASE, [*box, *fill], lambda image: paint(image, part, fill)),
+        "vertical flip": (codes.VERTICAL_FLIP, [], lambda image: functional.vertical_flip(image)),
     }
+
+
+def paint(image: Image.Image, part: tuple[int, int, int, int], colour: list[int]) -> Image.Image:
+    painted = image.copy()
+    painted.paste(tuple(colour), part)
+    return painted
+
+
+def draw_step(random: np.random.Generator) -> Step:
+    steps = list(make_steps(random).values())
+    return steps[random.integers(len(steps))]
 
 
 def make_matrix(random: np.random.Generator) -> list[float]:
@@ -120,7 +136,7 @@ def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pi
     random = np.random.default_rng(0)
     for _ in range(200):
         pixels = make_image(random)
-        steps = [list(make_steps(random).values())[random.integers(12)] for _ in range(random.integers(2, 7))]
+        steps = [draw_step(random) for _ in range(random.integers(2, 7))]
         expected = edit_by_torchvision(pixels, steps)
         np.testing.assert_array_equal(edit(pixels, as_operations(steps)), expected, [step[:2] for step in steps])
 
@@ -129,7 +145,7 @@ def test_compiled_operations_give_pillows_pixels() -> None:
     random = np.random.default_rng(1)
     for _ in range(200):
         pixels = make_image(random)
-        steps = [list(make_steps(random).values())[random.integers(12)] for _ in range(random.integers(1, 7))]
+        steps = [draw_step(random) for _ in range(random.integers(1, 7))]
         operations = as_operations(steps)
         expected = edit_by_pillow(pixels, operations)
         np.testing.assert_array_equal(edit_compiled(pixels, operations), expected, [step[:2] for step in steps])
@@ -151,7 +167,7 @@ def test_images_have_their_own_operations_and_sizes() -> None:
     random = np.random.default_rng(3)
     images = [make_image(random) for _ in range(9)]
     images[4] = np.zeros((9, 20, 3), np.uint8)[:, ::2]  # Not contiguous.
-    steps = [[list(make_steps(random).values())[random.integers(12)] for _ in range(3)] for _ in images]
+    steps = [[draw_step(random) for _ in range(3)] for _ in images]
     operations = np.stack([as_operations(own) for own in steps])
     expected = [edit_by_pillow(image, own) for image, own in zip(images, operations, strict=True)]
     edit_images(images, operations)

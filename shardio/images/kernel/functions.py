@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shardio.forks import call_at_fork
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
-from shardio.images.kernel.compiled.operation_records import EDIT, OPERATION, SLACK
+from shardio.images.kernel.compiled.operation_records import EDIT, GAUSSIAN_BLUR, OPERATION, SLACK, count_blur_bytes
 from shardio.images.kernel.compiled.records import (
     BEST_TABLE,
     CALL,
@@ -73,6 +73,9 @@ class Functions:
         assert len(operations) == len(rows), "each image has operations"
         destinations = _find_destinations(rows)
         length = 3 * int((destinations["height"] * destinations["width"]).max(initial=0)) + SLACK
+        if (is_blur := operations["code"] == GAUSSIAN_BLUR).any():
+            radius = operations["numbers"][is_blur][:, [0, 2]].max()
+            length += count_blur_bytes(int(destinations["width"].max()), int(radius))
         memory, call = scratch("operations", length), np.zeros(1, EDIT)
         call[0] = (
             *(*operations.shape, destinations.ctypes.data, operations.ctypes.data),

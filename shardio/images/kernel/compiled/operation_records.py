@@ -18,7 +18,10 @@ import numpy as np
     EQUALIZE,
     SHARPNESS,
     AFFINE,
-) = range(13)
+    GAUSSIAN_BLUR,
+    ERASE,
+    VERTICAL_FLIP,
+) = range(16)
 """The codes of operations. Their numbers:
 
 =============================================  ====================================================================
@@ -28,6 +31,10 @@ SOLARIZE                                       the lowest value that is inverted
 POSTERIZE                                      the bits to keep, as a mask
 AFFINE                                         the six numbers of the inverse matrix, then red, green and blue of the
                                                pixels outside the image
+GAUSSIAN_BLUR                                  the radius down and a ratio, then both across. Weights at distances i and
+                                               i + 1 differ by the factor ratio^(2 i + 1), which is a Gaussian
+ERASE                                          top, left, height and width of a part within the image, then red, green
+                                               and blue
 =============================================  ====================================================================
 """
 
@@ -39,4 +46,15 @@ EDIT = np.dtype([("num_images", np.int64), ("num_operations", np.int64), ("rows"
 """A call: the addresses of ROW [n], of OPERATION [n, k], and of uint8 [scratch_length] for temporary pixels."""
 
 SLACK = 5120
-"""How many bytes of scratch memory a call needs beyond those of its largest image."""
+"""How many bytes of scratch memory a call needs beyond those of its largest image, without blurring."""
+
+BLURRED_AT_ONCE = 4
+"""How many pairs of rows or columns are added together when blurring."""
+
+SMALLEST_WEIGHT = 2.0**-26
+"""What is smaller than this part of a byte's range is lost when 32-bit floats are added up."""
+
+
+def count_blur_bytes(width: int, radius: int) -> int:
+    """Return how many more bytes are needed to blur images up to a width by radii up to this one."""
+    return 4 * (2 * 3 * width + (2 + 6) * (radius + BLURRED_AT_ONCE))
