@@ -3,6 +3,7 @@
 Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
+from shardio.transforms import recipes
 from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
 from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
@@ -84,6 +85,7 @@ __all__ = [
     "others_in",
     "plan_crops",
     "plan_transform",
+    "recipes",
     "refuse_pillow",
     "replace_leading",
     "rng_keys_from_torch",

@@ -74,7 +74,7 @@ def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
     if isinstance(step, Resize):
         return resize(image, *parameters.tolist(), resampling=_resampling(step))
     if isinstance(step, Pad | RandomCrop):
-        assert isinstance(step.fill, int)
+        assert isinstance(step.fill, int | float)
         return crop(image, Box(*parameters.tolist()), step.padding_mode, step.fill)
     if isinstance(step, CenterCrop | CornerCrop):
         return crop(image, Box(*parameters.tolist()))
