@@ -15,6 +15,7 @@ from shardio.images.formats import (
     read_format,
 )
 from shardio.images.kernel import check_kernel, find_kernel, prepare_kernel, why_no_kernel
+from shardio.images.normalizing import Floats, normalize_floats, normalize_image
 from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
@@ -41,6 +42,7 @@ __all__ = [
     "DecodeError",
     "DecodedPicture",
     "DecoderName",
+    "Floats",
     "JpegPicture",
     "Operations",
     "Orientation",
@@ -63,6 +65,8 @@ __all__ = [
     "find_kernel",
     "holds_images",
     "make_operations",
+    "normalize_floats",
+    "normalize_image",
     "open_image",
     "prepare_kernel",
     "read_format",

@@ -28,6 +28,7 @@ from shardio.transforms.compose import (
     plan_transform,
     refuse_pillow,
 )
+from shardio.transforms.conversion import Normalize, ToDtype
 from shardio.transforms.cropping import CornerCrop, Pad, RandomCrop
 from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.foreign import as_pillow, call_with_sample, is_image_array
@@ -54,6 +55,7 @@ __all__ = [
     "Generators",
     "Geometry",
     "MultiCrop",
+    "Normalize",
     "Pad",
     "PixelTransform",
     "RandAugment",
@@ -73,6 +75,7 @@ __all__ = [
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",
+    "ToDtype",
     "Transform",
     "TrivialAugmentWide",
     "apply_transform",

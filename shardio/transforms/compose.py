@@ -23,13 +23,14 @@ from shardio.transforms.calls import Calls
 from shardio.transforms.choices import CHOICES, Choice, consists_of_operations, draw_operations, keys_of_inner, parts_of
 from shardio.transforms.colours import COLOURS
 from shardio.transforms.combined import Combination, Compose, MultiCrop, check_transform, inner_steps
+from shardio.transforms.conversion import CONVERSIONS
 from shardio.transforms.cropping import CROPS
 from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.geometry import GEOMETRIES
 from shardio.transforms.rendering import render_all, render_each, render_pictures, render_some
 from shardio.transforms.transform import Geometry, Transform, as_pixels
 
-BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | {GaussianBlur, RandomErasing}
+BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | {GaussianBlur, RandomErasing}
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
 
@@ -153,7 +154,7 @@ def _begin(step: Any, images: list[Any], plan: CropPlan | None) -> tuple[list[An
 
 def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
     """Draw the parameters of any other of shardio's transforms and apply it."""
-    arrays = [as_pixels(step, image) for image in images]
+    arrays = [step.as_input(image) for image in images]
     sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
     parameters = step.draw(sizes, step_keys)
     return [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)]

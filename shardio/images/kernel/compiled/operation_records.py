@@ -45,6 +45,10 @@ EDIT = np.dtype([("num_images", np.int64), ("num_operations", np.int64), ("rows"
                  ("scratch", np.int64), ("scratch_length", np.int64)], align=True)  # fmt: skip
 """A call: the addresses of ROW [n], of OPERATION [n, k], and of uint8 [scratch_length] for temporary pixels."""
 
+NORMALIZATION = np.dtype([("num_pixels", np.int64), ("pixels", np.int64), ("planes", np.int64), ("result", np.int64),
+                          ("means", np.float32, 3), ("deviations", np.float32, 3)], align=True)  # fmt: skip
+"""A conversion of an image to floating-point numbers: the addresses of uint8 [3 n] twice and of float32 [3 n]."""
+
 SLACK = 5120
 """How many bytes of scratch memory a call needs beyond those of its largest image, without blurring."""
 
