@@ -135,7 +135,7 @@ def test_images_keep_their_memory_format(layout: torch.memory_format, is_marked:
 
 
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.parametrize("marks", ["11110", "10010", "01101", "00001", "11111", "00000"])
+@pytest.mark.parametrize("marks", ["11110", "10010", "01010", "01101", "00001", "11111", "00000"])
 def test_repeats_are_not_mixed_into_other_samples(name: str, marks: str) -> None:
     """Valid samples are mixed as if the others were missing."""
     images, labels = make_batch(5)
@@ -153,6 +153,7 @@ def test_repeats_are_not_mixed_into_other_samples(name: str, marks: str) -> None
 
 def test_partners_are_the_valid_rows_before() -> None:
     assert find_partners(torch.tensor([True, True, False, True, False])).tolist() == [3, 0, 1, 1, 3]
+    assert find_partners(torch.tensor([False, True, False, True, False])).tolist() == [3, 3, 1, 1, 3]
 
 
 def test_one_of_several_is_chosen_with_equal_probability() -> None:
