@@ -13,7 +13,7 @@ from shardio.lazy import import_on_use
 if TYPE_CHECKING:
     from shardio import check, train, transforms
     from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-    from shardio.device import DevicePrefetcher
+    from shardio.device import CutMix, DevicePrefetcher, MixUp, OneOf, RandomErasing
     from shardio.errors import (
         BusyError,
         CoverageError,
@@ -40,6 +40,7 @@ _SUBMODULES = ("check", "train", "transforms")
 __all__ = [
     "BusyError",
     "CoverageError",
+    "CutMix",
     "DataLoader",
     "DevicePrefetcher",
     "EpochSampler",
@@ -47,8 +48,11 @@ __all__ = [
     "IdentityError",
     "ImageFolder",
     "Manifest",
+    "MixUp",
     "NonFiniteLossError",
+    "OneOf",
     "PackError",
+    "RandomErasing",
     "SampleError",
     "ShardDataset",
     "ShardMapDataset",
@@ -71,7 +75,7 @@ _get = import_on_use(
     __name__,
     {
         ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
-        ".device": "DevicePrefetcher",
+        ".device": "CutMix DevicePrefetcher MixUp OneOf RandomErasing",
         ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",
