@@ -13,7 +13,7 @@ from shardio.lazy import import_on_use
 if TYPE_CHECKING:
     from shardio import check, train, transforms
     from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-    from shardio.device import CutMix, DevicePrefetcher, MixUp, OneOf, RandomErasing
+    from shardio.device import BatchRandomErasing, CutMix, DevicePrefetcher, MixUp, OneOf
     from shardio.errors import (
         BusyError,
         CoverageError,
@@ -38,6 +38,7 @@ __version__ = "0.1.0"
 _SUBMODULES = ("check", "train", "transforms")
 
 __all__ = [
+    "BatchRandomErasing",
     "BusyError",
     "CoverageError",
     "CutMix",
@@ -52,7 +53,6 @@ __all__ = [
     "NonFiniteLossError",
     "OneOf",
     "PackError",
-    "RandomErasing",
     "SampleError",
     "ShardDataset",
     "ShardMapDataset",
@@ -75,7 +75,7 @@ _get = import_on_use(
     __name__,
     {
         ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
-        ".device": "CutMix DevicePrefetcher MixUp OneOf RandomErasing",
+        ".device": "CutMix DevicePrefetcher MixUp OneOf BatchRandomErasing",
         ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",

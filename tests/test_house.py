@@ -215,6 +215,7 @@ def test_the_bound_of_epochs_has_one_owner() -> None:
 
 def test_public_names_are_these_and_can_all_be_loaded() -> None:
     assert shardio.__all__ == [
+        "BatchRandomErasing",
         "BusyError",
         "CoverageError",
         "CutMix",
@@ -229,7 +230,6 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "NonFiniteLossError",
         "OneOf",
         "PackError",
-        "RandomErasing",
         "SampleError",
         "ShardDataset",
         "ShardMapDataset",

@@ -21,10 +21,10 @@ NUM_TRIES = 10
 """How many boxes are tried before an image is left alone, as in torchvision."""
 
 
-class RandomErasing:
+class BatchRandomErasing:
     """Fill a random box in each image of a batch, with probability ``p``. Each image has a box of its own.
 
-    >>> erased = RandomErasing(p=1.0)(torch.ones(4, 3, 32, 32), generator=torch.Generator())
+    >>> erased = BatchRandomErasing(p=1.0)(torch.ones(4, 3, 32, 32), generator=torch.Generator())
     >>> [bool((image == 0).any()) for image in erased]
     [True, True, True, True]
 
@@ -97,14 +97,14 @@ class RandomErasing:
     def _check_images(self, images: torch.Tensor) -> None:
         if self.value == "random" and not images.is_floating_point():
             raise TypeError(
-                f"RandomErasing with value='random' needs images of floats, got {images.dtype}: pass normalize or "
+                f"BatchRandomErasing with value='random' needs images of floats, got {images.dtype}: pass normalize or "
                 "dtype to DevicePrefetcher"
             )
         if self.value != "random" and len(self.value) not in (1, images.shape[1]):
             raise ValueError(f"value must be one number or {images.shape[1]}, one per channel, got {self.value}")
 
     def __repr__(self) -> str:
-        return f"RandomErasing(p={self.p}, scale={self.scale}, ratio={self.ratio}, value={self.value!r})"
+        return f"BatchRandomErasing(p={self.p}, scale={self.scale}, ratio={self.ratio}, value={self.value!r})"
 
 
 def _check_value(value: object) -> tuple[float, ...] | Literal["random"]:

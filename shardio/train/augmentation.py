@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shardio.classes import count_classes
-from shardio.device import CutMix, MixUp, OneOf, RandomErasing
+from shardio.device import BatchRandomErasing, CutMix, MixUp, OneOf
 from shardio.device.generators import BatchTransform
 from shardio.train.config import TrainConfig
 from shardio.train.step import LossFunction
@@ -22,7 +22,7 @@ def make_transforms(loader: Any, config: TrainConfig) -> list[BatchTransform]:
     """
     transforms = list[BatchTransform]()
     if config.random_erasing:
-        transforms.append(RandomErasing(config.random_erasing))
+        transforms.append(BatchRandomErasing(config.random_erasing))
     if config.mixup or config.cutmix:
         transforms.append(_make_mixing(loader, config))
     return transforms

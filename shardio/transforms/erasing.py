@@ -20,7 +20,7 @@ class RandomErasing(PixelTransform):
     """Make a random part of an image one colour, with probability ``p``.
 
     This acts on bytes. torchvision's recipes erase normalised images instead, where 0 is the mean colour: use
-    ``shardio.device.RandomErasing`` for that, or the mean colour as ``value``.
+    ``shardio.BatchRandomErasing`` for that, or the mean colour as ``value``.
 
     Args:
         p: The probability that an image is changed.
@@ -42,7 +42,9 @@ class RandomErasing(PixelTransform):
         if not are_in_order(ratio):
             raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
         if isinstance(value, str):
-            raise ValueError(f"value must be a colour, got {value!r}: shardio.device.RandomErasing has random values")
+            raise ValueError(
+                f"value must be a colour, got {value!r}: shardio.device.BatchRandomErasing has random values"
+            )
         self.scale, self.ratio, self.value = scale, ratio, value
         self._colour = check_fill("value", value)
 

@@ -1,4 +1,4 @@
-"""RandomErasing: torchvision's results and distributions, for a box in each image of a batch."""
+"""BatchRandomErasing: torchvision's results and distributions, for a box in each image of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardio.device import RandomErasing
+from shardio.device import BatchRandomErasing
 from shardio.device.boxes import PixelBox
 from shardio.models import import_library
 from tests.device.test_mixing import NUM_DRAWS, THRESHOLD, ks_distance, seeded
@@ -27,7 +27,7 @@ def make_images(count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("value", [0, 0.25, (0.1, -0.2, 3.7)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_results_are_torchvisions(value: Any, dtype: torch.dtype) -> None:
-    images, erasing, numbers = make_images(30, dtype), RandomErasing(0.7, value=value), random.Random(0)
+    images, erasing, numbers = make_images(30, dtype), BatchRandomErasing(0.7, value=value), random.Random(0)
     boxes = [erasing.draw(numbers, 24, 18) for _ in images]
     assert {box is None for box in boxes} == {True, False}
     erased, labels = erasing.apply((images, "labels"), boxes, seeded(0))
@@ -40,7 +40,7 @@ def test_results_are_torchvisions(value: Any, dtype: torch.dtype) -> None:
 
 def test_integers_are_erased_as_torchvision_erases_them() -> None:
     images = torch.randint(0, 256, (1, 3, 24, 18), dtype=torch.uint8)
-    erased = RandomErasing(value=117).apply(images, [PixelBox(3, 4, 10, 6)], seeded(0))
+    erased = BatchRandomErasing(value=117).apply(images, [PixelBox(3, 4, 10, 6)], seeded(0))
     assert torch.equal(erased[0], v2.functional.erase(images[0], 3, 4, 10, 6, torch.tensor([117])))
 
 
@@ -48,7 +48,7 @@ def test_integers_are_erased_as_torchvision_erases_them() -> None:
 def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> None:
     """With large boxes, many images stay as they are, because all tries fail."""
     torch.manual_seed(0)
-    numbers, erasing = random.Random(0), RandomErasing(1.0, scale, (0.2, 4.0))
+    numbers, erasing = random.Random(0), BatchRandomErasing(1.0, scale, (0.2, 4.0))
     reference, image = v2.RandomErasing(1.0, scale, (0.2, 4.0)), [torch.empty(3, 24, 18)]
     drawn = [erasing.draw(numbers, 24, 18) for _ in range(NUM_DRAWS)]
     expected = [
@@ -66,14 +66,14 @@ def test_boxes_have_torchvisions_distribution(scale: tuple[float, float]) -> Non
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 def test_the_probability_is_kept_for_each_image(p: float) -> None:
     images = torch.ones(2000, 1, 12, 12)
-    erased = RandomErasing(p)(images, generator=seeded(0))
+    erased = BatchRandomErasing(p)(images, generator=seeded(0))
     assert float((erased == 0).flatten(1).any(1).float().mean()) == pytest.approx(p, abs=0.035)
     assert bool((images == 1).all())
 
 
 def test_noise_is_normal_and_stays_in_its_box() -> None:
     images = torch.full((40, 3, 40, 40), 100.0)
-    erased = RandomErasing(1.0, value="random")(images, generator=seeded(0))
+    erased = BatchRandomErasing(1.0, value="random")(images, generator=seeded(0))
     changed = erased != 100
     noise = np.sort(erased[changed].double().numpy())
     assert len(noise) > 10_000
@@ -86,21 +86,21 @@ def test_noise_is_normal_and_stays_in_its_box() -> None:
 
 def test_images_at_the_start_do_not_depend_on_those_after_them() -> None:
     """So repeats at the end of a batch change nothing."""
-    images, erasing = make_images(9), RandomErasing(0.5)
+    images, erasing = make_images(9), BatchRandomErasing(0.5)
     assert torch.equal(erasing(images, generator=seeded(4))[:5], erasing(images[:5], generator=seeded(4)))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: RandomErasing(1.5), "p must be a probability from 0 to 1, got 1.5"),
-        (lambda: RandomErasing(scale=(0.5, 0.1)), "scale must be"),
-        (lambda: RandomErasing(scale=(0.5, 1.1)), "scale must be"),
-        (lambda: RandomErasing(ratio=(0, 1)), "ratio must be"),
-        (lambda: RandomErasing(value="noise"), "value must be a number, .* or 'random', got 'noise'"),  # type: ignore[arg-type]  # what is tested
-        (lambda: RandomErasing(value=()), "value must be a number"),
+        (lambda: BatchRandomErasing(1.5), "p must be a probability from 0 to 1, got 1.5"),
+        (lambda: BatchRandomErasing(scale=(0.5, 0.1)), "scale must be"),
+        (lambda: BatchRandomErasing(scale=(0.5, 1.1)), "scale must be"),
+        (lambda: BatchRandomErasing(ratio=(0, 1)), "ratio must be"),
+        (lambda: BatchRandomErasing(value="noise"), "value must be a number, .* or 'random', got 'noise'"),  # type: ignore[arg-type]  # what is tested
+        (lambda: BatchRandomErasing(value=()), "value must be a number"),
         (
-            lambda: RandomErasing(value=(1, 2))(make_images(1), generator=seeded(0)),
+            lambda: BatchRandomErasing(value=(1, 2))(make_images(1), generator=seeded(0)),
             r"value must be one number or 3, one per channel, got \(1.0, 2.0\)",
         ),
     ],
@@ -113,4 +113,4 @@ def test_bad_settings_are_refused(make: Callable[[], Any], message: str) -> None
 def test_noise_needs_floats() -> None:
     images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     with pytest.raises(TypeError, match=r"value='random' needs images of floats, got torch.uint8"):
-        RandomErasing(value="random")(images, generator=seeded(0))
+        BatchRandomErasing(value="random")(images, generator=seeded(0))

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shardio import DataLoader, DevicePrefetcher, ShardDataset
-from shardio.device import CutMix, MixUp, OneOf, RandomErasing
+from shardio.device import BatchRandomErasing, CutMix, MixUp, OneOf
 from shardio.device.boxes import PixelBox
 from shardio.device.generators import BatchTransform
 from shardio.device.mixing import find_partners
@@ -130,7 +130,7 @@ def test_the_given_batch_stays_and_its_structure_too(name: str) -> None:
 def test_images_keep_their_memory_format(layout: torch.memory_format, is_marked: bool) -> None:
     images, labels = make_batch(4)
     batch = [images.contiguous(memory_format=layout), labels, *([torch.tensor([True] * 4)] if is_marked else [])]
-    for transform in (MixUp(num_classes=5), CutMix(num_classes=5), RandomErasing(1.0)):
+    for transform in (MixUp(num_classes=5), CutMix(num_classes=5), BatchRandomErasing(1.0)):
         assert transform(batch, generator=seeded(0))[0].is_contiguous(memory_format=layout)
 
 
@@ -165,7 +165,7 @@ def test_one_of_several_is_chosen_with_equal_probability() -> None:
 
 
 RECIPE: list[BatchTransform] = [
-    RandomErasing(0.5, value="random"),
+    BatchRandomErasing(0.5, value="random"),
     OneOf([MixUp(alpha=0.2, num_classes=3), CutMix(num_classes=3)]),
 ]
 
@@ -280,7 +280,7 @@ def test_on_cuda_nothing_waits_for_the_device(is_marked: bool) -> None:
     try:
         results = [
             transform(on_device, generator=generator)
-            for transform in (MixUp(num_classes=5), CutMix(num_classes=5), RandomErasing(1.0, value="random"))
+            for transform in (MixUp(num_classes=5), CutMix(num_classes=5), BatchRandomErasing(1.0, value="random"))
         ]
     finally:
         torch.cuda.set_sync_debug_mode("default")

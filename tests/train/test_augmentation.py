@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardio import CutMix, MixUp, OneOf, RandomErasing
+from shardio import BatchRandomErasing, CutMix, MixUp, OneOf
 from shardio.train import Callback, Score, TrainConfig, evaluate, train
 from shardio.train.augmentation import make_transforms
 from tests.train.runs import make_loader, make_model
@@ -88,7 +88,7 @@ def test_images_are_erased_with_the_given_probability() -> None:
 
 def test_erasing_comes_before_mixing_as_in_torchvisions_recipe() -> None:
     erasing, mixing = make_transforms([], TrainConfig(**OPTIONS, **MIXED))
-    assert isinstance(erasing, RandomErasing)
+    assert isinstance(erasing, BatchRandomErasing)
     assert erasing.p == 0.3
     assert isinstance(mixing, OneOf)
     assert [(type(each), getattr(each, "alpha", None)) for each in mixing.transforms] == [(MixUp, 0.2), (CutMix, 1.0)]

@@ -81,7 +81,7 @@ def test_images_are_erased_with_probability_p() -> None:
         (lambda: RandomErasing(2), "p must be a probability"),
         (lambda: RandomErasing(scale=(0.5, 1.5)), "scale must be"),
         (lambda: RandomErasing(ratio=(2, 1)), "ratio must be"),
-        (lambda: RandomErasing(value=cast(Any, "random")), "shardio.device.RandomErasing has random values"),
+        (lambda: RandomErasing(value=cast(Any, "random")), "shardio.BatchRandomErasing has random values"),
         (lambda: RandomErasing(value=(1, 2)), "value must be a number from 0 to 255"),
     ],
 )
