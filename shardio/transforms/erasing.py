@@ -42,9 +42,7 @@ class RandomErasing(PixelTransform):
         if not are_in_order(ratio):
             raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
         if isinstance(value, str):
-            raise ValueError(
-                f"value must be a colour, got {value!r}: shardio.device.BatchRandomErasing has random values"
-            )
+            raise ValueError(f"value must be a colour, got {value!r}: shardio.BatchRandomErasing has random values")
         self.scale, self.ratio, self.value = scale, ratio, value
         self._colour = check_fill("value", value)
 
