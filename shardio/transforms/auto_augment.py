@@ -219,7 +219,7 @@ def make_named_operations(
     for row, (magnitude, (height, width)) in enumerate(zip(magnitudes.tolist(), sizes.tolist(), strict=True)):
         matrix = _make_matrix(name, magnitude, height, width)
         if matrix is not None:
-            operations[row, 0] = (codes.AFFINE, (*matrix, *fill))
+            operations[row, 0] = (codes.AFFINE, (*matrix, *fill, codes.NEAREST, 0, 0))
     return operations
 
 

@@ -48,7 +48,18 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
     hue = math.trunc(shift * 255) % 256
     fill = random.integers(0, 256, 3).tolist()
     matrix = make_matrix(random)
-    affine = Image.Transform.AFFINE
+    perspective, linear, cubic = make_divisor(random), Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+
+    def make_warp(interpolation: int, divisor: list[float] | None = None) -> Step:
+        method = Image.Transform.AFFINE if divisor is None else Image.Transform.PERSPECTIVE
+        return (
+            codes.AFFINE if divisor is None else codes.PERSPECTIVE,
+            [*matrix, *fill, interpolation, *(divisor or [])],
+            lambda image: image.transform(
+                image.size, method, [*matrix, *(divisor or [])], interpolation, fillcolor=tuple(fill)
+            ),
+        )
+
     return {
         "brightness": (codes.BRIGHTNESS, [factor], lambda image: functional.adjust_brightness(image, factor)),
         "contrast": (codes.CONTRAST, [factor], lambda image: functional.adjust_contrast(image, factor)),
@@ -61,12 +72,18 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
         "autocontrast": (codes.AUTOCONTRAST, [], lambda image: functional.autocontrast(image)),
         "equalize": (codes.EQUALIZE, [], lambda image: functional.equalize(image)),
         "sharpness": (codes.SHARPNESS, [factor], lambda image: functional.adjust_sharpness(image, factor)),
-        "affine": (
-            codes.AFFINE,
-            [*matrix, *fill],
-            lambda image: image.transform(image.size, affine, matrix, fillcolor=tuple(fill)),
-        ),
+        "affine": make_warp(Image.Resampling.NEAREST),
+        "bilinear affine": make_warp(linear),
+        "bicubic affine": make_warp(cubic),
+        "perspective": make_warp(Image.Resampling.NEAREST, perspective),
+        "bilinear perspective": make_warp(linear, perspective),
+        "bicubic perspective": make_warp(cubic, perspective),
     }
+
+
+def draw_step(random: np.random.Generator) -> Step:
+    steps = list(make_steps(random).values())
+    return steps[random.integers(len(steps))]
 
 
 def make_matrix(random: np.random.Generator) -> list[float]:
@@ -80,6 +97,11 @@ def make_matrix(random: np.random.Generator) -> list[float]:
     shears = random.choice([0, 0, 0.3], 2).tolist()
     offsets = (random.integers(-9, 9, 2) + random.choice([0, 0.37], 2)).tolist()
     return [huge * scales[0], shears[0], offsets[0], shears[1], scales[1], offsets[1]]
+
+
+def make_divisor(random: np.random.Generator) -> list[float]:
+    """Return the last two numbers of a perspective transform, whose horizon may be in the image."""
+    return [float(number) for number in random.normal(size=2) * random.choice([0, 1e-3, 0.1])]
 
 
 def as_operations(steps: list[Step]) -> NDArray[np.void]:
@@ -120,7 +142,7 @@ def test_sequences_of_operations_give_torchvisions_pixels(edit: Callable[..., Pi
     random = np.random.default_rng(0)
     for _ in range(200):
         pixels = make_image(random)
-        steps = [list(make_steps(random).values())[random.integers(12)] for _ in range(random.integers(2, 7))]
+        steps = [draw_step(random) for _ in range(random.integers(2, 7))]
         expected = edit_by_torchvision(pixels, steps)
         np.testing.assert_array_equal(edit(pixels, as_operations(steps)), expected, [step[:2] for step in steps])
 
@@ -129,7 +151,7 @@ def test_compiled_operations_give_pillows_pixels() -> None:
     random = np.random.default_rng(1)
     for _ in range(200):
         pixels = make_image(random)
-        steps = [list(make_steps(random).values())[random.integers(12)] for _ in range(random.integers(1, 7))]
+        steps = [draw_step(random) for _ in range(random.integers(1, 7))]
         operations = as_operations(steps)
         expected = edit_by_pillow(pixels, operations)
         np.testing.assert_array_equal(edit_compiled(pixels, operations), expected, [step[:2] for step in steps])
@@ -151,7 +173,7 @@ def test_images_have_their_own_operations_and_sizes() -> None:
     random = np.random.default_rng(3)
     images = [make_image(random) for _ in range(9)]
     images[4] = np.zeros((9, 20, 3), np.uint8)[:, ::2]  # Not contiguous.
-    steps = [[list(make_steps(random).values())[random.integers(12)] for _ in range(3)] for _ in images]
+    steps = [[draw_step(random) for _ in range(3)] for _ in images]
     operations = np.stack([as_operations(own) for own in steps])
     expected = [edit_by_pillow(image, own) for image, own in zip(images, operations, strict=True)]
     edit_images(images, operations)

@@ -21,7 +21,9 @@ from shardio.images.kernel.compiled.operation_records import (
     GRAYSCALE,
     HUE,
     INVERT,
+    NEAREST,
     NONE,
+    PERSPECTIVE,
     POSTERIZE,
     SATURATION,
     SHARPNESS,
@@ -40,6 +42,7 @@ from shardio.images.kernel.compiled.tones import (
     solarize,
     sum_grey,
 )
+from shardio.images.kernel.compiled.warping import moves_by_whole_pixels, warp
 
 _F = np.float32
 
@@ -78,7 +81,7 @@ def _edit(pixels, height, width, operations, scratch):
         if not is_split and _needs_planes(code):
             split_planes(pixels, num_pixels, temporary)
             is_split = True
-        elif is_split and code in (SHARPNESS, AFFINE):
+        elif is_split and code in (SHARPNESS, AFFINE, PERSPECTIVE):
             join_planes(temporary, num_pixels, pixels)
             is_split = False
         values, factor = temporary if is_split else pixels, _F(numbers[0])
@@ -113,8 +116,10 @@ def _edit(pixels, height, width, operations, scratch):
                 temporary[i] = pixels[i]
             if code == SHARPNESS:
                 sharpen(temporary, pixels, height, width, factor)
-            else:
+            elif code == AFFINE and (numbers[9] == NEAREST or moves_by_whole_pixels(numbers)):
                 transform_affinely(temporary, pixels, height, width, numbers)
+            else:
+                warp(temporary, pixels, height, width, numbers, code == PERSPECTIVE, counts)
     if is_split:
         join_planes(temporary, num_pixels, pixels)
 
