@@ -32,6 +32,7 @@ from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, Random
 from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
+from shardio.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
     "Calls",
@@ -45,13 +46,16 @@ __all__ = [
     "PixelTransform",
     "RandAugment",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomAutocontrast",
     "RandomEqualize",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomInvert",
+    "RandomPerspective",
     "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
     "Resize",
     "Transform",

@@ -31,8 +31,9 @@ from shardio.transforms.transform import (
     check_call,
     rng_keys_from_torch,
 )
+from shardio.transforms.warps import WARPS
 
-BUILTINS = GEOMETRIES | COLOURS | AUGMENTATIONS
+BUILTINS = GEOMETRIES | COLOURS | AUGMENTATIONS | WARPS
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
 
@@ -194,7 +195,7 @@ def plan_transform(
 def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "transform", "other"]:
     if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
         return "geometry"
-    if isinstance(step, PixelTransform) and type(step).apply is PixelTransform.apply:
+    if isinstance(step, PixelTransform) and step.is_planned:
         return "pixels"
     return "transform" if isinstance(step, Transform) else "other"
 
