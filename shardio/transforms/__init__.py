@@ -3,7 +3,7 @@
 Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
-from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
+from shardio.transforms.auto_augment import AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.calls import Calls
 from shardio.transforms.colours import (
     ColorJitter,
@@ -35,6 +35,7 @@ from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torc
 from shardio.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
+    "AutoAugment",
     "Calls",
     "CenterCrop",
     "ColorJitter",
