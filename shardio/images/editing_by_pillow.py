@@ -38,8 +38,18 @@ def _solarize(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
 
 
 def _transform_affinely(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
-    fill = tuple(map(int, numbers[6:]))
-    return image.transform(image.size, Image.Transform.AFFINE, numbers[:6], fillcolor=fill)
+    return _transform(image, Image.Transform.AFFINE, numbers[:6], numbers)
+
+
+def _transform_perspectively(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
+    return _transform(image, Image.Transform.PERSPECTIVE, [*numbers[:6], *numbers[10:]], numbers)
+
+
+def _transform(
+    image: Image.Image, method: Image.Transform, matrix: Sequence[float], numbers: Sequence[float]
+) -> Image.Image:
+    fill, interpolation = tuple(map(int, numbers[6:9])), Image.Resampling(int(numbers[9]))
+    return image.transform(image.size, method, matrix, interpolation, fillcolor=fill)
 
 
 def _erase(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
@@ -62,6 +72,7 @@ _BY_PILLOW: dict[int, Callable[[Image.Image, Sequence[float]], Image.Image]] = {
     codes.AUTOCONTRAST: lambda image, _: ImageOps.autocontrast(image),
     codes.EQUALIZE: lambda image, _: ImageOps.equalize(image),
     codes.AFFINE: _transform_affinely,
+    codes.PERSPECTIVE: _transform_perspectively,
     codes.ERASE: _erase,
     codes.VERTICAL_FLIP: lambda image, _: ImageOps.flip(image),
     codes.GAUSSIAN_BLUR: lambda image, numbers: Image.fromarray(blur(np.asarray(image), *numbers[:4])),

@@ -4,7 +4,7 @@ Each image's parameters are a pure function of (seed, epoch, sample). They do no
 """
 
 from shardio.transforms import recipes
-from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
+from shardio.transforms.auto_augment import AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
 from shardio.transforms.choices import RandomApply, RandomChoice, RandomOrder
@@ -43,8 +43,10 @@ from shardio.transforms.geometry import (
 from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
+from shardio.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
+    "AutoAugment",
     "Calls",
     "CenterCrop",
     "ColorJitter",
@@ -60,6 +62,7 @@ __all__ = [
     "PixelTransform",
     "RandAugment",
     "RandomAdjustSharpness",
+    "RandomAffine",
     "RandomApply",
     "RandomAutocontrast",
     "RandomChoice",
@@ -70,8 +73,10 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomInvert",
     "RandomOrder",
+    "RandomPerspective",
     "RandomPosterize",
     "RandomResizedCrop",
+    "RandomRotation",
     "RandomSolarize",
     "RandomVerticalFlip",
     "Resize",

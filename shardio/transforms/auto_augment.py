@@ -5,97 +5,34 @@ AutoAugment: arxiv.org/abs/1805.09501. RandAugment: arxiv.org/abs/1909.13719. Tr
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
-from shardio.transforms.colours import mask_of
-from shardio.transforms.drawing import choose_integers, draw_units
+from shardio.transforms.augmentation_space import (
+    AUTO_AUGMENT,
+    RAND_AUGMENT,
+    TRIVIAL_AUGMENT,
+    Space,
+    make_named_operations,
+    space_evenly,
+)
+from shardio.transforms.drawing import draw_units, to_integers
 from shardio.transforms.fills import Fill, check_fill
-from shardio.transforms.matrices import Matrix, make_affine_matrix, make_rotation_matrix
+from shardio.transforms.interpolations import check_interpolation
 from shardio.transforms.pixel_transform import PixelTransform
+from shardio.transforms.policies import NUM_STRENGTHS, POLICIES
 from shardio.values import check_integer
-
-
-class Strength(NamedTuple):
-    """The magnitudes of an operation: numbers at equal distances.
-
-    Attributes:
-        last: The last number.
-        first: The first number.
-        side: What the numbers are relative to: nothing, or the image's height (0) or width (1).
-        is_signed: Whether half of the magnitudes are negated.
-    """
-
-    last: float
-    first: float = 0.0
-    side: int | None = None
-    is_signed: bool = True
-
-
-Space = Mapping[str, Strength | None]
-"""The operations to choose from, by torchvision's names; None for those without a magnitude."""
-
-_WHOLE: Space = {"Posterize": Strength(4, 8, is_signed=False), "Solarize": Strength(0.0, 1.0, is_signed=False)}
-
-RAND_AUGMENT: Space = {
-    "Identity": None,
-    "ShearX": Strength(0.3),
-    "ShearY": Strength(0.3),
-    "TranslateX": Strength(150.0 / 331.0, side=1),
-    "TranslateY": Strength(150.0 / 331.0, side=0),
-    "Rotate": Strength(30.0),
-    "Brightness": Strength(0.9),
-    "Color": Strength(0.9),
-    "Contrast": Strength(0.9),
-    "Sharpness": Strength(0.9),
-    **_WHOLE,
-    "AutoContrast": None,
-    "Equalize": None,
-}
-
-TRIVIAL_AUGMENT: Space = {
-    "Identity": None,
-    "ShearX": Strength(0.99),
-    "ShearY": Strength(0.99),
-    "TranslateX": Strength(32.0),
-    "TranslateY": Strength(32.0),
-    "Rotate": Strength(135.0),
-    "Brightness": Strength(0.99),
-    "Color": Strength(0.99),
-    "Contrast": Strength(0.99),
-    "Sharpness": Strength(0.99),
-    **_WHOLE,
-    "Posterize": Strength(2, 8, is_signed=False),
-    "AutoContrast": None,
-    "Equalize": None,
-}
-
-_FACTORS = {
-    "Brightness": codes.BRIGHTNESS,
-    "Color": codes.SATURATION,
-    "Contrast": codes.CONTRAST,
-    "Sharpness": codes.SHARPNESS,
-}
-_PLAIN = {"Identity": codes.NONE, "AutoContrast": codes.AUTOCONTRAST, "Equalize": codes.EQUALIZE}
 
 
 class _Augmentation(PixelTransform):
     """The base class: operations of a space."""
 
     def __init__(self, space: Space, num_magnitude_bins: int, interpolation: object, fill: Fill) -> None:
-        if getattr(interpolation, "value", interpolation) != "nearest":
-            raise ValueError(
-                f"interpolation must be 'nearest', got {interpolation!r}: for others, use torchvision's "
-                f"{type(self).__name__}"
-            )
         self.num_magnitude_bins = check_integer("num_magnitude_bins", num_magnitude_bins, at_least=2)
+        self.interpolation = check_interpolation(interpolation)
         self.fill = fill
         self._space, self._fill = space, check_fill("fill", fill)
 
@@ -122,8 +59,11 @@ class _Augmentation(PixelTransform):
                     lasts *= sizes[rows, strength.side]
                 magnitudes = space_evenly(strength.first, lasts, self.num_magnitude_bins, bins[rows])
                 magnitudes *= signs[rows] if strength.is_signed else 1
-            operations[rows] = make_named_operations(name, magnitudes, sizes[rows], self._fill)
+            operations[rows] = make_named_operations(name, magnitudes, sizes[rows], self.interpolation, self._fill)
         return operations
+
+    def _show_pixels(self) -> str:
+        return f"interpolation={self.interpolation!r}, fill={self.fill}"
 
 
 class TrivialAugmentWide(_Augmentation):
@@ -131,7 +71,7 @@ class TrivialAugmentWide(_Augmentation):
 
     Args:
         num_magnitude_bins: The number of different strengths.
-        interpolation: "nearest".
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
         fill: The colour of pixels outside the image: one number or three; black by default.
     """
 
@@ -142,13 +82,13 @@ class TrivialAugmentWide(_Augmentation):
         """Return the operations on n images, OPERATION [n, 1]."""
         unit = draw_units(rng_keys, 3)
         chosen, bins = (
-            choose_integers(unit[:, 0], len(self._space)),
-            choose_integers(unit[:, 1], self.num_magnitude_bins),
+            to_integers(unit[:, 0], len(self._space)),
+            to_integers(unit[:, 1], self.num_magnitude_bins),
         )
         return self._make(chosen, bins, np.where(unit[:, 2] < 0.5, -1.0, 1.0), sizes)
 
     def __repr__(self) -> str:
-        return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, fill={self.fill})"
+        return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
 
 
 class RandAugment(_Augmentation):
@@ -158,7 +98,7 @@ class RandAugment(_Augmentation):
         num_ops: The number of operations.
         magnitude: The number of the strength, from 0.
         num_magnitude_bins: The number of different strengths.
-        interpolation: "nearest".
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
         fill: The colour of pixels outside the image: one number or three; black by default.
     """
 
@@ -182,7 +122,7 @@ class RandAugment(_Augmentation):
         bins = np.full(len(sizes), self.magnitude)
         made = [
             self._make(
-                choose_integers(unit[:, 2 * i], len(self._space)),
+                to_integers(unit[:, 2 * i], len(self._space)),
                 bins,
                 np.where(unit[:, 2 * i + 1] < 0.5, -1.0, 1.0),
                 sizes,
@@ -194,71 +134,42 @@ class RandAugment(_Augmentation):
     def __repr__(self) -> str:
         return (
             f"RandAugment(num_ops={self.num_ops}, magnitude={self.magnitude}, "
-            f"num_magnitude_bins={self.num_magnitude_bins}, fill={self.fill})"
+            f"num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
         )
 
 
-AUGMENTATIONS: frozenset[type] = frozenset({RandAugment, TrivialAugmentWide})
+class AutoAugment(_Augmentation):
+    """Apply a random pair of operations of a policy that was found by a search, each of the two with its probability.
+
+    Args:
+        policy: "imagenet", "cifar10" or "svhn", or torchvision's AutoAugmentPolicy.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        fill: The colour of pixels outside the image: one number or three; black by default.
+    """
+
+    def __init__(self, policy: object = "imagenet", interpolation: object = "nearest", fill: Fill = None) -> None:
+        super().__init__(AUTO_AUGMENT, NUM_STRENGTHS, interpolation, fill)
+        name = getattr(policy, "value", policy)
+        if not isinstance(name, str) or name not in POLICIES:
+            raise ValueError(f"policy must be one of {', '.join(map(repr, POLICIES))}, got {policy!r}")
+        self.policy = name
+        pairs, numbers = POLICIES[self.policy], {name: number for number, name in enumerate(self._space)}
+        self._chosen = np.array([[numbers[name] for name, _, _ in pair] for pair in pairs])  # [pair, 2]
+        self._chances = np.array([[chance for _, chance, _ in pair] for pair in pairs])
+        self._bins = np.array([[strength or 0 for _, _, strength in pair] for pair in pairs])
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 2]."""
+        unit = draw_units(rng_keys, 5)
+        pairs, signs = to_integers(unit[:, 0], len(self._chosen)), np.where(unit[:, 3:] < 0.5, -1.0, 1.0)
+        made = [self._make(self._chosen[pairs, i], self._bins[pairs, i], signs[:, i], sizes) for i in range(2)]
+        operations = np.concatenate(made, axis=1)
+        operations["code"][unit[:, 1:3] >= self._chances[pairs]] = codes.NONE
+        return operations
+
+    def __repr__(self) -> str:
+        return f"AutoAugment(policy={self.policy!r}, {self._show_pixels()})"
+
+
+AUGMENTATIONS: frozenset[type] = frozenset({AutoAugment, RandAugment, TrivialAugmentWide})
 """The transforms of this module."""
-
-
-def make_named_operations(
-    name: str, magnitudes: NDArray[np.float64], sizes: Sizes, fill: tuple[int, int, int]
-) -> Operations:
-    """Return an operation of torchvision's automatic augmentation for each of n images, OPERATION [n, 1].
-
-    Args:
-        name: Its name there.
-        magnitudes: float64 [n], its strength for each image.
-        sizes: int64 [n, 2].
-        fill: The colour of pixels outside the image.
-    """
-    if name in _PLAIN:
-        return make_operations(len(sizes), _PLAIN[name])
-    if name in _FACTORS:
-        return make_operations(len(sizes), _FACTORS[name], 1.0 + magnitudes)
-    if name == "Posterize":
-        return make_operations(len(sizes), codes.POSTERIZE, [mask_of(int(bits)) for bits in np.rint(magnitudes)])
-    if name == "Solarize":
-        return make_operations(len(sizes), codes.SOLARIZE, np.ceil(255.0 * magnitudes))
-    operations = make_operations(len(sizes), codes.NONE)
-    for row, (magnitude, (height, width)) in enumerate(zip(magnitudes.tolist(), sizes.tolist(), strict=True)):
-        matrix = _make_matrix(name, magnitude, height, width)
-        if matrix is not None:
-            operations[row, 0] = (codes.AFFINE, (*matrix, *fill))
-    return operations
-
-
-def space_evenly(
-    first: float, lasts: NDArray[np.float64], num_numbers: int, chosen: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Return numbers of torch.linspace(first, last, num_numbers), which computes with 32 bits, for several ``lasts``.
-
-    It counts from the nearer end, and rounds once. A threshold such as 255 × 0.8 depends on that.
-
-    Args:
-        first: The first number of all.
-        lasts: float64 [n], the last number of each.
-        num_numbers: How many numbers each has.
-        chosen: int64 [n], which number of each to return.
-    """
-    start, end = np.float64(np.float32(first)), lasts.astype(np.float32)
-    step = ((end - np.float32(first)) / np.float32(num_numbers - 1)).astype(np.float64)
-    from_start, from_end = start + step * chosen, end.astype(np.float64) - step * (num_numbers - 1 - chosen)
-    return np.where(chosen < num_numbers // 2, from_start, from_end).astype(np.float32).astype(np.float64)
-
-
-def _make_matrix(name: str, magnitude: float, height: int, width: int) -> Matrix | None:
-    middle = (width * 0.5, height * 0.5)
-    angle = math.degrees(math.atan(magnitude))
-    match name:
-        case "ShearX":
-            return make_affine_matrix((0.0, 0.0), 0.0, (0, 0), 1.0, (angle, 0.0))
-        case "ShearY":
-            return make_affine_matrix((0.0, 0.0), 0.0, (0, 0), 1.0, (0.0, angle))
-        case "TranslateX":
-            return make_affine_matrix(middle, 0.0, (int(magnitude), 0), 1.0, (0.0, 0.0))
-        case "TranslateY":
-            return make_affine_matrix(middle, 0.0, (0, int(magnitude)), 1.0, (0.0, 0.0))
-    assert name == "Rotate", f"there is no operation {name}"
-    return make_rotation_matrix(height, width, magnitude)

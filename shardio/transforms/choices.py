@@ -113,7 +113,7 @@ def consists_of_operations(transform: Any) -> bool:
     """Return whether a transform consists only of shardio's that draw operations on pixels."""
     if (parts := parts_of(transform)) is not None:
         return all(map(consists_of_operations, parts))
-    return isinstance(transform, PixelTransform) and type(transform).apply is PixelTransform.apply
+    return isinstance(transform, PixelTransform) and transform.is_planned
 
 
 def draw_operations(transform: Any, sizes: Sizes, rng_keys: Words) -> Operations:

@@ -29,8 +29,9 @@ from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.geometry import GEOMETRIES
 from shardio.transforms.rendering import render_all, render_each, render_pictures, render_some
 from shardio.transforms.transform import Geometry, Transform, as_pixels
+from shardio.transforms.warps import WARPS
 
-BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | {GaussianBlur, RandomErasing}
+BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | WARPS | {GaussianBlur, RandomErasing}
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
 

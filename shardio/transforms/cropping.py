@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shardio.images import Boxes, CropPlan, DecodeError, Operations, Pixels, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
-from shardio.transforms.drawing import choose_integers, draw_units
+from shardio.transforms.drawing import draw_units, to_integers
 from shardio.transforms.fills import Fill, check_fill
 from shardio.transforms.geometry import pair
 from shardio.transforms.transform import Geometry
@@ -125,7 +125,7 @@ class RandomCrop(_Padding):
             before, padded = before + missing, np.asarray(padded + 2 * missing)
         else:
             _refuse_smaller(self, padded, self.size, "set pad_if_needed=True, or resize images first")
-        corner = choose_integers(draw_units(rng_keys, 2), padded - crop + 1) - before
+        corner = to_integers(draw_units(rng_keys, 2), padded - crop + 1) - before
         return np.concatenate([corner, np.broadcast_to(crop, sizes.shape)], axis=1)
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ def check_probability(p: float) -> float:
     return p
 
 
-def choose_integers(unit: NDArray[np.float64], counts: int | NDArray[np.int64]) -> NDArray[np.int64]:
+def to_integers(unit: NDArray[np.float64], counts: int | NDArray[np.int64]) -> NDArray[np.int64]:
     """Return integers from 0 to below ``counts`` for numbers from 0 to below 1."""
     integers: NDArray[np.int64] = np.minimum((unit * counts).astype(np.int64), np.asarray(counts) - 1)
     return integers

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
-from shardio.transforms.drawing import check_probability, choose_integers, draw_units
+from shardio.transforms.drawing import check_probability, draw_units, to_integers
 from shardio.transforms.fills import Fill, check_fill
 from shardio.transforms.geometry import NUM_TRIES, are_in_order
 from shardio.transforms.pixel_transform import PixelTransform
@@ -55,7 +55,7 @@ class RandomErasing(PixelTransform):
         fits = (heights < sizes[:, :1]) & (widths < sizes[:, 1:])
         rows, first = np.arange(len(sizes)), np.argmax(fits, axis=1)
         parts = np.stack([heights[rows, first], widths[rows, first]], axis=1)  # [n, 2]
-        corners = choose_integers(unit[:, -3:-1], np.maximum(sizes - parts + 1, 1))
+        corners = to_integers(unit[:, -3:-1], np.maximum(sizes - parts + 1, 1))
         operations = make_operations(len(sizes), codes.ERASE, *corners.T, *parts.T, *self._colour)
         operations["code"][~((unit[:, -1] < self.p) & fits.any(axis=1))] = codes.NONE
         return operations

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 Fill = float | Sequence[float] | None
 """One number for all colours, or three; None for black."""
 
+Colour = tuple[int, int, int]
+"""Red, green and blue."""
 
-def check_fill(name: str, fill: Fill) -> tuple[int, int, int]:
+
+def check_fill(name: str, fill: Fill) -> Colour:
     """Return a colour as red, green and blue, or raise ValueError."""
     values = [0.0] * 3 if fill is None else [float(fill)] * 3 if isinstance(fill, int | float) else list(fill)
     values = values * 3 if len(values) == 1 else values

@@ -15,6 +15,11 @@ from shardio.transforms.transform import Transform
 class PixelTransform(Transform):
     """A transform that keeps an image's size. What it draws for n images are their operations, OPERATION [n, k]."""
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether crop plans can end in its operations. If not, :meth:`apply` is called for each image."""
+        return type(self).apply is PixelTransform.apply
+
     def apply(self, image: Pixels, parameters: Any) -> Pixels:
         edited = np.array(image)
         edit_images([edited], np.asarray(parameters).reshape(1, -1))

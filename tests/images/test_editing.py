@@ -48,7 +48,18 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
     hue = math.trunc(shift * 255) % 256
     fill = random.integers(0, 256, 3).tolist()
     matrix = make_matrix(random)
-    affine = Image.Transform.AFFINE
+    perspective, linear, cubic = make_divisor(random), Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
+
+    def make_warp(interpolation: int, divisor: list[float] | None = None) -> Step:
+        method = Image.Transform.AFFINE if divisor is None else Image.Transform.PERSPECTIVE
+        return (
+            codes.AFFINE if divisor is None else codes.PERSPECTIVE,
+            [*matrix, *fill, interpolation, *(divisor or [])],
+            lambda image: image.transform(
+                image.size, method, [*matrix, *(divisor or [])], interpolation, fillcolor=tuple(fill)
+            ),
+        )
+
     top, left = random.integers(0, 30, 2).tolist()
     part = (left, top, left + 1 + 2 * top, top + 1 + left)
     box = [top, left, part[3] - top, part[2] - left]
@@ -64,11 +75,12 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
         "autocontrast": (codes.AUTOCONTRAST, [], lambda image: functional.autocontrast(image)),
         "equalize": (codes.EQUALIZE, [], lambda image: functional.equalize(image)),
         "sharpness": (codes.SHARPNESS, [factor], lambda image: functional.adjust_sharpness(image, factor)),
-        "affine": (
-            codes.AFFINE,
-            [*matrix, *fill],
-            lambda image: image.transform(image.size, affine, matrix, fillcolor=tuple(fill)),
-        ),
+        "affine": make_warp(Image.Resampling.NEAREST),
+        "bilinear affine": make_warp(linear),
+        "bicubic affine": make_warp(cubic),
+        "perspective": make_warp(Image.Resampling.NEAREST, perspective),
+        "bilinear perspective": make_warp(linear, perspective),
+        "bicubic perspective": make_warp(cubic, perspective),
         "erase": (codes.ERASE, [*box, *fill], lambda image: paint(image, part, fill)),
         "vertical flip": (codes.VERTICAL_FLIP, [], lambda image: functional.vertical_flip(image)),
     }
@@ -96,6 +108,11 @@ def make_matrix(random: np.random.Generator) -> list[float]:
     shears = random.choice([0, 0, 0.3], 2).tolist()
     offsets = (random.integers(-9, 9, 2) + random.choice([0, 0.37], 2)).tolist()
     return [huge * scales[0], shears[0], offsets[0], shears[1], scales[1], offsets[1]]
+
+
+def make_divisor(random: np.random.Generator) -> list[float]:
+    """Return the last two numbers of a perspective transform, whose horizon may be in the image."""
+    return [float(number) for number in random.normal(size=2) * random.choice([0, 1e-3, 0.1])]
 
 
 def as_operations(steps: list[Step]) -> NDArray[np.void]:

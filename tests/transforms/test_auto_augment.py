@@ -1,9 +1,10 @@
-"""RandAugment and TrivialAugmentWide: torchvision's operations, magnitudes and frequencies, and its pixels."""
+"""Automatic augmentation: torchvision's operations, magnitudes and frequencies, and its pixels of Pillow images."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
+from itertools import product
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from PIL import Image
 
 from shardio.images import edit_images
 from shardio.models import import_library
-from shardio.transforms import RandAugment, TrivialAugmentWide
-from shardio.transforms.auto_augment import space_evenly
+from shardio.transforms import AutoAugment, RandAugment, TrivialAugmentWide
+from shardio.transforms.augmentation_space import space_evenly
 from shardio.transforms.pixel_transform import PixelTransform
+from shardio.transforms.policies import POLICIES
 
 import_library("torchvision")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -29,14 +31,24 @@ def make_image(random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8
     return random.integers(0, 256, (height, width, 3), np.uint8)
 
 
-@pytest.mark.parametrize("num_bins", [2, 5, 10, 13, 31])
-@pytest.mark.parametrize("kind", ["RandAugment", "TrivialAugmentWide"])
-def test_every_operation_at_every_strength_gives_torchvisions_pixels(kind: str, num_bins: int) -> None:
-    random, fill = np.random.default_rng(num_bins), [7, 250, 130]
-    theirs = getattr(v2, kind)(num_magnitude_bins=num_bins, fill=fill)
-    ours: Any = TrivialAugmentWide(num_bins, fill=fill)
+@pytest.mark.parametrize(
+    ("kind", "num_bins", "interpolation"),
+    [
+        *product(["RandAugment", "TrivialAugmentWide"], [2, 5, 13, 31], ["nearest"]),
+        *product(["RandAugment", "TrivialAugmentWide", "AutoAugment"], [10], ["nearest", "bilinear", "bicubic"]),
+    ],
+)
+def test_every_operation_at_every_strength_gives_torchvisions_pixels(
+    kind: str, num_bins: int, interpolation: str
+) -> None:
+    random, settings = np.random.default_rng(num_bins), dict[str, Any](fill=[7, 250, 130], interpolation=interpolation)
+    theirs, ours = v2.AutoAugment(**settings), cast(Any, AutoAugment(**settings))
     if kind == "RandAugment":
-        ours = RandAugment(magnitude=0, num_magnitude_bins=num_bins, fill=fill)
+        theirs = v2.RandAugment(num_magnitude_bins=num_bins, **settings)
+        ours = RandAugment(magnitude=0, num_magnitude_bins=num_bins, **settings)
+    if kind == "TrivialAugmentWide":
+        theirs = v2.TrivialAugmentWide(num_magnitude_bins=num_bins, **settings)
+        ours = TrivialAugmentWide(num_bins, **settings)
     assert list(ours._space) == list(theirs._AUGMENTATION_SPACE)
     for number, (name, (find_magnitudes, is_signed)) in enumerate(theirs._AUGMENTATION_SPACE.items()):
         for index in range(num_bins):
@@ -60,6 +72,35 @@ def test_numbers_are_those_of_torchs_linspace(num_numbers: int, ends: tuple[floa
     assert (
         space_evenly(ends[0], np.full(num_numbers, ends[1]), num_numbers, np.arange(num_numbers)).tolist() == expected
     )
+
+
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
+def test_policies_are_torchvisions(policy: str) -> None:
+    constant = v2.AutoAugmentPolicy(policy)
+    assert list(map(tuple, POLICIES[policy])) == v2.AutoAugment(constant)._policies
+    assert AutoAugment(constant).policy == policy
+
+
+@pytest.mark.parametrize("policy", ["imagenet", "cifar10", "svhn"])
+def test_auto_augment_draws_pairs_with_their_probabilities(policy: str) -> None:
+    transform = AutoAugment(policy)
+    names, pairs = list(transform._space), POLICIES[policy]
+    expected: dict[Any, float] = defaultdict(float)
+    for pair in pairs:
+        for is_applied in np.ndindex(2, 2):
+            weight, what = len(KEYS) / len(pairs), []
+            for (name, chance, strength), applied in zip(pair, is_applied, strict=True):
+                weight *= chance if applied else 1 - chance
+                what.append((name, strength or 0) if applied else None)
+            expected[tuple(what)] += weight
+    chosen, bins, signs = record(transform)
+    assert abs(signs.mean()) < 0.03
+    applied = transform.draw(np.full((len(KEYS), 2), 60), KEYS)["code"] != 0
+    drawn = Counter[Any](
+        tuple((names[name], strength) if was else None for name, strength, was in zip(*row, strict=True))
+        for row in zip(chosen.tolist(), bins.tolist(), applied.tolist(), strict=True)
+    )
+    assert sum((drawn[what] - count) ** 2 / count for what, count in expected.items() if count > 9) < 150
 
 
 def record(transform: Any) -> tuple[Any, Any, Any]:
@@ -99,7 +140,9 @@ def test_rand_augments_choices_are_uniform_and_independent() -> None:
     assert Counter((signs > 0).sum(axis=1).tolist())[1] == pytest.approx(len(KEYS) / 2, rel=0.05)
 
 
-@pytest.mark.parametrize("transform", [TrivialAugmentWide(), RandAugment(0), RandAugment(3, 30)], ids=repr)
+@pytest.mark.parametrize(
+    "transform", [TrivialAugmentWide(), RandAugment(0), RandAugment(3, 30), AutoAugment("svhn")], ids=repr
+)
 def test_an_image_keeps_its_size(transform: PixelTransform) -> None:
     image = np.random.default_rng(0).integers(0, 256, (9, 14, 3), np.uint8)
     results = {transform(image).tobytes() for _ in range(30)}
@@ -110,7 +153,8 @@ def test_an_image_keeps_its_size(transform: PixelTransform) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TrivialAugmentWide(interpolation="bilinear"), "interpolation must be 'nearest'"),
+        (lambda: TrivialAugmentWide(interpolation="box"), "interpolation must be 'nearest', 'bilinear' or 'bicubic'"),
+        (lambda: AutoAugment("mnist"), "policy must be one of 'imagenet', 'cifar10', 'svhn', got 'mnist'"),
         (lambda: RandAugment(magnitude=31), "magnitude must be below num_magnitude_bins=31"),
         (lambda: RandAugment(fill=[1, 2]), "fill must be a number from 0 to 255 or three"),
         (lambda: TrivialAugmentWide(1), "num_magnitude_bins"),
@@ -123,5 +167,5 @@ def test_bad_settings_are_refused(make: Any, message: str) -> None:
 
 def test_torchvisions_constant_is_accepted() -> None:
     sizes = np.full((len(KEYS), 2), 8)
-    drawn = TrivialAugmentWide(interpolation=v2.InterpolationMode.NEAREST).draw(sizes, KEYS)
-    assert (drawn == TrivialAugmentWide().draw(sizes, KEYS)).all()
+    drawn = TrivialAugmentWide(interpolation=v2.InterpolationMode.BILINEAR).draw(sizes, KEYS)
+    assert (drawn == TrivialAugmentWide(interpolation="bilinear").draw(sizes, KEYS)).all()

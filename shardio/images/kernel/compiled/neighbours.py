@@ -59,7 +59,7 @@ def erase(pixels, height, width, numbers):
     count = min(np.int64(numbers[1] + numbers[3]), width) - left
     for y in range(top, stop if count > 0 else top):
         part = shaped(pixels, 3 * (y * width + left), (3 * count,))
-        _fill(part, np.uint8(numbers[4]), np.uint8(numbers[5]), np.uint8(numbers[6]))
+        fill_pixels(part, np.uint8(numbers[4]), np.uint8(numbers[5]), np.uint8(numbers[6]))
 
 
 @kernel_function
@@ -81,9 +81,9 @@ def transform_affinely(before, pixels, height, width, numbers):
         pixels: uint8 [3 height * width], for the result.
         height: The image's height, below 2^15.
         width: The image's width, below 2^15.
-        numbers: float64 [9]: the matrix, and red, green and blue of pixels outside the image.
+        numbers: float64 [...]: the matrix, and red, green and blue of pixels outside the image.
     """
-    _fill(pixels, np.uint8(numbers[6]), np.uint8(numbers[7]), np.uint8(numbers[8]))
+    fill_pixels(pixels, np.uint8(numbers[6]), np.uint8(numbers[7]), np.uint8(numbers[8]))
     if numbers[1] == 0 and numbers[3] == 0:
         _scale(before, pixels, height, width, numbers)
     elif (
@@ -105,7 +105,7 @@ def _is_within(numbers, x, y):
 
 
 @kernel_function
-def _fill(pixels, red, green, blue):
+def fill_pixels(pixels, red, green, blue):
     """Make all pixels one colour."""
     if red == green == blue:
         for i in range(len(pixels)):

@@ -18,10 +18,11 @@ import numpy as np
     EQUALIZE,
     SHARPNESS,
     AFFINE,
+    PERSPECTIVE,
     GAUSSIAN_BLUR,
     ERASE,
     VERTICAL_FLIP,
-) = range(16)
+) = range(17)
 """The codes of operations. Their numbers:
 
 =============================================  ====================================================================
@@ -30,7 +31,8 @@ HUE                                            what to add to the hue, 0 to 255
 SOLARIZE                                       the lowest value that is inverted, 0 to 256
 POSTERIZE                                      the bits to keep, as a mask
 AFFINE                                         the six numbers of the inverse matrix, then red, green and blue of the
-                                               pixels outside the image
+                                               pixels outside the image, and the interpolation
+PERSPECTIVE                                    the same, and the two numbers of the divisor
 GAUSSIAN_BLUR                                  the radius down and a ratio, then both across. Weights at distances i and
                                                i + 1 differ by the factor ratio^(2 i + 1), which is a Gaussian
 ERASE                                          top, left, height and width of a part within the image, then red, green
@@ -38,7 +40,10 @@ ERASE                                          top, left, height and width of a 
 =============================================  ====================================================================
 """
 
-OPERATION = np.dtype([("code", np.int64), ("numbers", np.float64, 9)], align=True)
+NEAREST, BILINEAR, BICUBIC = 0, 2, 3
+"""How to interpolate: Pillow's numbers."""
+
+OPERATION = np.dtype([("code", np.int64), ("numbers", np.float64, 12)], align=True)
 """An operation on the pixels of one image."""
 
 EDIT = np.dtype([("num_images", np.int64), ("num_operations", np.int64), ("rows", np.int64), ("operations", np.int64),

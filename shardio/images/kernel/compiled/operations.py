@@ -24,7 +24,9 @@ from shardio.images.kernel.compiled.operation_records import (
     GRAYSCALE,
     HUE,
     INVERT,
+    NEAREST,
     NONE,
+    PERSPECTIVE,
     POSTERIZE,
     SATURATION,
     SHARPNESS,
@@ -45,6 +47,7 @@ from shardio.images.kernel.compiled.tones import (
     solarize,
     sum_grey,
 )
+from shardio.images.kernel.compiled.warping import moves_by_whole_pixels, warp
 
 _F = np.float32
 
@@ -124,8 +127,10 @@ def _edit(pixels, height, width, operations, scratch):
                 sharpen(temporary, pixels, height, width, factor)
             elif code == GAUSSIAN_BLUR:
                 blur(temporary, pixels, height, width, numbers, _floats_after(scratch, size + SLACK))
-            else:
+            elif code == AFFINE and (numbers[9] == NEAREST or moves_by_whole_pixels(numbers)):
                 transform_affinely(temporary, pixels, height, width, numbers)
+            else:
+                warp(temporary, pixels, height, width, numbers, code == PERSPECTIVE, counts)
     if is_split:
         join_planes(temporary, num_pixels, pixels)
 
@@ -144,4 +149,4 @@ def _needs_planes(code):
 
 @kernel_function
 def _needs_pixels(code):
-    return code in (SHARPNESS, AFFINE, GAUSSIAN_BLUR, ERASE, VERTICAL_FLIP)
+    return code in (SHARPNESS, AFFINE, PERSPECTIVE, GAUSSIAN_BLUR, ERASE, VERTICAL_FLIP)

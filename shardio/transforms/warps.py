@@ -1,0 +1,241 @@
+"""Rotations, affine and perspective transforms, with torchvision's names, arguments and distributions.
+
+They give the pixels of Pillow, as torchvision does for Pillow images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import Operations, Pixels, Sizes, make_operations
+from shardio.images.kernel.compiled import operation_records as codes
+from shardio.order import Words
+from shardio.transforms.drawing import check_probability, draw_units
+from shardio.transforms.fills import Colour, Fill, check_fill
+from shardio.transforms.interpolations import INTERPOLATIONS, check_interpolation
+from shardio.transforms.matrices import (
+    Matrix,
+    Point,
+    make_affine_matrix,
+    make_perspective_matrix,
+    make_rotation_matrix,
+)
+from shardio.transforms.pixel_transform import PixelTransform
+
+
+class RandomRotation(PixelTransform):
+    """Rotate images by random angles.
+
+    Args:
+        degrees: The angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high). It is
+            counterclockwise.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        expand: Whether to enlarge each image so that all of it stays visible. Such images differ in size, and Pillow
+            rotates them, more slowly.
+        center: What stays at its place, x and y in pixels; the image's centre by default.
+        fill: The colour of pixels outside the image: one number or three.
+    """
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        interpolation: object = "nearest",
+        expand: bool = False,
+        center: Sequence[float] | None = None,
+        fill: Fill = 0,
+    ) -> None:
+        self.degrees = _check_bounds("degrees", degrees)
+        self.interpolation = check_interpolation(interpolation)
+        self.expand = expand
+        self.center = _check_center(center)
+        self.fill = check_fill("fill", fill)
+
+    @property
+    def is_planned(self) -> bool:
+        return not self.expand and type(self).apply is RandomRotation.apply
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[Any]:
+        """Return the operations on n images, OPERATION [n, 1]; with ``expand``, the angles, float64 [n]."""
+        angles = _between(self.degrees, draw_units(rng_keys, 1)[:, 0])
+        if self.expand:
+            return angles
+        matrices = [
+            make_rotation_matrix(height, width, angle, self.center)
+            for (height, width), angle in zip(sizes.tolist(), angles.tolist(), strict=True)
+        ]
+        return make_warps(matrices, self.interpolation, self.fill)
+
+    def apply(self, image: Pixels, parameters: Any) -> Pixels:
+        if not self.expand:
+            return super().apply(image, parameters)
+        from PIL import Image
+
+        resampling = Image.Resampling(INTERPOLATIONS[self.interpolation])
+        rotated = Image.fromarray(image).rotate(
+            float(parameters), resampling, expand=True, center=self.center, fillcolor=self.fill
+        )
+        return np.array(rotated)
+
+    def __repr__(self) -> str:
+        return (
+            f"RandomRotation(degrees={self.degrees}, interpolation={self.interpolation!r}, expand={self.expand}, "
+            f"center={self.center}, fill={self.fill})"
+        )
+
+
+class RandomAffine(PixelTransform):
+    """Rotate, move, scale and shear images at random. The centre of an image is the fixed point.
+
+    Args:
+        degrees: The angle is drawn from ``-degrees`` to ``degrees``, or from given bounds (low, high). It is clockwise.
+        translate: The largest shifts to the right and downwards, as shares of the image's width and height, 0 to 1.
+        scale: The bounds of the factor of the size.
+        shear: The angle of the shear along x is drawn from ``-shear`` to ``shear``, or from given bounds (low, high).
+            With four bounds, that of the shear along y is drawn from the last two.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        fill: The colour of pixels outside the image: one number or three.
+        center: What stays at its place apart from the shift, x and y in pixels; the image's centre by default.
+    """
+
+    def __init__(
+        self,
+        degrees: float | Sequence[float],
+        translate: Sequence[float] | None = None,
+        scale: Sequence[float] | None = None,
+        shear: float | Sequence[float] | None = None,
+        interpolation: object = "nearest",
+        fill: Fill = 0,
+        center: Sequence[float] | None = None,
+    ) -> None:
+        self.degrees = _check_bounds("degrees", degrees)
+        if translate is not None and not (len(translate) == 2 and all(0 <= share <= 1 for share in translate)):
+            raise ValueError(f"translate must be two numbers from 0 to 1, got {translate!r}")
+        if scale is not None and not (len(scale) == 2 and 0 < scale[0] <= scale[1]):
+            raise ValueError(f"scale must be (low, high) with 0 < low <= high, got {scale!r}")
+        self.translate, self.scale = translate, scale
+        self.shear = None if shear is None else _check_bounds("shear", shear, (2, 4))
+        self.interpolation = check_interpolation(interpolation)
+        self.fill = check_fill("fill", fill)
+        self.center = _check_center(center)
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 1]."""
+        unit, shear = draw_units(rng_keys, 6), (0.0, 0.0, 0.0, 0.0) if self.shear is None else self.shear
+        largest = sizes[:, ::-1] * np.array(self.translate or (0.0, 0.0))
+        drawn = zip(
+            sizes.tolist(),
+            _between(self.degrees, unit[:, 0]).tolist(),
+            np.rint(_between((-largest, largest), unit[:, 1:3])).tolist(),
+            _between(self.scale or (1.0, 1.0), unit[:, 3]).tolist(),
+            _between(shear[:2], unit[:, 4]).tolist(),
+            _between(shear[2:] or (0.0, 0.0), unit[:, 5]).tolist(),
+            strict=True,
+        )
+        matrices = [
+            make_affine_matrix(self.center or (width * 0.5, height * 0.5), angle, shift, scale, (shear_x, shear_y))
+            for (height, width), angle, shift, scale, shear_x, shear_y in drawn
+        ]
+        return make_warps(matrices, self.interpolation, self.fill)
+
+    def __repr__(self) -> str:
+        return (
+            f"RandomAffine(degrees={self.degrees}, translate={self.translate}, scale={self.scale}, shear={self.shear}, "
+            f"interpolation={self.interpolation!r}, fill={self.fill}, center={self.center})"
+        )
+
+
+class RandomPerspective(PixelTransform):
+    """Move the corners of images inwards at random, each image with probability ``p``.
+
+    An image stays as it is if three of its moved corners are on a line, as those of an image of one row. torchvision
+    raises an error.
+
+    Args:
+        distortion_scale: How far a corner is moved at most, as a share of half the width and height, 0 to 1.
+        p: The probability that an image is changed.
+        interpolation: "nearest", "bilinear" or "bicubic", or the constant of torchvision's or Pillow's.
+        fill: The colour of pixels outside the image: one number or three.
+    """
+
+    def __init__(
+        self, distortion_scale: float = 0.5, p: float = 0.5, interpolation: object = "bilinear", fill: Fill = 0
+    ) -> None:
+        if not 0 <= distortion_scale <= 1:
+            raise ValueError(f"distortion_scale must be from 0 to 1, got {distortion_scale!r}")
+        self.distortion_scale = distortion_scale
+        self.p = check_probability(p)
+        self.interpolation = check_interpolation(interpolation)
+        self.fill = check_fill("fill", fill)
+
+    def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
+        """Return the operations on n images, OPERATION [n, 1]; those of unchanged images do nothing."""
+        unit = draw_units(rng_keys, 9)
+        counts = (self.distortion_scale * (sizes[:, ::-1] // 2)).astype(np.int64) + 1
+        moves = (unit[:, 1:].reshape(-1, 4, 2) * counts[:, np.newaxis]).astype(np.int64)  # [n, corner, x and y]
+        far = (sizes[:, ::-1] - counts)[:, np.newaxis] + moves
+        is_far = np.array([[False, False], [True, False], [True, True], [False, True]])
+        corners = np.where(is_far, far, moves).tolist()
+        is_changed = (unit[:, 0] < self.p).tolist()
+        matrices = [
+            make_perspective_matrix(height, width, four) if changed else None
+            for (height, width), four, changed in zip(sizes.tolist(), corners, is_changed, strict=True)
+        ]
+        return make_warps(matrices, self.interpolation, self.fill)
+
+    def __repr__(self) -> str:
+        return (
+            f"RandomPerspective(distortion_scale={self.distortion_scale}, p={self.p}, "
+            f"interpolation={self.interpolation!r}, fill={self.fill})"
+        )
+
+
+WARPS: frozenset[type] = frozenset({RandomAffine, RandomPerspective, RandomRotation})
+"""The transforms of this module."""
+
+
+def make_warps(matrices: Sequence[Matrix | None], interpolation: str, fill: Colour) -> Operations:
+    """Return an affine or perspective transform for each of n images, OPERATION [n, 1].
+
+    Args:
+        matrices: The matrix for each image; None if it stays as it is.
+        interpolation: The name of the interpolation.
+        fill: The colour of pixels outside the images.
+    """
+    operations = make_operations(len(matrices), codes.NONE)
+    for operation, matrix in zip(operations[:, 0], matrices, strict=True):
+        if matrix is not None:
+            code = codes.AFFINE if len(matrix) == 6 else codes.PERSPECTIVE
+            numbers = (*matrix[:6], *fill, INTERPOLATIONS[interpolation], *(matrix[6:] or (0, 0)))
+            operation["code"], operation["numbers"] = code, numbers
+    return operations
+
+
+def _between(bounds: Sequence[Any], unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return numbers between bounds for numbers from 0 to 1."""
+    low, high = bounds
+    return np.asarray(low + (high - low) * unit)
+
+
+def _check_bounds(name: str, given: float | Sequence[float], lengths: tuple[int, ...] = (2,)) -> tuple[float, ...]:
+    """Return the bounds of one angle or more, the lower one first, or raise ValueError."""
+    if isinstance(given, int | float):
+        given = (-given, given)
+    bounds = tuple(map(float, given))
+    if len(bounds) not in lengths or any(low > high for low, high in zip(bounds[::2], bounds[1::2], strict=True)):
+        shown = " or ".join(map(str, lengths))
+        raise ValueError(
+            f"{name} must be a number that is not negative or {shown} bounds, the lower first, got {given!r}"
+        )
+    return bounds
+
+
+def _check_center(center: Sequence[float] | None) -> Point | None:
+    if center is None:
+        return None
+    if len(center) != 2:
+        raise ValueError(f"center must be two numbers, x and y, got {center!r}")
+    return float(center[0]), float(center[1])
