@@ -123,6 +123,13 @@ class CropPlan:
         return replace(self, box=box, size=size, window=window, flip=flip)
 
 
+class PlanRow(NamedTuple):
+    """How one image is rendered: its row of a plan."""
+
+    plan: CropPlan
+    row: int
+
+
 class PlannedCrop(NamedTuple):
     """One crop of each of n images.
 

@@ -31,6 +31,16 @@ AFFINE                                         the six numbers of the inverse ma
 =============================================  ====================================================================
 """
 
+MOVING = {AFFINE: (0, 1, 2, 3, 4, 5)}
+"""The operations that move pixels, which masks, boxes and points follow.
+
+For each, which of its numbers are the matrix, by rows, from places of the result to those of the original: six for an
+affine one; eight for a perspective, whose ninth is 1.
+"""
+
+FILL = slice(6, 9)
+"""Which of their numbers are the colour of the pixels outside the image."""
+
 OPERATION = np.dtype([("code", np.int64), ("numbers", np.float64, 9)], align=True)
 """An operation on the pixels of one image."""
 
