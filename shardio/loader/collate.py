@@ -16,6 +16,7 @@ from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.decoding import find_wide
 from shardio.interruptions import let_through, no_end
 from shardio.loader.failures import Failure, describe_failure
+from shardio.transforms import Ragged
 from shardio.world import is_torch_worker
 
 
@@ -72,7 +73,8 @@ def collate_column(values: Sequence[Any]) -> Any:
             if they are tuples.
     """
     try:
-        return collate(values, collate_fn_map={**default_collate_fn_map, torch.Tensor: _collate_tensors})
+        functions: Any = {**default_collate_fn_map, torch.Tensor: _collate_tensors, Ragged: _list_tensors}
+        return collate(values, collate_fn_map=functions)
     except Exception as error:
         _explain(values, error)
         raise
@@ -91,6 +93,11 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
     # Stack [3, H, W] views of [H, W, 3] memory in that memory layout, then view the result as [N, 3, H, W].
     # Use numpy, because torch.stack would start threads that compete with those of other workers.
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
+
+
+def _list_tensors(values: Sequence[Ragged], *, collate_fn_map: Any = None) -> list[torch.Tensor]:
+    """Return a list, even if the arrays are equally long, so that a batch holds the same types each time."""
+    return [torch.from_numpy(np.array(value)) for value in values]
 
 
 def _is_image(value: torch.Tensor) -> bool:

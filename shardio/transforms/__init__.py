@@ -3,6 +3,16 @@
 Each image's parameters are a pure function of (seed, epoch, sample). They do not depend on the process that decodes it.
 """
 
+from shardio.transforms.annotations import (
+    AnnotationError,
+    BoundingBoxes,
+    FieldKind,
+    KeyPoints,
+    Labels,
+    Mask,
+    Ragged,
+    move_annotations,
+)
 from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
 from shardio.transforms.calls import Calls
 from shardio.transforms.colours import (
@@ -20,6 +30,7 @@ from shardio.transforms.compose import (
     MultiCrop,
     apply_transform,
     count_crops,
+    field_kinds_of,
     is_builtin,
     others_in,
     plan_crops,
@@ -31,18 +42,26 @@ from shardio.transforms.generators import Generators
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
+from shardio.transforms.rendering import render_alike
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 
 __all__ = [
+    "AnnotationError",
+    "BoundingBoxes",
     "Calls",
     "CenterCrop",
     "ColorJitter",
     "Compose",
     "Decode",
+    "FieldKind",
     "Generators",
     "Geometry",
+    "KeyPoints",
+    "Labels",
+    "Mask",
     "MultiCrop",
     "PixelTransform",
+    "Ragged",
     "RandAugment",
     "RandomAdjustSharpness",
     "RandomAutocontrast",
@@ -60,13 +79,16 @@ __all__ = [
     "as_pillow",
     "call_with_sample",
     "count_crops",
+    "field_kinds_of",
     "is_builtin",
     "is_image_array",
     "is_made_for_pillow",
+    "move_annotations",
     "others_in",
     "plan_crops",
     "plan_transform",
     "refuse_pillow",
+    "render_alike",
     "replace_leading",
     "rng_keys_from_torch",
 ]

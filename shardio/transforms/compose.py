@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import FunctionType
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from shardio.images import (
 )
 from shardio.order import Words, derive_rng_key
 from shardio.transforms import foreign
+from shardio.transforms.annotations import FieldKind, check_field_kinds
 from shardio.transforms.auto_augment import AUGMENTATIONS
 from shardio.transforms.calls import Calls
 from shardio.transforms.colours import COLOURS
@@ -44,28 +45,47 @@ class Compose:
             their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
             [3, H, W]. Albumentations' transforms get the array as ``image=``. All others get the array, or the
             previous transform's result. The last transform's result is the sample's image.
+        fields: The fields of a sample that are transformed alike, and what each holds: "image", "mask", "boxes",
+            "keypoints", "labels", or an object with settings, such as ``Mask(fill=255)``. ``json.boxes`` is the entry
+            ``boxes`` of the field ``json``. All images of a sample have one size, and get the same geometry and
+            colours. All transforms must be shardio's own. By default, only the field ``image`` is transformed.
 
     Raises:
         TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
+        ValueError: If ``fields`` has an unknown kind, or no image.
+
+    Example:
+        >>> from shardio.transforms import ColorJitter, Compose, RandomHorizontalFlip, RandomResizedCrop
+        >>> fields = {"image": "image", "mask.png": "mask", "json.boxes": "boxes"}
+        >>> transform = Compose([RandomResizedCrop(512), RandomHorizontalFlip(), ColorJitter(0.4)], fields=fields)
     """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         check_call(cls, Compose, "Move its code to a function in the list: Compose([..., function])")
 
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(
+        self, transforms: Sequence[Callable[[Any], Any]], *, fields: Mapping[str, str | FieldKind] | None = None
+    ) -> None:
         if not isinstance(transforms, Iterable):
             raise TypeError(f"Compose takes a list of transforms, got {transforms!r}: write Compose([...])")
         self.transforms = list(transforms)
         for transform in self.transforms:
             _check_transform(transform)
+        self.fields = None if fields is None else check_field_kinds(fields)
 
     def __call__(self, image: Any) -> Any:
         """Transform one image with parameters from torch's global generator."""
+        if self.fields is not None:
+            raise TypeError(
+                "a Compose with fields transforms whole samples: pass it to a dataset, as transform=Compose(...), or "
+                "leave fields out"
+            )
         return apply_transform(self, [image], rng_keys_from_torch(1))[0]
 
     def __repr__(self) -> str:
-        return f"Compose([{', '.join(map(repr, self.transforms))}])"
+        fields = "" if self.fields is None else f", fields={self.fields}"
+        return f"Compose([{', '.join(map(repr, self.transforms))}]{fields})"
 
 
 class MultiCrop:
@@ -129,6 +149,23 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
 def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
     """Return the transforms that are not shardio's own, in the order of their calls, from nested sequences, too."""
     return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
+
+
+def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
+    """Return what each field holds that a dataset's transform transforms; none if it transforms only the image.
+
+    Raises:
+        TypeError: If it has steps that crop plans cannot express, because these would transform only an image.
+    """
+    if not isinstance(transform, Compose) or transform.fields is None:
+        return {}
+    other = next((step for step in _steps(transform) if _kind_of(step) not in ("geometry", "pixels")), None)
+    if other is not None:
+        raise TypeError(
+            f"a Compose with fields consists of shardio's own transforms, but {other!r} would transform only the "
+            "image: leave it out, or transform the sample in the dataset's transform_sample= instead, without fields"
+        )
+    return transform.fields
 
 
 def _is_ours(step: Any) -> bool:
@@ -282,6 +319,11 @@ def _check_transform(transform: object) -> None:
         raise TypeError(
             "a MultiCrop cannot be part of a Compose or of another MultiCrop: pass it to the dataset, as "
             "transform=MultiCrop([...]), and compose the transforms inside it"
+        )
+    if isinstance(transform, Compose) and transform.fields is not None:
+        raise TypeError(
+            "a Compose with fields cannot be part of another Compose or of a MultiCrop: pass it to the dataset, as "
+            "transform=Compose([...], fields=...)"
         )
     if not callable(transform):
         raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")
