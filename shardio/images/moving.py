@@ -150,7 +150,7 @@ def _moving_operations(step: PlanRow) -> Operations:
     if plan.operations is None:
         return np.empty(0, np.void)
     operations: Operations = plan.operations[row]
-    return np.asarray(operations[np.isin(operations["code"], list(MOVING))])
+    return operations[[code in MOVING for code in operations["code"].tolist()]]
 
 
 def _move_by(operation: np.void, points: Places) -> Places:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from shardio.images import (
     CropPlan,
     DecodedPicture,
     PlanRow,
+    edit_images,
     make_operations,
     move_boxes,
     move_mask,
@@ -20,6 +22,7 @@ from shardio.images import (
     render_chunk,
 )
 from shardio.images.kernel.compiled import operation_records as codes
+from tests.images.test_editing import make_steps
 
 AFFINE = Image.Transform.AFFINE
 
@@ -59,6 +62,30 @@ def visible_box(is_painted: NDArray[np.bool_]) -> list[int]:
     """Return left, top, right and bottom of the painted pixels."""
     rows, columns = np.flatnonzero(is_painted.any(axis=1)), np.flatnonzero(is_painted.any(axis=0))
     return [columns[0], rows[0], columns[-1] + 1, rows[-1] + 1]
+
+
+def test_everything_in_a_plan_is_known_to_what_follows_it() -> None:
+    """Whoever adds an attribute decides what it does to masks, boxes and points: see _sides_of."""
+    known = {"box", "size", "window", "flip", "operations"}
+    assert {field.name for field in dataclasses.fields(CropPlan)} == {*known, "resampling"}
+
+
+def test_other_operations_leave_pixels_where_they_are() -> None:
+    """What is painted on a plain image stays there, up to blurring; AFFINE moves it."""
+    random = np.random.default_rng(7)
+    image = np.full((60, 60, 3), 90, np.uint8)
+    image[25:30, 40:46] = 200
+    is_far = np.ones((60, 60), np.bool_)
+    is_far[20:35, 35:51] = False
+    steps = make_steps(random)
+    assert {code for code, _, _ in steps.values()} >= set(codes.MOVING)
+    for name, (code, numbers, _) in steps.items():
+        edited = image.copy()
+        edit_images([edited], make_operations(1, code, *numbers))
+        assert code in codes.MOVING or (edited[is_far] == edited[0, 0]).all(), name
+    shifted = image.copy()
+    edit_images([shifted], make_operations(1, codes.AFFINE, 1, 0, 20, 0, 1, 0, 0, 0, 0))
+    assert not (shifted[is_far] == shifted[0, 0]).all()
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "uint16", "bool", "int64"])

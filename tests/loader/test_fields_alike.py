@@ -245,6 +245,14 @@ def test_a_second_picture_that_is_damaged_inside_is_an_error_of_its_sample(tmp_p
             list(DataLoader(make_dataset(shard, steps), batch_size=3))
 
 
+def test_masks_that_differ_in_size_are_an_error_with_a_remedy(shards: Path) -> None:
+    transform = Compose([RandomHorizontalFlip()], fields={"left.jpg": "image", "mask.png": "mask"})
+    for fields, what in ((("mask.png", "left.jpg"), "arrays"), (("left.jpg", "mask.png"), "images")):
+        dataset = ShardDataset(shards, fields=fields, transform=transform)
+        with pytest.raises(ValueError, match=rf"the {what} of a batch differ in .*RandomResizedCrop"):
+            list(DataLoader(dataset, batch_size=4))
+
+
 def test_settings_that_do_not_fit_are_errors(shards: Path) -> None:
     def make(kinds: dict[str, Any], fields: Any = ("left.jpg", "json"), **options: Any) -> ShardDataset:
         return ShardDataset(shards, fields=fields, transform=Compose([CenterCrop(9)], fields=kinds), **options)
