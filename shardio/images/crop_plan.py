@@ -138,6 +138,13 @@ class CropPlan:
         return replace(restarted, upside_down=upside_down)
 
 
+class PlanRow(NamedTuple):
+    """How one image is rendered: its row of a plan."""
+
+    plan: CropPlan
+    row: int
+
+
 class PlannedCrop(NamedTuple):
     """One crop of each of n images.
 

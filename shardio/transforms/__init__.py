@@ -4,6 +4,16 @@ Each image's parameters are a pure function of (seed, epoch, sample). They do no
 """
 
 from shardio.transforms import recipes
+from shardio.transforms.annotations import (
+    AnnotationError,
+    BoundingBoxes,
+    FieldKind,
+    KeyPoints,
+    Labels,
+    Mask,
+    Ragged,
+    move_annotations,
+)
 from shardio.transforms.auto_augment import AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
@@ -22,6 +32,7 @@ from shardio.transforms.combined import Compose, MultiCrop
 from shardio.transforms.compose import (
     apply_transform,
     count_crops,
+    field_kinds_of,
     is_builtin,
     others_in,
     plan_crops,
@@ -42,24 +53,32 @@ from shardio.transforms.geometry import (
 )
 from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
+from shardio.transforms.rendering import render_alike
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch
 from shardio.transforms.warps import RandomAffine, RandomPerspective, RandomRotation
 
 __all__ = [
+    "AnnotationError",
     "AutoAugment",
+    "BoundingBoxes",
     "Calls",
     "CenterCrop",
     "ColorJitter",
     "Compose",
     "CornerCrop",
     "Decode",
+    "FieldKind",
     "GaussianBlur",
     "Generators",
     "Geometry",
+    "KeyPoints",
+    "Labels",
+    "Mask",
     "MultiCrop",
     "Normalize",
     "Pad",
     "PixelTransform",
+    "Ragged",
     "RandAugment",
     "RandomAdjustSharpness",
     "RandomAffine",
@@ -87,14 +106,17 @@ __all__ = [
     "as_pillow",
     "call_with_sample",
     "count_crops",
+    "field_kinds_of",
     "is_builtin",
     "is_image_array",
     "is_made_for_pillow",
+    "move_annotations",
     "others_in",
     "plan_crops",
     "plan_transform",
     "recipes",
     "refuse_pillow",
+    "render_alike",
     "replace_leading",
     "rng_keys_from_torch",
 ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shardio.transforms import foreign
+from shardio.transforms.annotations import FieldKind, check_field_kinds
 from shardio.transforms.rendering import render_all
 from shardio.transforms.transform import Transform, check_call, rng_keys_from_torch
 
@@ -20,6 +21,8 @@ class Combination:
     Raises:
         TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
     """
+
+    fields: dict[str, FieldKind] | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -37,6 +40,11 @@ class Combination:
         """Transform one image with parameters from torch's global generator."""
         from shardio.transforms.compose import plan_crops  # It imports this module.
 
+        if self.fields is not None:
+            raise TypeError(
+                "a Compose with fields transforms whole samples: pass it to a dataset, as transform=Compose(...), or "
+                "leave fields out"
+            )
         results = [render_all(*crop)[0] for crop in plan_crops(self, [image], rng_keys_from_torch(1))]
         return tuple(results) if isinstance(self, MultiCrop) else results[0]
 
@@ -52,10 +60,30 @@ class Compose(Combination):
             their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
             [3, H, W]. Albumentations' transforms get the array as ``image=``. All others get the array, or the
             previous transform's result. The last transform's result is the sample's image.
+        fields: The fields of a sample that are transformed alike, and what each holds: "image", "mask", "boxes",
+            "keypoints", "labels", or an object with settings, such as ``Mask(fill=255)``. ``json.boxes`` is the entry
+            ``boxes`` of the field ``json``. All images of a sample have one size, and get the same geometry and
+            colours. All transforms must be shardio's own. By default, only the field ``image`` is transformed.
 
     Raises:
         TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
+        ValueError: If ``fields`` has an unknown kind, or no image.
+
+    Example:
+        >>> from shardio.transforms import ColorJitter, Compose, RandomHorizontalFlip, RandomResizedCrop
+        >>> fields = {"image": "image", "mask.png": "mask", "json.boxes": "boxes"}
+        >>> transform = Compose([RandomResizedCrop(512), RandomHorizontalFlip(), ColorJitter(0.4)], fields=fields)
     """
+
+    def __init__(
+        self, transforms: Sequence[Callable[[Any], Any]], *, fields: Mapping[str, str | FieldKind] | None = None
+    ) -> None:
+        super().__init__(transforms)
+        self.fields = None if fields is None else check_field_kinds(fields)
+
+    def __repr__(self) -> str:
+        fields = "" if self.fields is None else f", fields={self.fields}"
+        return f"Compose([{', '.join(map(repr, self.transforms))}]{fields})"
 
 
 class MultiCrop(Combination):
@@ -101,6 +129,11 @@ def check_transform(transform: object) -> None:
         raise TypeError(
             "a MultiCrop cannot be part of a Compose or of another MultiCrop: pass it to the dataset, as "
             "transform=MultiCrop([...]), and compose the transforms inside it"
+        )
+    if isinstance(transform, Compose) and transform.fields is not None:
+        raise TypeError(
+            "a Compose with fields cannot be part of another Compose or of a MultiCrop: pass it to the dataset, as "
+            "transform=Compose([...], fields=...)"
         )
     if not callable(transform):
         raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")

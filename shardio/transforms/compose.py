@@ -17,6 +17,7 @@ from shardio.images import (
     sizes_of,
 )
 from shardio.order import Words
+from shardio.transforms.annotations import FieldKind
 from shardio.transforms.auto_augment import AUGMENTATIONS
 from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
@@ -54,6 +55,24 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
 def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
     """Return the transforms that are not shardio's own, in the order of their calls, from nested sequences, too."""
     return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
+
+
+def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
+    """Return what each field holds that a dataset's transform transforms; none if it transforms only the image.
+
+    Raises:
+        TypeError: If it has steps that crop plans cannot express, because these would transform only an image.
+    """
+    if not isinstance(transform, Compose) or transform.fields is None:
+        return {}
+    steps = (step for step, _ in _steps_with_keys(transform, np.zeros(1, np.uint64)))
+    other = next((step for step in steps if _kind_of(step) not in ("geometry", "pixels")), None)
+    if other is not None:
+        raise TypeError(
+            f"a Compose with fields consists of shardio's own transforms, but {other!r} would transform only the "
+            "image: leave it out, or transform the sample in the dataset's transform_sample= instead, without fields"
+        )
+    return transform.fields
 
 
 def _is_ours(step: Any) -> bool:

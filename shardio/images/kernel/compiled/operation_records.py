@@ -43,6 +43,20 @@ ERASE                                          top, left, height and width of a 
 NEAREST, BILINEAR, BICUBIC = 0, 2, 3
 """How to interpolate: Pillow's numbers."""
 
+MOVING = {AFFINE: (0, 1, 2, 3, 4, 5), PERSPECTIVE: (0, 1, 2, 3, 4, 5, 10, 11)}
+"""The operations that move pixels, which masks, boxes and points follow.
+
+For each, which of its numbers are the matrix, by rows, from places of the result to those of the original: six for an
+affine one; eight for a perspective, whose ninth is 1. VERTICAL_FLIP is not among them, because crop plans have an
+attribute for it.
+"""
+
+FILL = slice(6, 9)
+"""Which of their numbers are the colour of the pixels outside the image."""
+
+INTERPOLATION = 9
+"""Which of their numbers is the interpolation."""
+
 OPERATION = np.dtype([("code", np.int64), ("numbers", np.float64, 12)], align=True)
 """An operation on the pixels of one image."""
 
