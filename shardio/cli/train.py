@@ -65,6 +65,23 @@ def train(
     image_size: Annotated[
         int, typer.Option(min=8, max=4096, help="Side length of the square images in pixels.", rich_help_panel=DATA)
     ] = 64,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Augment by a recipe of shardio.transforms.recipes, such as trivial_augment (default: crops and "
+            "flips). shardio augment shows what it does.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="Augment by your own transform, as package.module:name or path/to/file.py:name.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
     num_workers: NumWorkers = 2,
     on_error: OnError = "raise",
     max_pixels: Annotated[
@@ -162,12 +179,18 @@ def train(
     from shardio.train.ranks import reported_failures, use_device
     from shardio.world import find_world
 
-    data_settings = {"image_size": image_size, "val_share": 0.0 if val is not None else share}
+    with value_errors_as_usage_errors():
+        transforms = training.choose_transforms(recipe, transform, image_size)
+    data_settings: dict[str, float | str] = {
+        "image_size": image_size,
+        "val_share": 0.0 if val is not None else share,
+        "recipe": recipe or transform or "",
+    }
     with _errors_name_the_option():
         config = TrainConfig(**settings, seed=seed, directory=out, resume=not fresh, data=data_settings)
     report_rank()
     with reported_failures(), suggest_on_error(on_error):
-        data = training.open_data(source, val, share, image_size, seed, max_pixels)
+        data = training.open_data(source, val, share, transforms, seed, max_pixels)
         loader, val_loader = data.make_loaders(make_loader_options(batch_size, num_workers, on_error))
         seed_everything(seed)
         with value_errors_as_usage_errors():

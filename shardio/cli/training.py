@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import Subset
 
 from shardio.cli.console import make_bar
 from shardio.cli.loading import has_class_folders
+from shardio.cli.recipes import make_transform
 from shardio.cli.terminal import echo
 from shardio.datasets import EpochSampler, ImageFolder, ShardMapDataset
 from shardio.errors import FormatError
@@ -22,7 +24,15 @@ from shardio.loader import DataLoader
 from shardio.order import make_rng_key, permute
 from shardio.shards import open_table
 from shardio.train import EpochResult, PrintEpochs, make_model
-from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms import (
+    CenterCrop,
+    Compose,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    count_crops,
+    recipes,
+)
 from shardio.world import find_world
 
 MapDataset = ImageFolder | ShardMapDataset
@@ -54,13 +64,36 @@ class TrainData:
         return loader, DataLoader(self.validation, sampler=sampler, **options)
 
 
+@dataclass(frozen=True, slots=True)
+class Transforms:
+    """The transforms of the training and of the validation images."""
+
+    training: Callable[[Any], Any]
+    validation: Callable[[Any], Any]
+
+
+def choose_transforms(recipe: str | None, transform: str | None, image_size: int) -> Transforms:
+    """Return the transforms that ``--recipe`` or ``--transform`` names, or by default crops and flips.
+
+    Raises:
+        ValueError: If there is no such transform, or it makes several crops of an image.
+    """
+    if recipe is None and transform is None:
+        augmented = Compose([RandomResizedCrop(image_size, scale=(0.25, 1.0)), RandomHorizontalFlip()])
+        return Transforms(augmented, Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)]))
+    made = make_transform(recipe, transform, image_size)
+    if count_crops(made) is not None:
+        raise ValueError(f"{recipe or transform} makes several crops of each image, and a classifier needs one")
+    validation = recipes.cifar_eval if recipe == "cifar" else recipes.imagenet_eval
+    return Transforms(made, validation(image_size))
+
+
 def open_data(
-    source: Path, val_source: Path | None, val_share: float, image_size: int, seed: int, max_pixels: int
+    source: Path, val_source: Path | None, val_share: float, transforms: Transforms, seed: int, max_pixels: int
 ) -> TrainData:
     """Open the training data and the validation data, which is another source or a share of the same one."""
-    augmented = Compose([RandomResizedCrop(image_size, scale=(0.25, 1.0)), RandomHorizontalFlip()])
-    central = Compose([Resize(image_size * 8 // 7), CenterCrop(image_size)])
-    training = _open_source(source, augmented, max_pixels)
+    central = transforms.validation
+    training = _open_source(source, transforms.training, max_pixels)
     if val_source is not None:
         try:
             validation = _open_source(val_source, central, max_pixels, classes=training)
@@ -131,7 +164,9 @@ class EpochBar(PrintEpochs):
             self._bar.update(self._bar.task_ids[0], completed=0, description=f"epoch {epoch}")
 
 
-def _open_source(source: Path, transform: Compose, max_pixels: int, classes: MapDataset | None = None) -> MapDataset:
+def _open_source(
+    source: Path, transform: Callable[[Any], Any], max_pixels: int, classes: MapDataset | None = None
+) -> MapDataset:
     if has_class_folders(source):
         return ImageFolder(source, transform=transform, max_pixels=max_pixels, classes=classes)
     if not open_table(source).manifest.classes:

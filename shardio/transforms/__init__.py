@@ -40,7 +40,7 @@ from shardio.transforms.compose import (
     refuse_pillow,
 )
 from shardio.transforms.conversion import Normalize, ToDtype
-from shardio.transforms.cropping import CornerCrop, Pad, RandomCrop
+from shardio.transforms.cropping import CornerCrop, FiveCrop, Pad, RandomCrop
 from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.foreign import as_pillow, call_with_sample, is_image_array
 from shardio.transforms.generators import Generators
@@ -68,6 +68,7 @@ __all__ = [
     "CornerCrop",
     "Decode",
     "FieldKind",
+    "FiveCrop",
     "GaussianBlur",
     "Generators",
     "Geometry",

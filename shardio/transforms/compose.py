@@ -25,7 +25,7 @@ from shardio.transforms.choices import CHOICES, Choice, consists_of_operations, 
 from shardio.transforms.colours import COLOURS
 from shardio.transforms.combined import Combination, Compose, MultiCrop, check_transform, inner_steps
 from shardio.transforms.conversion import CONVERSIONS
-from shardio.transforms.cropping import CROPS
+from shardio.transforms.cropping import CROPS, FiveCrop
 from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.geometry import GEOMETRIES
 from shardio.transforms.rendering import render_all, render_each, render_pictures, render_some
@@ -47,7 +47,7 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
     This holds for None, for instances of the types in BUILTINS (not of their subclasses), and for combinations of
     these.
     """
-    if isinstance(transform, Combination) and type(transform) in {Compose, MultiCrop, *CHOICES}:
+    if isinstance(transform, Combination) and type(transform) in {Compose, MultiCrop, FiveCrop, *CHOICES}:
         return all(map(is_builtin, transform.transforms))
     return transform is None or type(transform) in BUILTINS
 

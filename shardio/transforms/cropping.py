@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from shardio.images import Boxes, CropPlan, DecodeError, Operations, Pixels, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
+from shardio.transforms.combined import Compose, MultiCrop
 from shardio.transforms.drawing import draw_units, to_integers
 from shardio.transforms.fills import Fill, check_fill
-from shardio.transforms.geometry import pair
+from shardio.transforms.geometry import CenterCrop, pair
 from shardio.transforms.transform import Geometry
 from shardio.values import check_choice
 
@@ -163,6 +164,31 @@ class CornerCrop(Geometry):
 
     def __repr__(self) -> str:
         return f"CornerCrop(size={self.size}, corner={self.corner!r})"
+
+
+class FiveCrop(MultiCrop):
+    """The four corners of an image and its centre, such as for evaluation by several crops.
+
+    torchvision's is a step of a pipeline. A MultiCrop is a dataset's whole transform, so it takes the other steps.
+
+    Args:
+        size: The crops' size in pixels: one number for a square, or (height, width).
+        before: The transforms before the crops. They draw other parameters for each crop, if they are random.
+        after: The transforms of each crop.
+
+    Example:
+        >>> from shardio.transforms import FiveCrop, Resize
+        >>> transform = FiveCrop(224, before=[Resize(256, antialias=True)])
+    """
+
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        before: Sequence[Callable[[Any], Any]] = (),
+        after: Sequence[Callable[[Any], Any]] = (),
+    ) -> None:
+        crops = [*(CornerCrop(size, corner) for corner in get_args(Corner)), CenterCrop(size)]
+        super().__init__([Compose([*before, crop, *after]) for crop in crops])
 
 
 CROPS: frozenset[type] = frozenset({CornerCrop, Pad, RandomCrop})

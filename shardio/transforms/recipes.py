@@ -105,6 +105,11 @@ def cifar(size: int = 32) -> Compose:
     return Compose([RandomCrop(size, padding=size // 8), RandomHorizontalFlip()])
 
 
+def cifar_eval(size: int = 32) -> Compose:
+    """Return CIFAR's images as they are, or the centre of larger ones."""
+    return Compose([CenterCrop(size)])
+
+
 RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
     "imagenet_train": imagenet_train,
     "imagenet_eval": imagenet_eval,
@@ -113,6 +118,7 @@ RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
     "simclr": simclr,
     "dino": dino,
     "cifar": cifar,
+    "cifar_eval": cifar_eval,
 }
 """The pipelines by name, as the command line takes them. Each is called with the size of its images."""
 

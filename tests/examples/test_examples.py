@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.processes import run_python
+from tests.faults.worker_processes import wait_until
+from tests.processes import run_python, start_python
 from tests.sources import write_images
 
 ROOT = Path(__file__).parents[2]
@@ -83,6 +84,25 @@ def test_without_images_the_example_creates_and_learns_some(tmp_path: Path) -> N
     accuracies = [float(share) for share in re.findall(r"val accuracy ([\d.]+)%", output)]
     assert len(accuracies) == 2
     assert max(accuracies) > 60  # Guessing gives 33.
+
+
+def test_a_killed_run_of_the_resnet50_recipe_resumes_with_the_same_losses(tmp_path: Path) -> None:
+    def read_losses(out: Path) -> list[tuple[object, ...]]:
+        lines = map(json.loads, (out / "run" / "log.jsonl").read_text().splitlines())
+        return [(line["kind"], line.get("step"), line["loss"], line.get("val_loss")) for line in lines]
+
+    script, options = "resnet50_recipe.py", ("--epochs", "2", "--batch-size", "32")
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    _run(script, undisturbed, *options)
+    log = killed / "run" / "log.jsonl"
+    example, output, errors = ROOT / "examples" / script, tmp_path / "output", tmp_path / "errors"
+    process = start_python(example, killed, *options, prepare=_prepare, output=output, errors=errors)
+    wait_until(lambda: log.exists() and len(log.read_text().splitlines()) >= 8, "it has logged 8 lines")
+    process.kill()
+    process.join()
+    assert len(read_losses(killed)) < len(read_losses(undisturbed))
+    assert "resum" in _run(script, killed, *options)
+    assert read_losses(killed) == read_losses(undisturbed)
 
 
 def test_each_dataset_gives_the_same_samples_in_each_loader() -> None:

@@ -7,13 +7,24 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from shardio import DataLoader, ShardDataset
 from shardio.errors import SampleError
 from shardio.images import DecodeError
 from shardio.models import import_library
-from shardio.transforms import CornerCrop, Pad, RandomCrop, Transform, apply_transform
+from shardio.transforms import (
+    CornerCrop,
+    FiveCrop,
+    Pad,
+    RandomCrop,
+    RandomInvert,
+    Resize,
+    Transform,
+    apply_transform,
+    is_builtin,
+)
 from tests.transforms.inputs import make_noise, make_rng_keys, repeat_size
 
 import_library("torchvision")
@@ -80,9 +91,21 @@ def test_an_images_parameters_depend_only_on_its_rng_key_and_size(transform: Tra
 def test_corner_crops_and_the_centre_are_torchvisions_five_crops() -> None:
     image = make_noise(20, 31)
     expected = v2.functional.five_crop(Image.fromarray(image), [7, 12])
-    corners: list[Any] = ["top left", "top right", "bottom left", "bottom right"]
-    for corner, wanted in zip(corners, expected[:4], strict=True):
-        np.testing.assert_array_equal(CornerCrop((7, 12), corner)(image), np.array(wanted))
+    for crop, wanted in zip(FiveCrop((7, 12))(image), expected, strict=True):
+        np.testing.assert_array_equal(crop, np.array(wanted))
+
+
+def test_five_crops_are_made_after_and_before_other_transforms(packed: Path) -> None:
+    transform = FiveCrop(24, before=[Resize(40)], after=[RandomInvert(1)])
+    assert is_builtin(transform)
+    dataset = ShardDataset(packed, fields=("image",), transform=transform)
+    (crops,) = next(iter(DataLoader(dataset, 2, num_workers=1)))
+    (whole,) = next(iter(ShardDataset(packed, fields=("image",), transform=Resize(40))))
+    height, width = whole.shape[1:]
+    corners = [(0, 0), (0, width - 24), (height - 24, 0), (height - 24, width - 24)]
+    corners.append((round((height - 24) / 2), round((width - 24) / 2)))
+    for crop, (top, left) in zip(crops, corners, strict=True):
+        assert torch.equal(crop[0], 255 - whole[:, top : top + 24, left : left + 24])
 
 
 def test_an_image_that_is_too_small_is_named_with_the_remedy(packed: Path) -> None:
