@@ -36,10 +36,10 @@ from shardio.images.kernel.compiled.tones import (
     invert,
     keep_bits,
     look_up,
-    make_autocontrast_table,
     make_equalizing_table,
     make_grey,
     solarize,
+    stretch,
     sum_grey,
 )
 from shardio.images.kernel.compiled.warping import moves_by_whole_pixels, warp
@@ -105,8 +105,7 @@ def _edit(pixels, height, width, operations, scratch):
             invert(values, size)
         elif code == AUTOCONTRAST:
             for plane in (red, green, blue):
-                if make_autocontrast_table(plane, num_pixels, table):
-                    look_up(plane, num_pixels, table)
+                stretch(plane, num_pixels, table)
         elif code == EQUALIZE:
             for plane in (red, green, blue):
                 if make_equalizing_table(plane, num_pixels, counts, table):
@@ -117,7 +116,7 @@ def _edit(pixels, height, width, operations, scratch):
             if code == SHARPNESS:
                 sharpen(temporary, pixels, height, width, factor)
             elif code == AFFINE and (numbers[9] == NEAREST or moves_by_whole_pixels(numbers)):
-                transform_affinely(temporary, pixels, height, width, numbers)
+                transform_affinely(temporary, pixels, height, width, numbers, counts)
             else:
                 warp(temporary, pixels, height, width, numbers, code == PERSPECTIVE, counts)
     if is_split:
