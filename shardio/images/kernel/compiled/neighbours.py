@@ -157,7 +157,7 @@ def _transform_by_integers(before, pixels, height, width, numbers, sources):
 
 @kernel_function
 def _find_sources(x_in, y_in, step_x, step_y, width, sources, count):
-    """Set the indices of the pixels at places along a line, in 1/2^16 pixels, all of which are in the image."""
+    """Set the indices of the pixels at places along a line, in 1/2^16 pixels. All places are in the image."""
     for i in range(count):
         x, y = _I(x_in + _I(_I(i) * _I(step_x))), _I(y_in + _I(_I(i) * _I(step_y)))
         sources[i] = _I(_I(_I(y >> _I(16)) * _I(width)) + _I(x >> _I(16)))

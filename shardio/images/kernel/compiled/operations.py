@@ -68,6 +68,7 @@ def _edit(pixels, height, width, operations, scratch):
     size = 3 * num_pixels
     temporary = shaped(scratch, 0, (size + 4,))  # The planes, or a copy of the pixels and some bytes.
     table = shaped(scratch, size + 4, (256,))
+    # For counts, or for what else an operation needs, such as PLACES.
     counts = carray(pointer(scratch.ctypes.data + (size + 4 + 256 + 63) // 64 * 64), 1024, np.int32)
     red = shaped(scratch, 0, (num_pixels,))
     green = shaped(scratch, num_pixels, (num_pixels,))
