@@ -222,13 +222,14 @@ def _make_webdataset(case: Case, shards: Path, options: dict[str, Any]) -> Itera
 
 def measure(loader: Iterable[Any]) -> tuple[float, float]:
     """Load an epoch; return images/s, and the CPU time of all processes in µs per image."""
-    began, cpu_before, num_images = time.perf_counter(), _cpu_s(), 0
+    began, cpu_before, num_images = time.perf_counter(), cpu_s(), 0
     for batch in loader:
         num_images += len(batch["image"] if isinstance(batch, dict) else batch[0])
-    return num_images / (time.perf_counter() - began), 1e6 * (_cpu_s() - cpu_before) / num_images
+    return num_images / (time.perf_counter() - began), 1e6 * (cpu_s() - cpu_before) / num_images
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
+    """Return the CPU time of this process and its children so far, in seconds."""
     psutil: Any = importlib.import_module("psutil")
     here = psutil.Process()
     times = [each.cpu_times() for each in (here, *here.children(recursive=True))]
@@ -244,14 +245,15 @@ def main(
     """Print the table."""
     cases = make_cases()
     with tempfile.TemporaryDirectory(prefix="shardio-own-code-") as work:
-        folder = _repeat(photos, Path(work) / "folder", samples)
+        folder = repeat_photos(photos, Path(work) / "folder", samples)
         shardio.pack(folder, Path(work) / "tiled", jpeg="tile", max_shard_samples=100)
         print(f"{samples} samples, {NUM_WORKERS} workers, medians of {rounds} rounds\n")
         for name in case or cases:
             print_case(name, cases[name], folder, Path(work) / "tiled", rounds)
 
 
-def _repeat(photos: Path, folder: Path, num_samples: int) -> Path:
+def repeat_photos(photos: Path, folder: Path, num_samples: int) -> Path:
+    """Link photographs into class folders, repeatedly until there are enough."""
     paths = sorted(path for path in photos.glob("*/*") if path.suffix.lower() in (".jpg", ".jpeg"))
     for number in range(num_samples):
         source = paths[number % len(paths)]

@@ -13,7 +13,7 @@ from shardio.lazy import import_on_use
 if TYPE_CHECKING:
     from shardio import check, train, transforms
     from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
-    from shardio.device import DevicePrefetcher
+    from shardio.device import BatchRandomErasing, CutMix, DevicePrefetcher, MixUp, OneOf
     from shardio.errors import (
         BusyError,
         CoverageError,
@@ -38,8 +38,10 @@ __version__ = "0.1.0"
 _SUBMODULES = ("check", "train", "transforms")
 
 __all__ = [
+    "BatchRandomErasing",
     "BusyError",
     "CoverageError",
+    "CutMix",
     "DataLoader",
     "DevicePrefetcher",
     "EpochSampler",
@@ -47,7 +49,9 @@ __all__ = [
     "IdentityError",
     "ImageFolder",
     "Manifest",
+    "MixUp",
     "NonFiniteLossError",
+    "OneOf",
     "PackError",
     "SampleError",
     "ShardDataset",
@@ -71,7 +75,7 @@ _get = import_on_use(
     __name__,
     {
         ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
-        ".device": "DevicePrefetcher",
+        ".device": "CutMix DevicePrefetcher MixUp OneOf BatchRandomErasing",
         ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",

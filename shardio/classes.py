@@ -63,6 +63,11 @@ def number_classes(found: Sequence[str], classes: Sequence[str], where: str) -> 
     return {name: labels[name] for name in found}
 
 
+def count_classes(dataset: Any) -> int | None:
+    """Return the number of classes of a dataset or a loader; None if it has no class names."""
+    return max((len(member.classes) for member in _members(dataset)), default=None)
+
+
 def warn_of_other_classes(*datasets: Any, stacklevel: int = 3) -> None:
     """Warn if datasets that are used together give the same label to different classes.
 

@@ -215,8 +215,10 @@ def test_the_bound_of_epochs_has_one_owner() -> None:
 
 def test_public_names_are_these_and_can_all_be_loaded() -> None:
     assert shardio.__all__ == [
+        "BatchRandomErasing",
         "BusyError",
         "CoverageError",
+        "CutMix",
         "DataLoader",
         "DevicePrefetcher",
         "EpochSampler",
@@ -224,7 +226,9 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "IdentityError",
         "ImageFolder",
         "Manifest",
+        "MixUp",
         "NonFiniteLossError",
+        "OneOf",
         "PackError",
         "SampleError",
         "ShardDataset",

@@ -36,7 +36,7 @@ FULL_BUDGET_S = 25 * 60.0
 END_S = 5.0
 """How long a stage may take to end after its time is up, before it is killed."""
 
-CUDA_TESTS = ("tests/device/test_cuda.py", "tests/train/test_cuda.py")
+CUDA_TESTS = ("tests/device/test_cuda.py", "tests/device/test_mixing.py", "tests/train/test_cuda.py")
 """The files with tests that need CUDA. Others may import packages that such machines lack."""
 
 RESULTS = "RESULTS"

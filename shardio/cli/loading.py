@@ -64,13 +64,14 @@ def suggest_on_error(on_error: OnErrorPolicy) -> Iterator[None]:
 
 def has_class_folders(source: Path) -> bool:
     """Return whether a directory holds class folders rather than shards."""
+    return source.is_dir() and not has_shards(source) and bool(find_class_folders(source))
+
+
+def has_shards(directory: Path) -> bool:
+    """Return whether a directory holds a manifest or tars."""
     from shardio.shards import MANIFEST_NAME
 
-    if not source.is_dir() or (source / MANIFEST_NAME).exists():
-        return False
-    if any(path.suffix.lower() == ".tar" for path in source.iterdir()):
-        return False
-    return bool(find_class_folders(source))
+    return (directory / MANIFEST_NAME).exists() or any(path.suffix.lower() == ".tar" for path in directory.iterdir())
 
 
 def find_class_folders(source: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import sys
 import typer
 
 import shardio
+from shardio.cli.augment import augment
 from shardio.cli.bench import bench
 from shardio.cli.check import check
 from shardio.cli.info import info
@@ -24,7 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, bench, train, tile, untile):
+for command in (pack, info, order, check, augment, bench, train, tile, untile):
     app.command()(command)
 
 

@@ -38,7 +38,7 @@ DEFAULTS = {"lr": 2e-3}
 OTHERWISE = {"directory": "--out", "resume": "--fresh", "seed": "--seed"}
 """Settings of TrainConfig whose options are parameters of ``train``."""
 
-NO_OPTIONS = ("steps_per_epoch", "mean", "std", "data")
+NO_OPTIONS = ("steps_per_epoch", "num_classes", "mean", "std", "data")
 """Settings of TrainConfig that have no option."""
 
 

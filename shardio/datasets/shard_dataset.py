@@ -65,7 +65,7 @@ class ShardDataset(Ordered, Transformed, IterableDataset[Any]):
         shuffle: Whether to shuffle, differently in each epoch. With torch's DataLoader, call ``set_epoch`` before each
             epoch.
         seed: The seed of the order and of the transforms.
-        transform: A callable applied to each image.
+        transform: A callable applied to each image, or a ``Compose`` with ``fields``, applied to several fields alike.
         decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, but Pillow images to pipelines of
             torchvision's and timm's that convert these; ``pil`` always passes Pillow images.
         orientation: ``apply`` honours the EXIF orientation; ``ignore``, the default, does not.

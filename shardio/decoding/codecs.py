@@ -19,7 +19,7 @@ from shardio.images import decode_unconverted, decode_unconverted_pil, holds_ima
 from shardio.shards import LABEL_FIELD
 
 if TYPE_CHECKING:
-    from shardio.decoding.fields import FieldDecoder
+    from shardio.decoding.settings import FieldSettings
 
 
 def decode_label(content: bytes) -> int:
@@ -88,7 +88,7 @@ TRUSTED_DECODERS: dict[str, Callable[[bytes], Any]] = {
 """The decoders for data that is trusted to run code. The field names of pickles are WebDataset's."""
 
 
-def choose_decoder(field: str, settings: FieldDecoder) -> Callable[[bytes], Any] | None:
+def choose_decoder(field: str, settings: FieldSettings) -> Callable[[bytes], Any] | None:
     """Return the decoder of a stored field, as a dataset's settings demand; None if it stays bytes."""
     if field == LABEL_FIELD and settings.labels is not None:
         return partial(_renumber, settings.labels)

@@ -3,154 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice, takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 from shardio.decoding.codecs import choose_decoder
-from shardio.decoding.field_values import Missing, call_decoder, check_decoders, decode_values
+from shardio.decoding.field_values import call_decoder, decode_values
+from shardio.decoding.planned_fields import PlannedFields, check_sizes, follow_images
 from shardio.decoding.planned_images import PlannedImages, open_images, undecodable
+from shardio.decoding.settings import FieldSettings
 from shardio.errors import mark_sample
-from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, DecodeError, Orientation, decode_pil, open_image
+from shardio.images import DecodeError, DecoderName, decode_pil, open_image
 from shardio.interruptions import no_end
 from shardio.order import Words, derive_rng_key, make_rng_key
 from shardio.reading import StoredSamples
 from shardio.shards import LABEL_FIELD
-from shardio.transforms import (
-    Calls,
-    Compose,
-    Decode,
-    Generators,
-    Geometry,
-    call_with_sample,
-    count_crops,
-    is_builtin,
-    is_made_for_pillow,
-    others_in,
-    plan_crops,
-    refuse_pillow,
-    replace_leading,
-)
-from shardio.values import check_choice, check_flag, check_integer
-
-Joined = TypeVar("Joined")
-Fields = str | Sequence[str]
-
-CHUNK, CHUNK_OF_WHOLE = 64, 16
-"""How many samples are decoded together: fewer if whole images are in memory before they are cropped."""
-
-_STORED_FIELDS: dict[str, tuple[str, ...]] = {"image": IMAGE_FIELDS, "label": (LABEL_FIELD,), "key": ()}
-"""The stored fields of values that are not named after their field."""
+from shardio.transforms import Calls, Generators, call_with_sample, is_builtin, plan_crops
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FieldDecoder:
-    """A decoder from stored samples to columns of values.
-
-    Attributes:
-        fields: The names of the values in a sample's tuple, or a single name for bare values. ``image`` is the
-            sample's image in any format, ``label`` its class, ``key`` its key.
-        transform: Applied to the image, or None.
-        decode: ``array`` passes uint8 [height, width, 3] arrays to the transform, unless it is made for Pillow images;
-            ``pil`` passes Pillow images.
-        orientation: ``apply`` honours the EXIF orientation; ``ignore`` does not.
-        max_pixels: The maximum number of pixels in an image; a larger image is an error.
-        trusted: Whether fields may be unpickled, which can run code.
-        labels: The label to return for each stored label, or None to return the stored labels.
-        seed_transforms: Whether people's own callables draw from generators that each sample's rng key seeds.
-        transform_sample: Applied to the dict of a sample's values, or None.
-        decoders: The user's own decoders of fields, by name.
-        missing: What a sample has that lacks a field other than the image: an ``error``, or the value None.
-    """
-
-    fields: Fields
-    transform: Callable[[Any], Any] | None = None
-    decode: Decode = "array"
-    orientation: Orientation = "ignore"
-    max_pixels: int = DEFAULT_MAX_PIXELS
-    trusted: bool = False
-    labels: tuple[int, ...] | None = None
-    seed_transforms: bool = True
-    transform_sample: Callable[[dict[str, Any]], Any] | None = None
-    decoders: Mapping[str, Callable[[bytes], Any]] = field(default_factory=dict)
-    missing: Missing = "error"
-
-    def __post_init__(self) -> None:
-        if not self.names:
-            raise ValueError(f"fields must name at least one field, got {self.fields!r}")
-        check_choice("decode", self.decode, Decode)
-        check_choice("orientation", self.orientation, Orientation)
-        object.__setattr__(self, "max_pixels", check_integer("max_pixels", self.max_pixels, at_least=1))
-        check_flag("trusted", self.trusted)
-        check_flag("seed_transforms", self.seed_transforms)
-        for name in ("transform", "transform_sample"):
-            if (given := getattr(self, name)) is not None and not callable(given):
-                raise TypeError(f"{name} must be callable, got {type(given).__name__}")
-        check_decoders(self.decoders, self.names)
-        if self.missing not in ("error", None):
-            raise ValueError(f"missing must be 'error' or None, got {self.missing!r}")
-        if self.transform is not None and "image" not in self.names:
-            raise ValueError(
-                f"transform= is applied to the field 'image', but fields={self.fields!r} does not name it: add 'image' "
-                "to fields, or remove transform"
-            )
-        if self.decode == "pil":
-            refuse_pillow(self.transform)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the values, in order."""
-        return (self.fields,) if isinstance(self.fields, str) else tuple(self.fields)
-
-    @property
-    def runs_user_code(self) -> bool:
-        """Whether decoding runs code that is not shardio's: a transform, a decoder, or what pickles name."""
-        return (
-            self.trusted or bool(self.decoders) or self.transform_sample is not None or not is_builtin(self.transform)
-        )
-
-    @property
-    def replacements(self) -> list[Any]:
-        """The transforms of shardio's that replace what another library's pipeline begins with."""
-        transform, _ = self._pipeline
-        if transform is self.transform or not isinstance(transform, Compose):
-            return []
-        return list(takewhile(lambda step: isinstance(step, Geometry), transform.transforms))
-
-    @property
-    def python_steps(self) -> list[Callable[..., Any]]:
-        """The user's own callables that are called for each sample."""
-        return [
-            *others_in(self._pipeline[0]),
-            *self.decoders.values(),
-            *([] if self.transform_sample is None else [self.transform_sample]),
-        ]
-
-    @property
-    def chunk_size(self) -> int:
-        """How many samples to decode together."""
-        is_lean = self._pipeline[1] == "array" and self.orientation == "ignore" and self.transform is not None
-        return CHUNK if is_lean else CHUNK_OF_WHOLE
-
-    @property
-    def stored_fields(self) -> tuple[str, ...]:
-        """The fields to read from storage, each once."""
-        return tuple(dict.fromkeys(field for name in self.names for field in _STORED_FIELDS.get(name, (name,))))
-
-    def check_fields(self, present: Sequence[str], where: str) -> None:
-        """Raise ValueError if a dataset whose samples have the fields ``present`` lacks a requested field."""
-        for name in self.names:
-            choices = _STORED_FIELDS.get(name, (name,)) or present
-            if not set(choices) & set(present):
-                derived = [
-                    value for value, stored in _STORED_FIELDS.items() if not stored or set(stored) & set(present)
-                ]
-                raise ValueError(
-                    f"no sample of {where} has the field {name!r}: choose fields=... from "
-                    f"{', '.join((*sorted(derived), *present))}"
-                )
+class FieldDecoder(FieldSettings):
+    """A decoder from stored samples to columns of values."""
 
     def decode_columns(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[list[Any]]:
         """Decode a chunk of samples.
@@ -167,69 +41,55 @@ class FieldDecoder:
         Raises:
             SampleError: If a field is missing or cannot be decoded.
         """
-        columns = list[list[Any]]()
+        planned = self.plan(samples, rng_keys, calls)
+        others = self.decode_others(planned, samples, rng_keys, calls)
+        columns, decoder_names = list[list[Any]](), list[DecoderName]()
         for name in self.names:
-            if name == "image":
-                rendered = self.plan_images(samples, rng_keys, calls).render()
-                calls.decoder_names = rendered[0].decoder_names
-                columns += [crop.images for crop in rendered]
-            else:
-                columns.append(self.decode_field(name, samples, rng_keys, calls))
+            if (images := planned.images.get(name)) is None:
+                columns.append(others[name])
+                continue
+            rendered = images.render()
+            decoder_names += rendered[0].decoder_names
+            columns += [crop.images for crop in rendered]
+        calls.decoder_names = decoder_names
         return self.join_crops(columns, lambda crops: list(zip(*crops, strict=True)))
 
-    @property
-    def column_names(self) -> tuple[str, ...]:
-        """The name of each column that is made: as in :attr:`names`, with a column for each crop of an image."""
-        num_crops = count_crops(self.transform) or 1
-        return tuple(column for name in self.names for column in [name] * (num_crops if name == "image" else 1))
-
-    def join_crops(self, columns: Sequence[Joined], join: Callable[[list[Joined]], Joined]) -> list[Joined]:
-        """Join the columns of a MultiCrop's crops.
-
-        Args:
-            columns: One for each of :attr:`column_names`.
-            join: Makes one column of those of an image's crops.
-
-        Returns:
-            One column for each of :attr:`names`.
-        """
-        num_crops = count_crops(self.transform)
-        if num_crops is None:
-            return list(columns)
-        left = iter(columns)
-        return [join(list(islice(left, num_crops))) if name == "image" else next(left) for name in self.names]
-
-    def plan_images(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> PlannedImages:
+    def plan(self, samples: StoredSamples, rng_keys: Words, calls: Calls) -> PlannedFields:
         """Open the samples' images and draw the transform's parameters.
 
         No image is decoded here, unless the transform needs its pixels.
 
         Raises:
-            SampleError: If an image is missing or damaged.
+            SampleError: If an image is missing or damaged, or images that are transformed alike differ in size.
         """
-        transform, decode = self._pipeline
-        open_one = decode_pil if decode == "pil" else open_image
-        images = open_images(samples, partial(open_one, orientation=self.orientation, max_pixels=self.max_pixels))
+        opened = {name: self._open_images(samples, name) for name in self.image_names}
+        if not opened:
+            return PlannedFields(images={})
+        check_sizes(samples, opened)
+        (name, pictures), *further = opened.items()
+        leader = self._plan_images(samples, name, pictures, rng_keys, calls)
+        images = {name: leader, **{other: follow_images(leader, other, followers) for other, followers in further}}
+        others = [each for each in self.located_values if each.kind != "image"]
+        sizes = [picture.size for picture in pictures] if others else []
+        return PlannedFields(images=images, followers=others, sizes=sizes, missing=self.missing)
+
+    def _open_images(self, samples: StoredSamples, name: str) -> list[Any]:
+        open_one = decode_pil if self.pipeline[1] == "pil" else open_image
+        return open_images(samples, name, partial(open_one, orientation=self.orientation, max_pixels=self.max_pixels))
+
+    def _plan_images(
+        self, samples: StoredSamples, name: str, images: list[Any], rng_keys: Words, calls: Calls
+    ) -> PlannedImages:
         try:
-            crops = plan_crops(transform, images, rng_keys, calls)
+            crops = plan_crops(self.pipeline[0], images, rng_keys, calls)
         except DecodeError as error:
-            raise undecodable(samples, error.row, error) from error
+            raise undecodable(samples, name, error.row, error) from error
         except StopIteration as error:  # It would silently end an epoch.
             raise no_end(error) from error
         except Exception as error:
             self._mark(error, calls, samples)
             raise
-        return PlannedImages(samples=samples, crops=crops, calls=calls)
-
-    @property
-    def _pipeline(self) -> tuple[Callable[[Any], Any] | None, Decode]:
-        """The transform, and what it takes: arrays, if what it begins with was recognised, or Pillow images.
-
-        It is not kept, because people change the settings of their transforms between epochs.
-        """
-        decode = "pil" if is_made_for_pillow(self.transform) else self.decode
-        found = replace_leading(self.transform, decode)
-        return (self.transform, decode) if found is None else (found, "array")
+        return PlannedImages(name=name, samples=samples, crops=crops, calls=calls)
 
     def make_calls(self) -> Calls:
         """Return what makes and times the calls of the user's own code for a chunk."""
@@ -253,18 +113,27 @@ class FieldDecoder:
         if not self.seed_transforms:
             Generators(self._callables).seed(int.from_bytes(os.urandom(8), "little"))
 
-    def decode_field(self, name: str, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[Any]:
-        """Return the values of a field other than the image.
+    def decode_others(
+        self, planned: PlannedFields, samples: StoredSamples, rng_keys: Words, calls: Calls
+    ) -> dict[str, list[Any]]:
+        """Decode the fields other than the planned images, and transform those that follow them.
 
         Args:
-            name: The field.
+            planned: The images.
             samples: n samples.
-            rng_keys: uint64 [n], for the generators that the user's own decoder draws from.
-            calls: Makes the calls of that decoder.
+            rng_keys: uint64 [n], for the generators that the user's own decoders draw from.
+            calls: Makes the calls of those decoders.
+
+        Returns:
+            The n values of each field, by name.
 
         Raises:
-            SampleError: If the field is missing or cannot be decoded.
+            SampleError: If a field is missing, or cannot be decoded or transformed.
         """
+        others = [name for name in self.names if name not in planned.images]
+        return planned.move({name: self._decode_field(name, samples, rng_keys, calls) for name in others}, samples)
+
+    def _decode_field(self, name: str, samples: StoredSamples, rng_keys: Words, calls: Calls) -> list[Any]:
         if name == "key":
             return samples.keys()
         if (own := self.decoders.get(name)) is not None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardio.decoding.field_names import stored_fields_of
 from shardio.errors import SampleError
-from shardio.images import IMAGE_FIELDS, CropPlan, DecodeError, Pixels, PlannedCrop, RenderedImages, render_crops
+from shardio.images import CropPlan, DecodeError, Pixels, PlannedCrop, RenderedImages, render_crops
 from shardio.interruptions import let_through
 from shardio.reading import StoredSamples
 from shardio.transforms import Calls
@@ -18,12 +19,14 @@ class PlannedImages:
     """Opened images and the drawn parameters of their transforms. :meth:`render` makes their pixels.
 
     Attributes:
+        name: The name of the images' field: ``image`` for those of any format.
         samples: The images' samples, for errors.
         calls: The calls of people's own callables.
         crops: The n images of each crop of a MultiCrop, or of the only one: pictures to render and how to render them,
             or finished images without a plan.
     """
 
+    name: str = "image"
     samples: StoredSamples
     calls: Calls
     crops: Sequence[tuple[list[Any], CropPlan | None]]
@@ -55,45 +58,52 @@ class PlannedImages:
             try:
                 made = render_crops(crops, [None if rows is None else rows[index] for index in planned])
             except DecodeError as error:
-                raise undecodable(self.samples, error.row, error) from error
+                raise undecodable(self.samples, self.name, error.row, error) from error
             for index, images in zip(planned, made, strict=True):
                 rendered[index] = images
         return rendered
 
 
-def open_images(samples: StoredSamples, open_one: Callable[[bytes], Any]) -> list[Any]:
-    """Open each sample's image: the first of its image fields that is not empty.
+def open_images(samples: StoredSamples, name: str, open_one: Callable[[bytes], Any]) -> list[Any]:
+    """Open an image of each sample: the first of its fields that is not empty.
 
     Args:
         samples: n samples.
+        name: The name of the images' field: ``image`` for those of any format.
         open_one: Opens an image; raises ValueError if that fails.
 
     Raises:
         SampleError: If an image is missing, empty or damaged.
     """
-    columns = [samples.columns[field] for field in IMAGE_FIELDS if field in samples.columns]
-    return [_open(samples, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))]
+    columns = [samples.columns[field] for field in stored_fields_of(name) if field in samples.columns]
+    return [_open(samples, name, row, contents, open_one) for row, contents in enumerate(zip(*columns, strict=True))]
 
 
-def _open(samples: StoredSamples, row: int, contents: Sequence[bytes | None], open_one: Callable[[bytes], Any]) -> Any:
+def _open(
+    samples: StoredSamples, name: str, row: int, contents: Sequence[bytes | None], open_one: Callable[[bytes], Any]
+) -> Any:
     content = next(filter(None, contents), None)
     if content is None and b"" in contents:
-        raise undecodable(samples, row, "it is empty (0 bytes)")
+        raise undecodable(samples, name, row, "it is empty (0 bytes)")
     if content is None:
         key, where = samples.describe(row)
-        message = f"sample {key} in {where} has no image: none of the fields {', '.join(IMAGE_FIELDS)}"
+        fields = stored_fields_of(name)
+        lacking = f"none of the fields {', '.join(fields)}" if len(fields) > 1 else f"it lacks the field {name!r}"
+        message = f"sample {key} in {where} has no image: {lacking}"
         raise SampleError(message, row=row, key=key, where=where)
     try:
         return open_one(content)
     except ValueError as error:
         let_through(error)
-        raise undecodable(samples, row, error) from error
+        raise undecodable(samples, name, row, error) from error
 
 
-def undecodable(samples: StoredSamples, row: int, why: ValueError | str) -> SampleError:
-    """Return the error for a sample whose image cannot be decoded."""
-    present = [field for field in IMAGE_FIELDS if field in samples.columns and samples.columns[field][row] is not None]
+def undecodable(samples: StoredSamples, name: str, row: int, why: ValueError | str) -> SampleError:
+    """Return the error for a sample with an image that cannot be decoded."""
+    fields = [field for field in stored_fields_of(name) if field in samples.columns]
+    present = [field for field in fields if samples.columns[field][row] is not None]
     opened = [field for field in present if samples.columns[field][row]] or present
     key, where = samples.describe(row, opened[:1])
-    message = f"the image of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
+    image = "the image" if name == "image" else f"the image {name!r}"
+    message = f"{image} of sample {key} in {where} cannot be decoded: {str(why) or repr(why)}"
     return SampleError(message, row=row, key=key, where=where, stage="decode")

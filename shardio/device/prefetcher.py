@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, cast
@@ -14,6 +13,7 @@ import torch
 
 from shardio.device.batches import map_tensors
 from shardio.device.choice import choose_device
+from shardio.device.generators import BatchTransform, call_transform, takes_generator
 from shardio.device.in_flight import InFlightBatches, SynchronousBatches
 from shardio.device.iterator import LastReceived, PrefetchIterator
 from shardio.device.pinned import PinnedPool, Registration
@@ -57,11 +57,11 @@ class DevicePrefetcher:
         dtype: The dtype of the images; by default, float32 with ``normalize`` and uint8 without.
             Without ``normalize``, values are cast but not scaled.
         channels_last: Whether images have the channels_last memory format on the device.
-        transform: A function that takes and returns a batch, called on the device after
-            normalisation. On CUDA, it runs on the prefetcher's stream. If it has a parameter ``generator``, it
-            receives a torch.Generator of the device. With shardio's order, the generator is seeded from seed, epoch,
-            position and rank, so a resumed run draws the same numbers. With other loaders, it is seeded from torch's
-            global generator.
+        transform: A function that takes and returns a batch, such as :class:`MixUp`, or a list of such functions to
+            apply in turn. They are called on the device after normalisation; on CUDA, on the prefetcher's stream. A
+            function that has a parameter ``generator`` receives a torch.Generator of the device. With shardio's order,
+            the generator is seeded from seed, epoch, position and rank, so a resumed run draws the same numbers. With
+            other loaders, it is seeded from torch's global generator.
 
     On CUDA, each batch can be used on the stream that was current when you requested it; on another stream, wait for
     that one first. With ``persistent_workers=True``, a shardio loader keeps its memory, so it is pinned only once.
@@ -84,13 +84,14 @@ class DevicePrefetcher:
         normalize: Normalize | None = None,
         dtype: torch.dtype | None = None,
         channels_last: bool = True,
-        transform: Callable[..., Any] | None = None,
+        transform: BatchTransform | Sequence[BatchTransform] | None = None,
     ) -> None:
         self.loader = loader
         self.device = _with_index(choose_device(device))
         self.depth = check_integer("depth", depth, at_least=1)
         self.transform = transform
-        self._generator = torch.Generator(self.device) if _takes_generator(transform) else None
+        takes_any = any(map(takes_generator, _as_list(transform)))
+        self._generator = torch.Generator(self.device) if takes_any else None
         with own_tensors():
             self._prepare_images = ImagePreparation(self.device, normalize, dtype, channels_last=channels_last)
         self._stream: CopyStream | None = None
@@ -212,13 +213,13 @@ class DevicePrefetcher:
 
     def _prepare(self, batch: Any, rng_key: int | None) -> Any:
         prepared = map_tensors(batch, self._prepare_images)
-        if self.transform is None:
-            return prepared
-        if self._generator is None:
-            return self.transform(prepared)
-        if rng_key is None:
-            rng_key = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
-        return self.transform(prepared, generator=self._generator.manual_seed(rng_key))
+        if self._generator is not None:
+            if rng_key is None:
+                rng_key = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+            self._generator.manual_seed(rng_key)
+        for transform in _as_list(self.transform):
+            prepared = call_transform(transform, prepared, self._generator)
+        return prepared
 
 
 def _with_index(device: torch.device) -> torch.device:
@@ -226,13 +227,11 @@ def _with_index(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if str(device) == "cuda" else device
 
 
-def _takes_generator(function: Callable[..., Any] | None) -> bool:
-    if isinstance(function, torch.nn.Module):
-        function = function.forward  # A module's own signature is that of its hooks.
-    try:
-        return function is not None and "generator" in inspect.signature(function).parameters
-    except ValueError:  # Functions in C may have no signature.
-        return False
+def _as_list(transform: BatchTransform | Sequence[BatchTransform] | None) -> list[BatchTransform]:
+    if transform is None:
+        return []
+    # A module may be a sequence, too, and is then called as a whole.
+    return [transform] if callable(transform) else list(transform)
 
 
 def _no_iterator() -> None:

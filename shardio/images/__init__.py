@@ -3,7 +3,7 @@
 from shardio.images.by_kernel import why_not_by_kernel
 from shardio.images.by_libjpeg import JpegPicture
 from shardio.images.chunk import IMAGES_AT_ONCE, DecodeError, RenderedImages, render_chunk, render_crops
-from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, Rows, Sizes
+from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, PlanRow, Rows, Sizes
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.editing import Operations, edit_images, make_operations
 from shardio.images.formats import (
@@ -15,6 +15,8 @@ from shardio.images.formats import (
     read_format,
 )
 from shardio.images.kernel import check_kernel, find_kernel, prepare_kernel, why_no_kernel
+from shardio.images.moving import move_boxes, move_mask, move_points
+from shardio.images.normalizing import Floats, normalize_floats, normalize_image
 from shardio.images.opening import open_image
 from shardio.images.orientation import Orientation
 from shardio.images.pictures import (
@@ -41,11 +43,13 @@ __all__ = [
     "DecodeError",
     "DecodedPicture",
     "DecoderName",
+    "Floats",
     "JpegPicture",
     "Operations",
     "Orientation",
     "Picture",
     "Pixels",
+    "PlanRow",
     "PlannedCrop",
     "RenderedImages",
     "Resampling",
@@ -63,6 +67,11 @@ __all__ = [
     "find_kernel",
     "holds_images",
     "make_operations",
+    "move_boxes",
+    "move_mask",
+    "move_points",
+    "normalize_floats",
+    "normalize_image",
     "open_image",
     "prepare_kernel",
     "read_format",

@@ -9,8 +9,9 @@ import numpy as np
 
 from shardio.images.by_kernel import render_by_kernel
 from shardio.images.crop_plan import CropPlan, PlannedCrop, Rows
-from shardio.images.editing import edit_images
+from shardio.images.editing import Operations, edit_images, make_operations
 from shardio.images.jpeg.regions import Box
+from shardio.images.kernel.compiled.operation_records import NONE, VERTICAL_FLIP
 from shardio.images.kernel.compiled.records import GROUP_SIZE
 from shardio.images.pictures import DecoderName, Picture
 from shardio.images.rendering import Render, prepare_render
@@ -79,8 +80,8 @@ def render_crops(crops: Sequence[PlannedCrop], rows: Sequence[Rows | None]) -> l
     rendered = []
     for crop, destination, is_done in zip(crops, destinations, is_rendered.T, strict=True):
         _render_rows(crop, destination, np.flatnonzero(~is_done).tolist())
-        if crop.plan.operations is not None:
-            edit_images(destination, crop.plan.operations)
+        if (operations := _operations_of(crop.plan)) is not None:
+            edit_images(destination, operations)
         decoder_names: list[DecoderName] = [
             "kernel" if by_kernel else picture.decoder_name
             for picture, by_kernel in zip(crop.pictures, is_done.tolist(), strict=True)
@@ -116,6 +117,15 @@ def _render_rows(crop: PlannedCrop, destinations: Rows, rows: list[int]) -> None
             raise DecodeError(row, str(error)) from error
         if flips[row]:
             flip(unflipped, out=destination)
+
+
+def _operations_of(plan: CropPlan) -> Operations | None:
+    """Return what is done with the rendered images: vertical flips, then the plan's operations."""
+    if plan.upside_down is None or not plan.upside_down.any():
+        return plan.operations
+    flips = make_operations(len(plan.upside_down), NONE)
+    flips["code"][plan.upside_down] = VERTICAL_FLIP
+    return flips if plan.operations is None else np.concatenate([flips, plan.operations], axis=1)
 
 
 def _make_rows(plan: CropPlan) -> Rows:

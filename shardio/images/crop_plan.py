@@ -26,7 +26,7 @@ Rows = Pixels | Sequence[Pixels]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CropPlan:
-    """How to render n images: take a box of each, resize it, take a window of the result, mirror and edit the window.
+    """How to render n images: take a box of each, resize it, take a window of the result, flip and edit the window.
 
     Transforms extend the plan in order. As long as they can, nothing is decoded between them.
 
@@ -36,7 +36,8 @@ class CropPlan:
         window: The part of the resized box to return. Pixels outside the box are black.
         flip: bool [n], whether to mirror the window left to right.
         resampling: How the box is resized.
-        operations: OPERATION [n, k], the operations on the mirrored window, in order; None if there are none.
+        upside_down: bool [n], whether to mirror the window top to bottom; None if none is.
+        operations: OPERATION [n, k], the operations on the flipped window, in order; None if there are none.
     """
 
     box: Boxes
@@ -44,6 +45,7 @@ class CropPlan:
     window: Boxes
     flip: NDArray[np.bool_]
     resampling: Resampling = "bilinear"
+    upside_down: NDArray[np.bool_] | None = None
     operations: NDArray[np.void] | None = None
 
     @classmethod
@@ -72,8 +74,10 @@ class CropPlan:
     def crop(self, boxes: Boxes) -> CropPlan:
         """Return a plan that also crops this plan's results."""
         mirrored_left = self.window[:, 3] - boxes[:, 1] - boxes[:, 3]
-        left = np.where(self.flip, mirrored_left, boxes[:, 1])
-        corner = self.window[:, :2] + np.stack([boxes[:, 0], left], axis=1)
+        left, top = np.where(self.flip, mirrored_left, boxes[:, 1]), boxes[:, 0]
+        if self.upside_down is not None:
+            top = np.where(self.upside_down, self.window[:, 2] - boxes[:, 0] - boxes[:, 2], top)
+        corner = self.window[:, :2] + np.stack([top, left], axis=1)
         return replace(self, window=np.concatenate([corner, boxes[:, 2:]], axis=1))
 
     @property
@@ -103,6 +107,10 @@ class CropPlan:
         """Return a plan that also mirrors the results for which ``flips`` is true."""
         return replace(self, flip=self.flip ^ flips)
 
+    def mirror_vertically(self, flips: NDArray[np.bool_]) -> CropPlan:
+        """Return a plan that also turns the results for which ``flips`` is true upside down."""
+        return replace(self, upside_down=flips if self.upside_down is None else self.upside_down ^ flips)
+
     def edit(self, operations: NDArray[np.void]) -> CropPlan:
         """Return a plan that also applies operations, OPERATION [n, k], to the results."""
         before = [] if self.operations is None else [self.operations]
@@ -110,9 +118,11 @@ class CropPlan:
 
     def take(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return the plan of some of the images."""
+        upside_down = None if self.upside_down is None else self.upside_down[rows]
         operations = None if self.operations is None else self.operations[rows]
         box, size, window, flip = self.box[rows], self.size[rows], self.window[rows], self.flip[rows]
-        return replace(self, box=box, size=size, window=window, flip=flip, operations=operations)
+        taken = replace(self, box=box, size=size, window=window, flip=flip)
+        return replace(taken, upside_down=upside_down, operations=operations)
 
     def restart(self, rows: NDArray[np.int64]) -> CropPlan:
         """Return a plan that leaves some of the images as they are, because they have been rendered."""
@@ -120,7 +130,19 @@ class CropPlan:
         box, size, window, flip = self.box.copy(), self.size.copy(), self.window.copy(), self.flip.copy()
         whole = CropPlan.whole(self.output_size[rows])
         box[rows], size[rows], window[rows], flip[rows] = whole.box, whole.size, whole.window, whole.flip
-        return replace(self, box=box, size=size, window=window, flip=flip)
+        restarted = replace(self, box=box, size=size, window=window, flip=flip)
+        if self.upside_down is None:
+            return restarted
+        upside_down = self.upside_down.copy()
+        upside_down[rows] = False
+        return replace(restarted, upside_down=upside_down)
+
+
+class PlanRow(NamedTuple):
+    """How one image is rendered: its row of a plan."""
+
+    plan: CropPlan
+    row: int
 
 
 class PlannedCrop(NamedTuple):

@@ -1,4 +1,4 @@
-"""Apply operations to the pixels of an image by Pillow, for machines without the compiled functions."""
+"""Apply operations to the pixels of an image by Pillow and numpy, for machines without the compiled functions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageOps
 
+from shardio.images.blurring import blur
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.images.pixels import Pixels
 
@@ -51,6 +52,13 @@ def _transform(
     return image.transform(image.size, method, matrix, interpolation, fillcolor=fill)
 
 
+def _erase(image: Image.Image, numbers: Sequence[float]) -> Image.Image:
+    top, left, height, width, *colour = map(int, numbers[:7])
+    erased = image.copy()
+    erased.paste(tuple(colour), (left, top, left + width, top + height))
+    return erased
+
+
 _BY_PILLOW: dict[int, Callable[[Image.Image, Sequence[float]], Image.Image]] = {
     codes.BRIGHTNESS: lambda image, numbers: ImageEnhance.Brightness(image).enhance(numbers[0]),
     codes.CONTRAST: lambda image, numbers: ImageEnhance.Contrast(image).enhance(numbers[0]),
@@ -65,5 +73,8 @@ _BY_PILLOW: dict[int, Callable[[Image.Image, Sequence[float]], Image.Image]] = {
     codes.EQUALIZE: lambda image, _: ImageOps.equalize(image),
     codes.AFFINE: _transform_affinely,
     codes.PERSPECTIVE: _transform_perspectively,
+    codes.ERASE: _erase,
+    codes.VERTICAL_FLIP: lambda image, _: ImageOps.flip(image),
+    codes.GAUSSIAN_BLUR: lambda image, numbers: Image.fromarray(blur(np.asarray(image), *numbers[:4])),
 }
 """Each operation by its code, given an image and the operation's numbers."""

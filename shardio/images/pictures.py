@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardio.images.jpeg.regions import Box
 from shardio.images.pixels import Pixels
+
+if TYPE_CHECKING:
+    from shardio.images.crop_plan import PlanRow
 
 DEFAULT_MAX_PIXELS = 178_956_970
 """The default limit on an image's pixels. Pillow treats larger images as decompression bombs."""
@@ -40,11 +43,13 @@ class Picture(ABC):
         size: Height and width in pixels.
         can_scale: Whether :meth:`part` can read the picture at a smaller scale.
         decoder_name: The decoder that :meth:`part` uses, or that has decoded the picture already.
+        history: How the picture was rendered from a stored one, step by step; empty if it is stored itself.
     """
 
     size: tuple[int, int]
     can_scale: bool
     decoder_name: DecoderName
+    history: tuple[PlanRow, ...] = ()
 
     @abstractmethod
     def part(self, box: Box, scale: int = 1) -> Part:
@@ -79,12 +84,13 @@ class DecodedPicture(Picture):
     Args:
         pixels: uint8 [height, width, 3].
         decoder_name: The decoder that produced it. The default is for arrays of unknown origin.
+        history: How it was rendered, step by step.
     """
 
     can_scale = False
 
-    def __init__(self, pixels: Pixels, decoder_name: DecoderName = "pillow") -> None:
-        self.pixels, self.decoder_name = pixels, decoder_name
+    def __init__(self, pixels: Pixels, decoder_name: DecoderName = "pillow", history: tuple[PlanRow, ...] = ()) -> None:
+        self.pixels, self.decoder_name, self.history = pixels, decoder_name, history
         self.size = pixels.shape[0], pixels.shape[1]
 
     def part(self, box: Box, scale: int = 1) -> Part:

@@ -16,6 +16,7 @@ from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.decoding import find_wide
 from shardio.interruptions import let_through, no_end
 from shardio.loader.failures import Failure, describe_failure
+from shardio.transforms import Ragged
 from shardio.world import is_torch_worker
 
 
@@ -32,7 +33,7 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
     """Collate samples as torch does, except that uint8 images become a channels_last tensor [N, 3, H, W].
 
     Raises:
-        ValueError: If images differ in size, or dicts in their keys.
+        ValueError: If images or arrays differ in size, or dicts in their keys.
     """
     first = samples[0]
     if isinstance(first, dict) and (other := next((each for each in samples if each.keys() != first.keys()), None)):
@@ -72,7 +73,8 @@ def collate_column(values: Sequence[Any]) -> Any:
             if they are tuples.
     """
     try:
-        return collate(values, collate_fn_map={**default_collate_fn_map, torch.Tensor: _collate_tensors})
+        functions: Any = {**default_collate_fn_map, torch.Tensor: _collate_tensors, Ragged: _list_tensors}
+        return collate(values, collate_fn_map=functions)
     except Exception as error:
         _explain(values, error)
         raise
@@ -80,6 +82,13 @@ def collate_column(values: Sequence[Any]) -> Any:
 
 def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     if not _is_image(values[0]):
+        shapes = sorted({tuple(value.shape) for value in values})
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the arrays of a batch differ in shape, such as {shapes[0]} and {shapes[1]}: give the dataset a "
+                "transform that makes them alike, such as RandomResizedCrop(224) in a Compose with fields for masks, "
+                "or pass a collate_fn that does not stack them"
+            )
         collated: torch.Tensor = default_collate_fn_map[torch.Tensor](values, collate_fn_map=collate_fn_map)
         return collated
     sizes = sorted({tuple(image.shape[1:]) for image in values})
@@ -91,6 +100,11 @@ def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = No
     # Stack [3, H, W] views of [H, W, 3] memory in that memory layout, then view the result as [N, 3, H, W].
     # Use numpy, because torch.stack would start threads that compete with those of other workers.
     return torch.from_numpy(np.stack([image.permute(1, 2, 0).numpy() for image in values])).permute(0, 3, 1, 2)
+
+
+def _list_tensors(values: Sequence[Ragged], *, collate_fn_map: Any = None) -> list[torch.Tensor]:
+    """Return a list, even if the arrays are equally long, so that a batch holds the same types each time."""
+    return [torch.from_numpy(np.array(value)) for value in values]
 
 
 def _is_image(value: torch.Tensor) -> bool:

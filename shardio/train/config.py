@@ -44,6 +44,12 @@ class TrainConfig:
             this by default.
         clip_norm: Clip the gradients to this total norm (default: no clipping).
         clip_value: Clip each gradient element to this magnitude (default: no clipping).
+        label_smoothing: The share of each training label that is spread evenly over all classes. Validation has none.
+        mixup: The alpha of MixUp, which blends the images of a training batch and their labels; 0 disables it. If
+            both mixup and cutmix are set, one of them is chosen at random for each batch.
+        cutmix: The alpha of CutMix, which replaces boxes of images and blends their labels; 0 disables it.
+        random_erasing: The probability that a random box of a training image is filled with 0, after normalisation.
+        num_classes: The number of classes, which mixup and cutmix need (default: that of the loader's dataset).
         patience: Stop after this many epochs without improvement of the validation loss, or of the training loss if
             there is no validation (default: never).
         channels_last: Use the channels_last memory format for images and weights.
@@ -78,6 +84,11 @@ class TrainConfig:
     tf32: bool = False
     clip_norm: float | None = None
     clip_value: float | None = None
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    random_erasing: float = 0.0
+    num_classes: int | None = None
     patience: int | None = None
     channels_last: bool = True
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -93,7 +104,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check the settings, and convert them to built-in types, which checkpoints can hold."""
-        for name in ("lr", "weight_decay", "momentum", "warmup", "period", "clip_norm", "clip_value"):
+        for name in (
+            *("lr", "weight_decay", "momentum", "warmup", "period", "clip_norm", "clip_value"),
+            *("label_smoothing", "mixup", "cutmix", "random_erasing"),
+        ):
             self._set(name, None if (value := getattr(self, name)) is None else float(value))
         for name in ("mean", "std"):
             self._set(name, tuple(map(float, getattr(self, name))))
@@ -101,13 +115,19 @@ class TrainConfig:
             self._set(name, check_choice(name, getattr(self, name), allowed))
         for name in ("epochs", "accumulate", "log_every"):
             self._set(name, check_integer(name, getattr(self, name), at_least=1))
-        for name in ("steps_per_epoch", "patience", "checkpoint_every"):
+        for name in ("steps_per_epoch", "patience", "checkpoint_every", "num_classes"):
             self._set(name, check_optional_integer(name, getattr(self, name), at_least=1))
         self._set("seed", check_integer("seed", self.seed, at_least=0))
         self._set("data", _check_data(self.data))
         for name in ("lr", "period", "clip_norm", "clip_value"):
             if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise ValueError(f"{name} must be positive and finite, got {value}")
+        for name in ("mixup", "cutmix"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}")
+        for name in ("label_smoothing", "random_erasing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         for name in ("weight_decay", "momentum"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

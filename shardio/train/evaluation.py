@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from shardio.device import DevicePrefetcher
+from shardio.device.generators import BatchTransform
 from shardio.train.config import TrainConfig
 from shardio.train.meters import Score
 from shardio.train.ranks import joined_ranks, share_buffers, use_device
@@ -21,7 +22,8 @@ from shardio.world import World
 def evaluate(model: nn.Module, loader: Iterable[Any], config: TrainConfig) -> Score:
     """Evaluate a model on the batches of all ranks. Every rank must call this.
 
-    The model does not change. The score is exact if the loader yields each sample once, or marks
+    The model does not change. Images are neither mixed nor erased, and labels are not smoothed,
+    whatever the settings. The score is exact if the loader yields each sample once, or marks
     repeats with False in a last field, bool [N], as shardio's loaders do with
     ``remainder="mask"``. If the loader pads without marks, a RuntimeWarning is issued.
 
@@ -65,14 +67,20 @@ def measure(model: nn.Module, batches: DevicePrefetcher, config: TrainConfig) ->
     return score
 
 
-def prefetch(loader: Iterable[Any], config: TrainConfig, device: torch.device) -> DevicePrefetcher:
-    """Return a loader whose images arrive on the device, normalised, in the dtype that the model computes in."""
+def prefetch(
+    loader: Iterable[Any], config: TrainConfig, device: torch.device, transforms: Sequence[BatchTransform] = ()
+) -> DevicePrefetcher:
+    """Return a loader whose images arrive on the device, normalised, in the dtype that the model computes in.
+
+    Then the transforms are applied to each batch.
+    """
     return DevicePrefetcher(
         loader,
         device,
         normalize=(config.mean, config.std),
         dtype=DTYPES[config.precision],
         channels_last=config.channels_last,
+        transform=transforms,
     )
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from shardio.classes import warn_of_other_classes
 from shardio.device import DevicePrefetcher
+from shardio.train.augmentation import make_loss, make_transforms
 from shardio.train.callbacks import Callback, SizeHints
 from shardio.train.config import TrainConfig
 from shardio.train.directory import claimed
@@ -48,8 +49,8 @@ def train(
     Args:
         model: A module that maps images, float [N, C, H, W], to outputs [N, classes]. It is moved
             to the device and trained in place.
-        loader: An iterable of batches that start with images [N, …] and integer labels [N]. Images
-            that are uint8 [N, C, H, W] are normalised.
+        loader: An iterable of batches that start with images [N, …] and labels: integers [N] or
+            floats [N, classes]. Images that are uint8 [N, C, H, W] are normalised.
         config: The settings.
         val_loader: Batches to evaluate the model on after each epoch, as :func:`evaluate` does.
         callbacks: Additions to the loop.
@@ -78,7 +79,8 @@ def train(
         if val_loader is not None:
             warn_of_repeats(val_loader, world, stacklevel=2)
         callbacks = [*callbacks, *_make_callbacks(config, directory, device)] if world.rank == 0 else callbacks
-        return _train(model, prefetch(loader, config, device), config, val_loader, callbacks, world)
+        batches = prefetch(loader, config, device, make_transforms(loader, config))
+        return _train(model, batches, config, val_loader, callbacks, world)
 
 
 def _train(
@@ -125,6 +127,7 @@ def _make_run(
         schedule=schedule,
         precision=config.precision,
         accumulate=config.accumulate,
+        loss_fn=make_loss(config),
         clip_norm=config.clip_norm,
         clip_value=config.clip_value,
         hooks=[callback.add_to_loss for callback in callbacks],

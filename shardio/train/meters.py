@@ -55,7 +55,8 @@ class EpochResult:
         epoch: The epoch, from 0.
         step: The number of steps from the start of the run to the end of the epoch, including skipped ones.
         loss: The mean training loss per sample.
-        accuracy: The share of training samples classified correctly during training.
+        accuracy: The share of training samples classified correctly during training. In a mixed sample, the class with
+            the largest share counts, so mixing lowers this accuracy.
         val_loss: The mean loss per validation sample; None without validation.
         val_accuracy: The share of validation samples classified correctly; None without
             validation.
@@ -113,9 +114,13 @@ class Score:
     def add(
         self, losses: torch.Tensor, outputs: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor | None = None
     ) -> None:
-        """Add losses [N], outputs [N, classes] and labels [N], where ``valid`` [N] is True."""
-        valid = torch.ones_like(labels, dtype=torch.bool) if valid is None else valid
-        correct = (outputs.argmax(1) == labels) & valid
+        """Add losses [N], outputs [N, classes] and labels, [N] or [N, classes], where ``valid`` [N] is True.
+
+        The right class of a soft label is that with the largest share.
+        """
+        classes = labels.argmax(1) if labels.is_floating_point() else labels
+        valid = torch.ones_like(classes, dtype=torch.bool) if valid is None else valid
+        correct = (outputs.argmax(1) == classes) & valid
         loss = losses.to(self.sums).masked_fill(~valid.to(self.sums.device), 0).sum()
         self.sums += torch.stack([loss, correct.sum().to(self.sums), valid.sum().to(self.sums)])
 

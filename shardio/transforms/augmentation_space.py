@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.transforms.colours import mask_of
+from shardio.transforms.fills import Colour
 from shardio.transforms.matrices import Matrix, make_affine_matrix, make_rotation_matrix
-from shardio.transforms.pixel_transform import Colour
 from shardio.transforms.warps import make_warps
 
 

@@ -19,7 +19,10 @@ from shardio.transforms.augmentation_space import (
     make_named_operations,
     space_evenly,
 )
-from shardio.transforms.pixel_transform import Fill, PixelTransform, check_fill, check_interpolation, draw_units
+from shardio.transforms.drawing import draw_units, to_integers
+from shardio.transforms.fills import Fill, check_fill
+from shardio.transforms.interpolations import check_interpolation
+from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.policies import NUM_STRENGTHS, POLICIES
 from shardio.values import check_integer
 
@@ -31,7 +34,7 @@ class _Augmentation(PixelTransform):
         self.num_magnitude_bins = check_integer("num_magnitude_bins", num_magnitude_bins, at_least=2)
         self.interpolation = check_interpolation(interpolation)
         self.fill = fill
-        self._space, self._fill = space, check_fill(fill)
+        self._space, self._fill = space, check_fill("fill", fill)
 
     def _make(
         self, chosen: NDArray[np.int64], bins: NDArray[np.int64], signs: NDArray[np.float64], sizes: Sizes
@@ -79,7 +82,7 @@ class TrivialAugmentWide(_Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 1]."""
         unit = draw_units(rng_keys, 3)
-        chosen, bins = _choose(unit[:, :1], len(self._space)), _choose(unit[:, 1:2], self.num_magnitude_bins)
+        chosen, bins = to_integers(unit[:, :1], len(self._space)), to_integers(unit[:, 1:2], self.num_magnitude_bins)
         return self._make(chosen, bins, _choose_signs(unit[:, 2:]), sizes)
 
     def __repr__(self) -> str:
@@ -114,7 +117,7 @@ class RandAugment(_Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, num_ops]."""
         unit = draw_units(rng_keys, 2 * self.num_ops)
-        chosen = _choose(unit[:, ::2], len(self._space))
+        chosen = to_integers(unit[:, ::2], len(self._space))
         return self._make(chosen, np.full_like(chosen, self.magnitude), _choose_signs(unit[:, 1::2]), sizes)
 
     def __repr__(self) -> str:
@@ -147,7 +150,7 @@ class AutoAugment(_Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 2]."""
         unit = draw_units(rng_keys, 5)
-        pairs = _choose(unit[:, 0], len(self._chosen))
+        pairs = to_integers(unit[:, 0], len(self._chosen))
         operations = self._make(self._chosen[pairs], self._bins[pairs], _choose_signs(unit[:, 3:]), sizes)
         operations["code"][unit[:, 1:3] >= self._chances[pairs]] = codes.NONE
         return operations
@@ -163,8 +166,3 @@ AUGMENTATIONS: frozenset[type] = frozenset({AutoAugment, RandAugment, TrivialAug
 def _choose_signs(unit: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return -1 or 1 for numbers from 0 to below 1."""
     return np.where(unit < 0.5, -1.0, 1.0)
-
-
-def _choose(unit: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Return integers from 0 to below ``count`` for numbers from 0 to below 1."""
-    return np.minimum((unit * count).astype(np.int64), count - 1)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
-from shardio.transforms.pixel_transform import PixelTransform, RandomPixelTransform, draw_units
+from shardio.transforms.drawing import draw_units
+from shardio.transforms.pixel_transform import PixelTransform, RandomPixelTransform
 
 MAX_FACTOR = 4096.0
 """A larger factor gives the same pixels: whatever it changes is black or white."""

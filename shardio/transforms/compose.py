@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from types import FunctionType
 from typing import Any, Literal
@@ -13,102 +12,28 @@ import numpy as np
 from shardio.images import (
     CropPlan,
     DecodedPicture,
+    DecodeError,
     Picture,
     sizes_of,
 )
-from shardio.order import Words, derive_rng_key
-from shardio.transforms import foreign
+from shardio.order import Words
+from shardio.transforms.annotations import FieldKind
 from shardio.transforms.auto_augment import AUGMENTATIONS
+from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
+from shardio.transforms.choices import CHOICES, Choice, consists_of_operations, draw_operations, keys_of_inner, parts_of
 from shardio.transforms.colours import COLOURS
+from shardio.transforms.combined import Combination, Compose, MultiCrop, check_transform, inner_steps
+from shardio.transforms.conversion import CONVERSIONS
+from shardio.transforms.cropping import CROPS
+from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.geometry import GEOMETRIES
-from shardio.transforms.pixel_transform import PixelTransform
 from shardio.transforms.rendering import render_all, render_each, render_pictures, render_some
-from shardio.transforms.transform import (
-    Geometry,
-    Transform,
-    as_pixels,
-    check_call,
-    rng_keys_from_torch,
-)
+from shardio.transforms.transform import Geometry, Transform, as_pixels
 from shardio.transforms.warps import WARPS
 
-BUILTINS = GEOMETRIES | COLOURS | AUGMENTATIONS | WARPS
+BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | WARPS | {GaussianBlur, RandomErasing}
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
-
-
-class Compose:
-    """A sequence of transforms, applied in order. Subclasses cannot override ``__call__``.
-
-    Args:
-        transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which use
-            their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
-            [3, H, W]. Albumentations' transforms get the array as ``image=``. All others get the array, or the
-            previous transform's result. The last transform's result is the sample's image.
-
-    Raises:
-        TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
-    """
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        check_call(cls, Compose, "Move its code to a function in the list: Compose([..., function])")
-
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
-        if not isinstance(transforms, Iterable):
-            raise TypeError(f"Compose takes a list of transforms, got {transforms!r}: write Compose([...])")
-        self.transforms = list(transforms)
-        for transform in self.transforms:
-            _check_transform(transform)
-
-    def __call__(self, image: Any) -> Any:
-        """Transform one image with parameters from torch's global generator."""
-        return apply_transform(self, [image], rng_keys_from_torch(1))[0]
-
-    def __repr__(self) -> str:
-        return f"Compose([{', '.join(map(repr, self.transforms))}])"
-
-
-class MultiCrop:
-    """Several results for each image, such as the two views of SimCLR or the ten crops of DINO.
-
-    Each transform gets the image, and draws parameters of its own. The file is read once. The kernel also decodes it
-    once, for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other
-    formats, and JPEGs whose crops together cover more than a million pixels) are decoded for each crop. A sample's
-    image is a tuple of results, in the order of the transforms. A batch's images are a list of tensors, one for each
-    transform, so each transform must return images of one size. A MultiCrop is a dataset's whole transform: it cannot
-    be part of a Compose.
-
-    Args:
-        transforms: What to make of each image; see :class:`Compose`. A transform may appear several times.
-
-    Raises:
-        TypeError: If ``transforms`` is not a sequence, or one of the transforms is not callable.
-        ValueError: If there are no transforms.
-
-    Example:
-        >>> from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
-        >>> large = Compose([RandomResizedCrop(224, scale=(0.4, 1.0)), RandomHorizontalFlip()])
-        >>> small = Compose([RandomResizedCrop(96, scale=(0.05, 0.4)), RandomHorizontalFlip()])
-        >>> transform = MultiCrop([large] * 2 + [small] * 8)
-    """
-
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
-        if not isinstance(transforms, Iterable):
-            raise TypeError(f"MultiCrop takes a list of transforms, got {transforms!r}: write MultiCrop([...])")
-        self.transforms = list(transforms)
-        if not self.transforms:
-            raise ValueError("MultiCrop needs at least one transform")
-        for transform in self.transforms:
-            _check_transform(transform)
-
-    def __call__(self, image: Any) -> tuple[Any, ...]:
-        """Transform one image with parameters from torch's global generator."""
-        keys = rng_keys_from_torch(len(self.transforms))
-        return tuple(apply_transform(each, [image], keys[i : i + 1])[0] for i, each in enumerate(self.transforms))
-
-    def __repr__(self) -> str:
-        return f"MultiCrop([{', '.join(map(repr, self.transforms))}])"
 
 
 def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
@@ -119,10 +44,10 @@ def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
 def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
     """Return whether a transform runs only shardio's code.
 
-    This holds for None, for instances of the types in BUILTINS (not of their subclasses), and for a Compose or a
-    MultiCrop of these.
+    This holds for None, for instances of the types in BUILTINS (not of their subclasses), and for combinations of
+    these.
     """
-    if type(transform) is Compose or type(transform) is MultiCrop:
+    if isinstance(transform, Combination) and type(transform) in {Compose, MultiCrop, *CHOICES}:
         return all(map(is_builtin, transform.transforms))
     return transform is None or type(transform) in BUILTINS
 
@@ -130,6 +55,24 @@ def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
 def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
     """Return the transforms that are not shardio's own, in the order of their calls, from nested sequences, too."""
     return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
+
+
+def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
+    """Return what each field holds that a dataset's transform transforms; none if it transforms only the image.
+
+    Raises:
+        TypeError: If it has steps that crop plans cannot express, because these would transform only an image.
+    """
+    if not isinstance(transform, Compose) or transform.fields is None:
+        return {}
+    steps = (step for step, _ in _steps_with_keys(transform, np.zeros(1, np.uint64)))
+    other = next((step for step in steps if _kind_of(step) not in ("geometry", "pixels")), None)
+    if other is not None:
+        raise TypeError(
+            f"a Compose with fields consists of shardio's own transforms, but {other!r} would transform only the "
+            "image: leave it out, or transform the sample in the dataset's transform_sample= instead, without fields"
+        )
+    return transform.fields
 
 
 def _is_ours(step: Any) -> bool:
@@ -152,7 +95,7 @@ def plan_crops(
     """
     if not isinstance(transform, MultiCrop):
         return [plan_transform(transform, images, rng_keys, calls)]
-    keys = [derive_rng_key(rng_keys, np.array([i], dtype=np.uint64)) for i in range(len(transform.transforms))]
+    keys = [keys_of_inner(rng_keys, i) for i in range(len(transform.transforms))]
     return [plan_transform(each, images, own, calls) for each, own in zip(transform.transforms, keys, strict=True)]
 
 
@@ -187,16 +130,20 @@ def plan_transform(
                 images, plan = _extend(step, images, plan, step_keys)
             elif kind == "pixels":
                 images, plan = _edit(step, images, plan, step_keys)
+            elif kind == "choice":
+                images, plan = _apply_chosen(step, list(render_each(images, plan, calls)), step_keys, calls), None
             else:
                 images, plan = _apply(step, render_all(images, plan), step_keys), None
     return images, plan
 
 
-def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "transform", "other"]:
-    if isinstance(step, Geometry) and type(step).apply is Geometry.apply:
+def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "choice", "transform", "other"]:
+    if isinstance(step, Geometry) and step.is_planned:
         return "geometry"
-    if isinstance(step, PixelTransform) and step.is_planned:
+    if consists_of_operations(step):
         return "pixels"
+    if isinstance(step, Choice):
+        return "choice"
     return "transform" if isinstance(step, Transform) else "other"
 
 
@@ -214,7 +161,7 @@ def _extend(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Word
 def _edit(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan]:
     """Draw the operations of a transform of pixels and add them to the plan."""
     images, plan = _begin(step, images, plan)
-    return images, plan.edit(step.draw(plan.output_size, step_keys))
+    return images, plan.edit(draw_operations(step, plan.output_size, step_keys))
 
 
 def _begin(step: Any, images: list[Any], plan: CropPlan | None) -> tuple[list[Any], CropPlan]:
@@ -227,10 +174,32 @@ def _begin(step: Any, images: list[Any], plan: CropPlan | None) -> tuple[list[An
 
 def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
     """Draw the parameters of any other of shardio's transforms and apply it."""
-    arrays = [as_pixels(step, image) for image in images]
+    arrays = [step.as_input(image) for image in images]
     sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
     parameters = step.draw(sizes, step_keys)
     return [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)]
+
+
+def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls) -> list[Any]:
+    """Apply the chosen transforms to each image."""
+    numbers = choice.choose(rng_keys)
+    for chosen in numbers.T:
+        for number, transform in enumerate(choice.transforms):
+            rows = np.flatnonzero(chosen == number)
+            if not rows.size:
+                continue
+            keys = keys_of_inner(rng_keys, number)[rows]
+            try:
+                changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
+            except DecodeError as error:
+                raise DecodeError(int(rows[error.row]), str(error)) from error
+            except BaseException:
+                if calls.failed_row is not None:
+                    calls.failed_row = int(rows[calls.failed_row])
+                raise
+            for row, image in zip(rows.tolist(), changed, strict=True):
+                images[row] = image
+    return images
 
 
 def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
@@ -249,14 +218,9 @@ def _crops_of(transform: Callable[[Any], Any] | None) -> Sequence[Any]:
     return transform.transforms if isinstance(transform, MultiCrop) else [transform]
 
 
-def _inner_steps(transform: Any) -> Sequence[Any] | None:
-    """Return the transforms in a Compose or in another library's sequence; None for a single transform."""
-    return transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
-
-
 def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yield the single transforms of nested sequences."""
-    if (inner := _inner_steps(transform)) is not None:
+    """Yield the single transforms of nested sequences and choices."""
+    if (inner := parts_of(transform)) is not None:
         for each in inner:
             yield from _steps(each)
     elif transform is not None:
@@ -264,25 +228,10 @@ def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
 
 
 def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
-    """Yield the single transforms of nested sequences, each with its own rng keys."""
-    if (inner := _inner_steps(transform)) is not None:
+    """Yield the transforms of nested sequences, each with its own rng keys. A choice is one of them."""
+    if (inner := inner_steps(transform)) is not None:
         for index, each in enumerate(inner):
-            yield from _steps_with_keys(each, derive_rng_key(rng_keys, np.array([index], dtype=np.uint64)))
+            yield from _steps_with_keys(each, keys_of_inner(rng_keys, index))
     elif transform is not None:
-        _check_transform(transform)
+        check_transform(transform)
         yield transform, rng_keys
-
-
-def _check_transform(transform: object) -> None:
-    """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
-    if isinstance(transform, type) and (
-        issubclass(transform, Transform | Compose | MultiCrop) or foreign.is_known(transform)
-    ):
-        raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
-    if isinstance(transform, MultiCrop):
-        raise TypeError(
-            "a MultiCrop cannot be part of a Compose or of another MultiCrop: pass it to the dataset, as "
-            "transform=MultiCrop([...]), and compose the transforms inside it"
-        )
-    if not callable(transform):
-        raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from shardio.images import Boxes, CropPlan, Resampling, Sizes
 from shardio.order import Words, random_words, to_unit
+from shardio.transforms.drawing import check_probability, draw_chance
 from shardio.transforms.transform import Geometry
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -69,11 +70,11 @@ class RandomResizedCrop(_Resizing):
         interpolation: Interpolation | Enum = "bilinear",
         antialias: bool = False,
     ) -> None:
-        if not (_are_in_order(scale) and scale[1] <= 1):
+        if not (are_in_order(scale) and scale[1] <= 1):
             raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale!r}")
-        if not _are_in_order(ratio):
+        if not are_in_order(ratio):
             raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio!r}")
-        self.size, self.scale, self.ratio = _pair(size), scale, ratio
+        self.size, self.scale, self.ratio = pair(size), scale, ratio
         self.interpolation, self.antialias = _check_interpolation(interpolation, antialias=antialias), antialias
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
@@ -125,7 +126,7 @@ class Resize(_Resizing):
     def __init__(
         self, size: int | Sequence[int], *, interpolation: Interpolation | Enum = "bilinear", antialias: bool = False
     ) -> None:
-        height, width = _pair(size)
+        height, width = pair(size)
         self.size: int | tuple[int, int] = height if isinstance(size, int | np.integer) else (height, width)
         self.interpolation, self.antialias = _check_interpolation(interpolation, antialias=antialias), antialias
 
@@ -155,7 +156,7 @@ class CenterCrop(Geometry):
     """
 
     def __init__(self, size: int | Sequence[int]) -> None:
-        self.size = _pair(size)
+        self.size = pair(size)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Boxes:
         """Return the crops as int64 [n, 4]: top, left, height, width. For smaller images, top or left is negative."""
@@ -174,30 +175,44 @@ class CenterCrop(Geometry):
         return f"CenterCrop(size={self.size})"
 
 
-class RandomHorizontalFlip(Geometry):
-    """Mirror the image with probability ``p``."""
+class _RandomFlip(Geometry):
+    """The base class of flips.
+
+    Args:
+        p: The probability that an image is flipped.
+    """
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p <= 1:
-            raise ValueError(f"p must be a probability from 0 to 1, got {p}")
-        self.p = p
+        self.p = check_probability(p)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[np.bool_]:
-        """Return whether each image is mirrored, bool [n]."""
-        flips: NDArray[np.bool_] = to_unit(random_words(rng_keys, np.zeros(1, dtype=np.uint64))) < self.p
-        return flips
+        """Return whether each image is flipped, bool [n]."""
+        return draw_chance(rng_keys, self.p)
 
     def needs_pixels(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.zeros_like(parameters)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(p={self.p})"
+
+
+class RandomHorizontalFlip(_RandomFlip):
+    """Mirror the image left to right with probability ``p``."""
+
     def extend(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> CropPlan:
         return plan.mirror(parameters)
 
-    def __repr__(self) -> str:
-        return f"RandomHorizontalFlip(p={self.p})"
+
+class RandomVerticalFlip(_RandomFlip):
+    """Mirror the image top to bottom with probability ``p``."""
+
+    def extend(self, plan: CropPlan, parameters: NDArray[np.bool_]) -> CropPlan:
+        return plan.mirror_vertically(parameters)
 
 
-GEOMETRIES: frozenset[type] = frozenset({CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize})
+GEOMETRIES: frozenset[type] = frozenset(
+    {CenterCrop, RandomHorizontalFlip, RandomResizedCrop, RandomVerticalFlip, Resize},
+)
 """The transforms of this module."""
 
 
@@ -211,7 +226,7 @@ def _check_interpolation(interpolation: object, *, antialias: bool) -> Interpola
     return cast(Interpolation, name)
 
 
-def _pair(size: object) -> tuple[int, int]:
+def pair(size: object) -> tuple[int, int]:
     """Return a size as (height, width)."""
     match size:
         case int() | np.integer() if size >= 1:
@@ -222,7 +237,7 @@ def _pair(size: object) -> tuple[int, int]:
     raise ValueError(f"size must be a positive integer or (height, width), got {got}")
 
 
-def _are_in_order(bounds: object) -> bool:
+def are_in_order(bounds: object) -> bool:
     """Return whether ``bounds`` are two positive numbers, the lower one first."""
     match bounds:
         case (Real() as low, Real() as high):

@@ -36,9 +36,13 @@ class Transform(ABC):
 
     def __call__(self, image: Any) -> Pixels:
         """Transform one image with parameters from torch's global generator."""
-        pixels = as_pixels(self, image)
+        pixels = self.as_input(image)
         (parameters,) = self.draw(np.array([pixels.shape[:2]], dtype=np.int64), rng_keys_from_torch(1))
         return self.apply(pixels, parameters)
+
+    def as_input(self, image: Any) -> Any:
+        """Return an image in the form that :meth:`apply` takes."""
+        return as_pixels(self, image)
 
     @abstractmethod
     def draw(self, sizes: Sizes, rng_keys: Words) -> NDArray[Any]:
@@ -59,6 +63,11 @@ class Transform(ABC):
 
 class Geometry(Transform):
     """A transform that extends crop plans, so that only the needed parts of encoded images are decoded."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether crop plans can express this transform. If not, :meth:`apply` transforms whole images."""
+        return type(self).apply is Geometry.apply
 
     @abstractmethod
     def needs_pixels(self, plan: CropPlan, parameters: NDArray[Any]) -> NDArray[np.bool_]:

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Pixels, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
+from shardio.transforms.drawing import check_probability, draw_units
+from shardio.transforms.fills import Colour, Fill, check_fill
+from shardio.transforms.interpolations import INTERPOLATIONS, check_interpolation
 from shardio.transforms.matrices import (
     Matrix,
     Point,
@@ -21,16 +24,7 @@ from shardio.transforms.matrices import (
     make_perspective_matrix,
     make_rotation_matrix,
 )
-from shardio.transforms.pixel_transform import (
-    INTERPOLATIONS,
-    Colour,
-    Fill,
-    PixelTransform,
-    check_fill,
-    check_interpolation,
-    check_probability,
-    draw_units,
-)
+from shardio.transforms.pixel_transform import PixelTransform
 
 
 class RandomRotation(PixelTransform):
@@ -58,7 +52,7 @@ class RandomRotation(PixelTransform):
         self.interpolation = check_interpolation(interpolation)
         self.expand = expand
         self.center = _check_center(center)
-        self.fill = check_fill(fill)
+        self.fill = check_fill("fill", fill)
 
     @property
     def is_planned(self) -> bool:
@@ -125,7 +119,7 @@ class RandomAffine(PixelTransform):
         self.translate, self.scale = translate, scale
         self.shear = None if shear is None else _check_bounds("shear", shear, (2, 4))
         self.interpolation = check_interpolation(interpolation)
-        self.fill = check_fill(fill)
+        self.fill = check_fill("fill", fill)
         self.center = _check_center(center)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
@@ -175,7 +169,7 @@ class RandomPerspective(PixelTransform):
         self.distortion_scale = distortion_scale
         self.p = check_probability(p)
         self.interpolation = check_interpolation(interpolation)
-        self.fill = check_fill(fill)
+        self.fill = check_fill("fill", fill)
 
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 1]; those of unchanged images do nothing."""

@@ -83,7 +83,7 @@ def test_every_setting_has_an_option_with_its_text() -> None:
     """Except those that make sense only in Python."""
     options = {option.name: option for option in typer.main.get_command(app).commands["train"].params}  # type: ignore[attr-defined]  # a group
     renamed = {"directory": "out", "resume": "fresh"}
-    no_options = {"steps_per_epoch", "mean", "std", "data"}
+    no_options = {"steps_per_epoch", "num_classes", "mean", "std", "data"}
     for setting in fields(TrainConfig):
         option = options.get(renamed.get(setting.name, setting.name))
         assert (option is None) == (setting.name in no_options), setting.name
@@ -99,6 +99,7 @@ def test_every_setting_has_an_option_with_its_text() -> None:
         ("--precision fp16", "Invalid value for --precision: 'fp16' needs CUDA"),
         ("--optimizer lion", "'lion' is not one of 'adamw'"),
         ("--epochs 0", "Invalid value for --epochs: must be at least 1, got 0"),
+        ("--mixup -1", "Invalid value for --mixup: must be at least 0 and finite, got -1.0"),
         ("--weight-decay -1", "Invalid value for --weight-decay: must be at least 0, got -1.0"),
         ("--device toaster", "Invalid value for --device: must be one that torch knows"),
         ("--val-share 1", "Invalid value for --val-share: must be at least 0 and below 1"),
@@ -188,10 +189,12 @@ def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     run = tmp_path / "run"
     options = f"--out {run} --model {tmp_path}/model.py:make --plot {run}/lr.png --batch-size 4 --accumulate 2"
+    mixing = "--mixup 0.2 --cutmix 1 --random-erasing 0.1 --label-smoothing 0.1"
     learning = "--optimizer rmsprop --momentum 0.5 --schedule cosine --warmup 0.1 --clip-norm 1 --clip-value 0.5"
     rest = "--gradient-penalty 0.01 --patience 5 --deterministic --checkpoint-every 2 --log-every 1 --precision fp32"
     command = [
         *options.split(),
+        *mixing.split(),
         *learning.split(),
         *rest.split(),
         "--no-channels-last",

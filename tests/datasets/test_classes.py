@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
 import shardio
-from shardio.classes import check_classes, warn_of_other_classes
+from shardio.classes import check_classes, count_classes, warn_of_other_classes
 from shardio.datasets import ImageFolder, ShardDataset, ShardMapDataset
 from shardio.decoding.codecs import choose_decoder
 from shardio.train import TrainConfig, train
@@ -174,6 +174,14 @@ def test_datasets_that_agree_are_not_warned_of(sources: dict[str, Path], images:
         warn_of_other_classes(whole, follows, first_only, *unknown)
         shardio.DataLoader(ConcatDataset([whole, follows]))
     assert caught == []
+
+
+def test_classes_are_counted_in_datasets_and_loaders(images: Path) -> None:
+    dataset = ImageFolder(images)
+    subset: Dataset[Any] = Subset(dataset, [0, 1])
+    for loaded in (dataset, subset, ConcatDataset([subset, dataset]), shardio.DataLoader(subset, 2)):
+        assert count_classes(loaded) == 3
+    assert count_classes([1, 2]) is None
 
 
 def test_a_list_of_many_classes_is_checked_at_once() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.decoding import FieldDecoder
+from shardio.decoding import FieldDecoder, PlannedImages
 from shardio.errors import SampleError
 from shardio.reading import StoredSamples
 from shardio.transforms import Calls, CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop
@@ -27,9 +27,13 @@ def stored(contents: list[bytes]) -> StoredSamples:
     )
 
 
+def plan_all(decoder: FieldDecoder, contents: list[bytes] = FILES) -> PlannedImages:
+    return decoder.plan(stored(contents), make_rng_keys(5), Calls()).images["image"]
+
+
 def test_images_rendered_into_rows_are_those_rendered_into_new_arrays_and_those_of_the_column() -> None:
     decoder, rows = FieldDecoder(fields="image", transform=CROP), np.zeros((5, 24, 24, 3), np.uint8)
-    planned = decoder.plan_images(stored(FILES), make_rng_keys(5), Calls())
+    planned = plan_all(decoder)
     assert planned.fits(0, rows)
     (rendered,) = planned.render([rows])
     (column,) = decoder.decode_columns(stored(FILES), make_rng_keys(5), Calls())
@@ -41,7 +45,7 @@ def test_images_rendered_into_rows_are_those_rendered_into_new_arrays_and_those_
 
 @pytest.mark.parametrize("size", [(24, 25), (25, 24), (40, 50)])
 def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
-    planned = FieldDecoder(fields="image", transform=CROP).plan_images(stored(FILES), make_rng_keys(5), Calls())
+    planned = plan_all(FieldDecoder(fields="image", transform=CROP))
     assert not planned.fits(0, np.zeros((5, *size, 3), np.uint8))
     assert not planned.fits(0, None)
 
@@ -58,7 +62,7 @@ def test_rows_of_another_size_do_not_fit(size: tuple[int, int]) -> None:
 def test_images_that_need_pixels_are_finished_when_they_are_planned(
     options: dict[str, Any], decoder_names: list[str]
 ) -> None:
-    planned = FieldDecoder(fields="image", **options).plan_images(stored(FILES), make_rng_keys(5), Calls())
+    planned = plan_all(FieldDecoder(fields="image", **options))
     ((images, plan),) = planned.crops
     assert plan is None
     assert not planned.fits(0, np.zeros((5, *np.asarray(images[0]).shape), np.uint8))
@@ -69,9 +73,7 @@ def test_images_that_need_pixels_are_finished_when_they_are_planned(
 
 def test_a_damaged_image_is_an_error_of_its_sample_when_it_is_rendered() -> None:
     damaged = FILES[2][:-100] + b"\xff\xd9"
-    planned = FieldDecoder(fields="image", transform=CenterCrop(40)).plan_images(
-        stored([*FILES[:2], damaged, *FILES[3:]]), make_rng_keys(5), Calls()
-    )
+    planned = plan_all(FieldDecoder(fields="image", transform=CenterCrop(40)), [*FILES[:2], damaged, *FILES[3:]])
     with pytest.raises(SampleError, match=r"the image of sample key2 in a\.tar cannot be decoded") as error_info:
         planned.render()
     assert error_info.value.row == 2

@@ -14,17 +14,29 @@ from shardio.images import Resampling, bilinear
 from shardio.images.bilinear import is_opencv_equal
 from shardio.images.jpeg.regions import Box
 from shardio.order import derive_rng_key
-from shardio.transforms import CenterCrop, Geometry, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms import (
+    CenterCrop,
+    CornerCrop,
+    Geometry,
+    Pad,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
+from shardio.transforms.cropping import PaddingMode
 from shardio.transforms.geometry import Interpolation
 from tests.images.pictures import Array
 
 
-def crop(image: NDArray[Any], box: Box) -> NDArray[Any]:
-    """Return a part of an array, black where it reaches beyond the array."""
+def crop(image: NDArray[Any], box: Box, mode: Any = "constant", colour: float = 0) -> NDArray[Any]:
+    """Return a part of an array, black or as ``np.pad`` says where it reaches beyond the array."""
     height, width = image.shape[:2]
     above, left = max(-box.top, 0), max(-box.left, 0)
     below, right = max(box.top + box.height - height, 0), max(box.left + box.width - width, 0)
-    padded = np.pad(image, ((above, below), (left, right), (0, 0)))
+    constant = {"constant_values": colour} if mode == "constant" else {}
+    padded = np.pad(image, ((above, below), (left, right), (0, 0)), mode, **constant)
     top, first = box.top + above, box.left + left
     return padded[top : top + box.height, first : first + box.width].copy()
 
@@ -61,10 +73,15 @@ def transform_one(step: Geometry, image: Array, parameters: Any) -> Array:
         return resize(crop(image, Box(*parameters.tolist())), *step.size, resampling=_resampling(step))
     if isinstance(step, Resize):
         return resize(image, *parameters.tolist(), resampling=_resampling(step))
-    if isinstance(step, CenterCrop):
+    if isinstance(step, Pad | RandomCrop):
+        assert isinstance(step.fill, int | float)
+        return crop(image, Box(*parameters.tolist()), step.padding_mode, step.fill)
+    if isinstance(step, CenterCrop | CornerCrop):
         return crop(image, Box(*parameters.tolist()))
-    assert isinstance(step, RandomHorizontalFlip)
-    return image[:, ::-1].copy() if parameters else image
+    if isinstance(step, RandomHorizontalFlip):
+        return image[:, ::-1].copy() if parameters else image
+    assert isinstance(step, RandomVerticalFlip)
+    return image[::-1].copy() if parameters else image
 
 
 def transform_all(steps: Sequence[Geometry], images: Sequence[Array], rng_keys: NDArray[np.uint64]) -> list[Array]:
@@ -94,6 +111,15 @@ def draw_steps(random: np.random.Generator, smallest: int, largest: int) -> list
                 Resize(size, interpolation=interpolation, antialias=antialias),
                 CenterCrop(size),
                 RandomHorizontalFlip(0.5),
-            ][random.integers(4)]
+                RandomVerticalFlip(0.5),
+                _draw_padding(random, size),
+            ][random.integers(6)]
         )
     return steps
+
+
+def _draw_padding(random: np.random.Generator, size: int | tuple[int, int]) -> Geometry:
+    modes: list[PaddingMode] = ["constant", "edge", "reflect", "symmetric"]
+    mode, fill = modes[random.integers(4)] if random.random() < 0.5 else "constant", int(random.choice([0, 99]))
+    padding = random.integers(0, 5, random.choice([1, 2, 4])).tolist()
+    return RandomCrop(size, padding, pad_if_needed=True, fill=fill, padding_mode=mode)

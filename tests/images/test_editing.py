@@ -60,6 +60,9 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
             ),
         )
 
+    top, left = random.integers(0, 30, 2).tolist()
+    part = (left, top, left + 1 + 2 * top, top + 1 + left)
+    box = [top, left, part[3] - top, part[2] - left]
     return {
         "brightness": (codes.BRIGHTNESS, [factor], lambda image: functional.adjust_brightness(image, factor)),
         "contrast": (codes.CONTRAST, [factor], lambda image: functional.adjust_contrast(image, factor)),
@@ -78,7 +81,15 @@ def make_steps(random: np.random.Generator) -> dict[str, Step]:
         "perspective": make_warp(Image.Resampling.NEAREST, perspective),
         "bilinear perspective": make_warp(linear, perspective),
         "bicubic perspective": make_warp(cubic, perspective),
+        "erase": (codes.ERASE, [*box, *fill], lambda image: paint(image, part, fill)),
+        "vertical flip": (codes.VERTICAL_FLIP, [], lambda image: functional.vertical_flip(image)),
     }
+
+
+def paint(image: Image.Image, part: tuple[int, int, int, int], colour: list[int]) -> Image.Image:
+    painted = image.copy()
+    painted.paste(tuple(colour), part)
+    return painted
 
 
 def draw_step(random: np.random.Generator) -> Step:

@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from shardio import DataLoader, ShardDataset
-from shardio.decoding.fields import Fields
+from shardio.decoding import Fields
 from shardio.images.kernel import background, building, finding, loading
 from shardio.images.kernel.cache_files import (
     check_name,

@@ -31,19 +31,22 @@ from tests.train.small_data import make_batches, make_linear
 pytestmark = pytest.mark.usefixtures("no_report")
 
 
+MIXED = {"mixup": 0.4, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 0.1}
+
+
 @pytest.mark.parametrize(
-    ("checkpoint_every", "schedule", "stops"),
+    ("options", "stops"),
     [
-        (1, "onecycle", range(EPOCHS * 6)),
-        (2, "plateau", range(1, EPOCHS * 6, 3)),
-        (None, "onecycle", [0, 5, 6, 10, 17]),
+        ({"checkpoint_every": 1}, range(EPOCHS * 6)),
+        ({"checkpoint_every": 2, "schedule": "plateau"}, range(1, EPOCHS * 6, 3)),
+        ({"checkpoint_every": 1, **MIXED}, range(1, EPOCHS * 6, 5)),
+        ({}, [0, 5, 6, 10, 17]),
     ],
 )
 def test_stopped_anywhere_and_resumed_equals_uninterrupted(
-    packed: Path, tmp_path: Path, checkpoint_every: int | None, schedule: str, stops: Sequence[int]
+    packed: Path, tmp_path: Path, options: dict[str, Any], stops: Sequence[int]
 ) -> None:
     """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost."""
-    options = {"checkpoint_every": checkpoint_every, "schedule": schedule, "optimizer": "adamw"}
     whole, val_loader = make_model(), make_batches([5, 2], side=16)
     expected = train(whole, make_loader(packed), make_config(tmp_path / "whole", **options), val_loader=val_loader)
     for num_batches in stops:
@@ -57,12 +60,14 @@ def test_stopped_anywhere_and_resumed_equals_uninterrupted(
         assert_same_weights(resumed, whole)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_torchs_loader_resumes_at_the_start_of_an_epoch(packed: Path, tmp_path: Path, num_workers: int) -> None:
+@pytest.mark.parametrize(("num_workers", "options"), [(0, {}), (2, {}), (0, MIXED)])
+def test_torchs_loader_resumes_at_the_start_of_an_epoch(
+    packed: Path, tmp_path: Path, num_workers: int, options: dict[str, Any]
+) -> None:
     """It has no state, but its order depends only on torch's random numbers, which are restored."""
     whole = make_model()
-    train(whole, make_loader(packed, torchs=True, num_workers=num_workers), make_config(tmp_path / "whole"))
-    config = make_config(tmp_path / "stopped")
+    train(whole, make_loader(packed, torchs=True, num_workers=num_workers), make_config(tmp_path / "whole", **options))
+    config = make_config(tmp_path / "stopped", **options)
     loader = make_loader(packed, torchs=True, num_workers=num_workers)
     with pytest.raises(StopError):
         train(make_model(), loader, config, callbacks=[StopAfter(9)])
@@ -132,6 +137,7 @@ def test_the_best_checkpoint_has_the_lowest_validation_loss(packed: Path, tmp_pa
         ({"lr": 0.03}, r"lr was 0\.02 and is now 0\.03"),
         ({"optimizer": "sgd", "seed": 4}, r"optimizer was 'adamw' and is now 'sgd'; seed was 0 and is now 4"),
         ({"accumulate": 1}, "accumulate was 2 and is now 1"),
+        ({"mixup": 0.2}, r"mixup was 0\.0 and is now 0\.2"),
     ],
 )
 def test_other_settings_are_refused_and_named(

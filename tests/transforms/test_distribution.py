@@ -56,7 +56,7 @@ def _describe(boxes: NDArray[np.int64], case: str) -> dict[str, NDArray[np.float
     }
 
 
-def _ks_distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+def ks_distance(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     """Return the largest difference of the two cumulative distributions."""
     values = np.unique(np.concatenate([a, b]))
     shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (a, b)]
@@ -68,7 +68,7 @@ def test_crops_have_torchvisions_distribution(case: str) -> None:
     drawn, expected = _describe(_draw(case), case), _describe(_draw_reference(case), case)
     for figure, values in drawn.items():
         references = expected[figure]
-        assert _ks_distance(values, references) < THRESHOLD, figure
+        assert ks_distance(values, references) < THRESHOLD, figure
         assert abs(values.mean() - references.mean()) < 4 * references.std() * (2 / NUM_DRAWS) ** 0.5, figure
 
 

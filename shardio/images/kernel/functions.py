@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from shardio.forks import call_at_fork
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
-from shardio.images.kernel.compiled.operation_records import EDIT, OPERATION, SLACK
+from shardio.images.kernel.compiled.operation_records import (
+    EDIT,
+    GAUSSIAN_BLUR,
+    NORMALIZATION,
+    OPERATION,
+    SLACK,
+    count_blur_bytes,
+)
 from shardio.images.kernel.compiled.records import (
     BEST_TABLE,
     CALL,
@@ -58,6 +65,7 @@ class Functions:
         self.name = name
         self.decode_chunk = find("shardio_decode_chunk")
         self._edit_images = find("shardio_edit_images")
+        self._normalize_image = find("shardio_normalize_image")
         self._recode_scan = find("shardio_recode_scan")
         self._make_best_table = find("shardio_make_best_table")
 
@@ -73,12 +81,34 @@ class Functions:
         assert len(operations) == len(rows), "each image has operations"
         destinations = _find_destinations(rows)
         length = 3 * int((destinations["height"] * destinations["width"]).max(initial=0)) + SLACK
+        if (is_blur := operations["code"] == GAUSSIAN_BLUR).any():
+            radius = operations["numbers"][is_blur][:, [0, 2]].max()
+            length += count_blur_bytes(int(destinations["width"].max()), int(radius))
         memory, call = scratch("operations", length), np.zeros(1, EDIT)
         call[0] = (
             *(*operations.shape, destinations.ctypes.data, operations.ctypes.data),
             *(memory.ctypes.data, length),
         )
         self._edit_images(call.ctypes.data)
+
+    def normalize_image(
+        self, pixels: Pixels, means: NDArray[np.float32], deviations: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """Return (pixels / 255 - mean) / deviation, float32 [3, height, width].
+
+        Args:
+            pixels: uint8 [height, width, 3], contiguous.
+            means: float32 [3].
+            deviations: float32 [3].
+        """
+        assert pixels.flags.c_contiguous, "the pixels are read as raw memory"
+        height, width, _ = pixels.shape
+        result, planes = np.empty((3, height, width), np.float32), scratch("operations", pixels.size)
+        call = np.zeros(1, NORMALIZATION)
+        addresses = (pixels.ctypes.data, planes.ctypes.data, result.ctypes.data)
+        call[0] = (height * width, *addresses, means, deviations)
+        self._normalize_image(call.ctypes.data)
+        return result
 
     def recode_scan(self, scan: NDArray[np.void]) -> None:
         """Count a scan's symbols or recode it.

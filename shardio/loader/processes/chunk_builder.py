@@ -40,7 +40,7 @@ class ChunkBuilder:
         self._reader = reader
         self._decoder = decoder
         self._collation = collation
-        if "image" in decoder.names:
+        if decoder.image_names:
             prepare_kernel()
 
     @property
@@ -64,25 +64,25 @@ class ChunkBuilder:
         decoder, columns, num_images_by_decoder = self._decoder, list[Column](), Counter[DecoderName]()
         began = time.perf_counter()
         stored = self._reader.read(chunk.samples, decoder.stored_fields)
-        read_s, transform_s = time.perf_counter() - began, 0.0
+        read_s = time.perf_counter() - began
         calls = decoder.make_calls()
+        before = time.perf_counter()
+        planned = decoder.plan(stored, chunk.rng_keys, calls)
+        transform_s = time.perf_counter() - before
+        others = decoder.decode_others(planned, stored, chunk.rng_keys, calls)
         for name in decoder.names:
-            if name == "image":
-                before = time.perf_counter()
-                planned = decoder.plan_images(stored, chunk.rng_keys, calls)
-                transform_s += time.perf_counter() - before
-                places = [rows.get(len(columns) + crop) for crop in range(len(planned.crops))]
-                given = [each if planned.fits(crop, each) else None for crop, each in enumerate(places)]
-                rendered = planned.render(given)
-                num_images_by_decoder.update(rendered[0].decoder_names)  # Each image counts once.
-                columns += [
-                    _store(name, made.images, place) if destination is None else None
-                    for made, destination, place in zip(rendered, given, places, strict=True)
-                ]
-            else:
-                values = decoder.decode_field(name, stored, chunk.rng_keys, calls)
-                refuse_wide(stored, name, values)  # The batch will hold tensors.
-                columns.append(_compact(name, values, rows.get(len(columns))))
+            if (images := planned.images.get(name)) is None:
+                refuse_wide(stored, name, others[name])  # The batch will hold tensors.
+                columns.append(_compact(name, others[name], rows.get(len(columns))))
+                continue
+            places = [rows.get(len(columns) + crop) for crop in range(len(images.crops))]
+            given = [each if images.fits(crop, each) else None for crop, each in enumerate(places)]
+            rendered = images.render(given)
+            num_images_by_decoder.update(rendered[0].decoder_names)  # Each image counts once.
+            columns += [
+                _store(name, made.images, place) if destination is None else None
+                for made, destination, place in zip(rendered, given, places, strict=True)
+            ]
         if calls.elapsed_s:  # Planning has decoded images for people's own transforms.
             transform_s = calls.elapsed_s
         decode_s = time.perf_counter() - began - read_s - transform_s

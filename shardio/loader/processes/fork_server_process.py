@@ -90,7 +90,7 @@ def _load(content: bytes | bytearray) -> WorkerSetup | Failure:
         gc.collect()
     gc.disable()  # Looking for cycles takes 5 ms here, and imports leave few behind.
     setup = load_setup(content)
-    if isinstance(setup, WorkerSetup) and "image" in setup.decoder.names:
+    if isinstance(setup, WorkerSetup) and setup.decoder.image_names:
         find_kernel()  # It is loaded once for all worker processes.
     # The collector of cycles would write to all objects, and pages that are written to are not shared.
     gc.freeze()

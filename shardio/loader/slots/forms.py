@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from shardio.images import holds_images
 from shardio.loader.slots.memory import MIN_BYTES
+from shardio.transforms import Ragged
 
 
 def as_stored(name: str, value: Any) -> NDArray[Any] | None:
@@ -20,6 +21,8 @@ def as_stored(name: str, value: Any) -> NDArray[Any] | None:
             width], or whatever a transform returned; only for images is the difference between the first two undone.
         value: The value.
     """
+    if isinstance(value, Ragged):
+        return None
     torch = sys.modules.get("torch")
     is_tensor = torch is not None and isinstance(value, torch.Tensor)
     if is_tensor:

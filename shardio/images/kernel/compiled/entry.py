@@ -8,7 +8,8 @@ from numba import carray, cfunc, types  # type: ignore[attr-defined]  # It is no
 from shardio.images.kernel.compiled.best_table import make_best_table
 from shardio.images.kernel.compiled.chunk import decode_chunk
 from shardio.images.kernel.compiled.memory import pointer
-from shardio.images.kernel.compiled.operation_records import EDIT, OPERATION
+from shardio.images.kernel.compiled.normalizing import normalize_image
+from shardio.images.kernel.compiled.operation_records import EDIT, NORMALIZATION, OPERATION
 from shardio.images.kernel.compiled.operations import edit_images
 from shardio.images.kernel.compiled.recoding import recode_scan
 from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, IMAGE, PLAN, ROW, SCAN, WORKSPACE
@@ -36,6 +37,17 @@ def _edit_images(address):
     )
 
 
+def _normalize_image(address):
+    call = carray(pointer(address), 1, NORMALIZATION)[0]
+    normalize_image(
+        carray(pointer(call.pixels), 3 * call.num_pixels, np.uint8),
+        carray(pointer(call.planes), 3 * call.num_pixels, np.uint8),
+        call.means,
+        call.deviations,
+        carray(pointer(call.result), 3 * call.num_pixels, np.float32),
+    )
+
+
 def _recode_scan(address):
     recode_scan(carray(pointer(address), 1, SCAN)[0])
 
@@ -47,6 +59,7 @@ def _make_best_table(address):
 ENTRIES = {
     "shardio_decode_chunk": _decode_chunk,
     "shardio_edit_images": _edit_images,
+    "shardio_normalize_image": _normalize_image,
     "shardio_recode_scan": _recode_scan,
     "shardio_make_best_table": _make_best_table,
 }

@@ -45,6 +45,34 @@ def _sum_three(row, i):
 
 
 @kernel_function
+def erase(pixels, height, width, numbers):
+    """Make a part of an image one colour.
+
+    Args:
+        pixels: uint8 [3 height * width], the image.
+        height: The image's height.
+        width: The image's width.
+        numbers: float64 [9]: top, left, height and width of the part, then red, green and blue.
+    """
+    top, left = max(np.int64(numbers[0]), 0), max(np.int64(numbers[1]), 0)
+    stop = min(np.int64(numbers[0] + numbers[2]), height)
+    count = min(np.int64(numbers[1] + numbers[3]), width) - left
+    for y in range(top, stop if count > 0 else top):
+        part = shaped(pixels, 3 * (y * width + left), (3 * count,))
+        fill_pixels(part, np.uint8(numbers[4]), np.uint8(numbers[5]), np.uint8(numbers[6]))
+
+
+@kernel_function
+def flip_vertically(pixels, height, width):
+    """Turn an image upside down."""
+    for y in range(height // 2):
+        upper = shaped(pixels, 3 * y * width, (3 * width,))
+        lower = shaped(pixels, 3 * (height - 1 - y) * width, (3 * width,))
+        for i in range(3 * width):
+            upper[i], lower[i] = lower[i], upper[i]
+
+
+@kernel_function
 def transform_affinely(before, pixels, height, width, numbers, sources):
     """Replace each pixel by that at its place times a matrix, as Image.transform does without interpolation.
 

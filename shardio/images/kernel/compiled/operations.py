@@ -9,15 +9,18 @@ from __future__ import annotations
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
+from shardio.images.kernel.compiled.blurring import blur
 from shardio.images.kernel.compiled.hue import turn_hue
 from shardio.images.kernel.compiled.memory import kernel_function, pointer, shaped
-from shardio.images.kernel.compiled.neighbours import sharpen, transform_affinely
+from shardio.images.kernel.compiled.neighbours import erase, flip_vertically, sharpen, transform_affinely
 from shardio.images.kernel.compiled.operation_records import (
     AFFINE,
     AUTOCONTRAST,
     BRIGHTNESS,
     CONTRAST,
     EQUALIZE,
+    ERASE,
+    GAUSSIAN_BLUR,
     GRAYSCALE,
     HUE,
     INVERT,
@@ -27,7 +30,9 @@ from shardio.images.kernel.compiled.operation_records import (
     POSTERIZE,
     SATURATION,
     SHARPNESS,
+    SLACK,
     SOLARIZE,
+    VERTICAL_FLIP,
 )
 from shardio.images.kernel.compiled.planes import join_planes, split_planes
 from shardio.images.kernel.compiled.tones import (
@@ -54,7 +59,7 @@ def edit_images(rows, operations, scratch):
     Args:
         rows: ROW [n], the images.
         operations: OPERATION [n, k], those of each image, in order.
-        scratch: uint8 [...], SLACK bytes more than the largest image.
+        scratch: uint8 [...], SLACK bytes more than the largest image, and :func:`count_blur_bytes` more for blurring.
     """
     for i in range(len(rows)):
         height, width = rows[i].height, rows[i].width
@@ -82,7 +87,7 @@ def _edit(pixels, height, width, operations, scratch):
         if not is_split and _needs_planes(code):
             split_planes(pixels, num_pixels, temporary)
             is_split = True
-        elif is_split and code in (SHARPNESS, AFFINE, PERSPECTIVE):
+        elif is_split and _needs_pixels(code):
             join_planes(temporary, num_pixels, pixels)
             is_split = False
         values, factor = temporary if is_split else pixels, _F(numbers[0])
@@ -111,11 +116,17 @@ def _edit(pixels, height, width, operations, scratch):
             for plane in (red, green, blue):
                 if make_equalizing_table(plane, num_pixels, counts, table):
                     look_up(plane, num_pixels, table)
+        elif code == ERASE:
+            erase(pixels, height, width, numbers)
+        elif code == VERTICAL_FLIP:
+            flip_vertically(pixels, height, width)
         else:
             for i in range(size):
                 temporary[i] = pixels[i]
             if code == SHARPNESS:
                 sharpen(temporary, pixels, height, width, factor)
+            elif code == GAUSSIAN_BLUR:
+                blur(temporary, pixels, height, width, numbers, _floats_after(scratch, size + SLACK))
             elif code == AFFINE and (numbers[9] == NEAREST or moves_by_whole_pixels(numbers)):
                 transform_affinely(temporary, pixels, height, width, numbers, counts)
             else:
@@ -125,5 +136,17 @@ def _edit(pixels, height, width, operations, scratch):
 
 
 @kernel_function
+def _floats_after(scratch, start):
+    """Return the scratch memory from a byte on, or from the next multiple of 4, as float32."""
+    start = (start + 3) // 4 * 4
+    return carray(pointer(scratch.ctypes.data + start), (len(scratch) - start) // 4, np.float32)
+
+
+@kernel_function
 def _needs_planes(code):
     return code in (CONTRAST, SATURATION, HUE, GRAYSCALE, AUTOCONTRAST, EQUALIZE)
+
+
+@kernel_function
+def _needs_pixels(code):
+    return code in (SHARPNESS, AFFINE, PERSPECTIVE, GAUSSIAN_BLUR, ERASE, VERTICAL_FLIP)

@@ -1,0 +1,1 @@
+"""The benchmark of recipes: shardio and other loaders with the same augmentations."""

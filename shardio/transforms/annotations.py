@@ -1,0 +1,276 @@
+"""What a Compose transforms besides images: masks, boxes, points, and labels of boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.images import PlanRow, move_boxes, move_mask, move_points
+
+BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
+"""What the four numbers of a box are: two corners; a corner and the size; the centre and the size."""
+
+History = Sequence[PlanRow]
+"""How an image is rendered, step by step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mask:
+    """A mask: an array [height, width] or [height, width, channels], as large as the image.
+
+    Its values are never mixed: it is resized as by Pillow's NEAREST.
+
+    Attributes:
+        fill: The value where the result shows nothing of the image, such as 255 for pixels that the loss ignores.
+    """
+
+    fill: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundingBoxes:
+    """Boxes [k, 4] in pixels of the image. They are clipped to the part of the image that is left.
+
+    Attributes:
+        format: What their four numbers are: "xyxy" for left, top, right, bottom; "xywh" for left, top, width, height;
+            "cxcywh" for the centre and the size.
+        min_size: Boxes with a shorter side, after they were clipped, are dropped; 0 keeps all boxes.
+        min_area: Boxes with a smaller area are dropped; 0 keeps all boxes.
+    """
+
+    format: BoxFormat = "xyxy"
+    min_size: float = 0
+    min_area: float = 0
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(BoxFormat):
+            raise ValueError(f"format must be one of {', '.join(get_args(BoxFormat))}, got {self.format!r}")
+        if not (self.min_size >= 0 and self.min_area >= 0):
+            raise ValueError(f"min_size and min_area must not be negative, got {self.min_size} and {self.min_area}")
+
+    @property
+    def drops(self) -> bool:
+        """Whether it drops boxes."""
+        return self.min_size > 0 or self.min_area > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyPoints:
+    """Points [..., 2] or more numbers: x, y in pixels of the image, and others that stay, such as visibility.
+
+    Points may leave the image. Left and right are not exchanged where the image is mirrored.
+
+    Attributes:
+        boxes: The boxes to which the points [k, ...] belong: the points of dropped boxes are dropped. None keeps all.
+    """
+
+    boxes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """Numbers [k, ...] of the k boxes, such as classes or areas. They stay as they are, without those of dropped boxes.
+
+    Attributes:
+        boxes: The boxes to which they belong; by default, the only ones.
+    """
+
+    boxes: str | None = None
+
+
+FieldKind = Literal["image"] | Mask | BoundingBoxes | KeyPoints | Labels
+"""What a field holds."""
+
+_KINDS: dict[str, FieldKind] = {
+    "image": "image",
+    "mask": Mask(),
+    "boxes": BoundingBoxes(),
+    "keypoints": KeyPoints(),
+    "labels": Labels(),
+}
+"""The short names of kinds with default settings."""
+
+
+class Ragged(np.ndarray[Any, Any]):
+    """An array whose length differs between samples. A batch holds a list of such arrays, even if all are equal."""
+
+
+def check_field_kinds(fields: object) -> dict[str, FieldKind]:
+    """Return what the fields of a Compose hold, with the boxes to which labels belong.
+
+    Raises:
+        TypeError: If ``fields`` is not a mapping from names to kinds.
+        ValueError: If a kind is unknown, there is no image, or other boxes than those in ``fields`` are named.
+    """
+    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+        raise TypeError(f"fields must map fields to kinds, such as {{'image': 'image', 'png': 'mask'}}, got {fields!r}")
+    kinds = {name: _check_kind(name, kind) for name, kind in fields.items()}
+    if "image" not in kinds.values():
+        raise ValueError(f"fields must name an image, because crops are drawn from its size: got {fields!r}")
+    boxes = [name for name, kind in kinds.items() if isinstance(kind, BoundingBoxes)]
+    for name, kind in kinds.items():
+        if not isinstance(kind, Labels | KeyPoints):
+            continue
+        if kind.boxes is not None and kind.boxes not in boxes:
+            raise ValueError(f"{name!r} belongs to the boxes {kind.boxes!r}, but fields has the boxes {boxes}")
+        if isinstance(kind, Labels) and kind.boxes is None and boxes:
+            if len(boxes) > 1:
+                raise ValueError(f"{name!r} may belong to any of {boxes}: name the boxes, as in Labels(boxes=...)")
+            kinds[name] = replace(kind, boxes=boxes[0])
+    return kinds
+
+
+def _check_kind(name: str, kind: object) -> FieldKind:
+    if isinstance(kind, str) and kind in _KINDS:
+        return _KINDS[kind]
+    if isinstance(kind, Mask | BoundingBoxes | KeyPoints | Labels):
+        return kind
+    raise ValueError(
+        f"the field {name!r} must be one of {', '.join(map(repr, _KINDS))}, or an object such as Mask(fill=255), "
+        f"got {kind!r}"
+    )
+
+
+class AnnotationError(ValueError):
+    """A value cannot be transformed. The message begins after the value's name, which is ``name``."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def move_annotations(
+    kinds: Mapping[str, FieldKind], values: Mapping[str, Any], size: tuple[int, int], history: History
+) -> dict[str, Any]:
+    """Transform what belongs to one image.
+
+    Args:
+        kinds: What each value is, from :func:`check_field_kinds`.
+        values: The values, other than images, by name. None stays None.
+        size: The image's height and width.
+        history: How the image is rendered.
+
+    Returns:
+        The transformed values: masks of their own dtype; boxes and points as Ragged float32, float64 if they were such
+        an array; labels as Ragged of their own dtype.
+
+    Raises:
+        AnnotationError: If a value is not what its kind says.
+    """
+    moved = dict(values)
+    kept = dict[str, NDArray[np.bool_]]()
+    for name in sorted(values, key=lambda name: not isinstance(kinds[name], BoundingBoxes)):  # Boxes first.
+        if values[name] is None:
+            continue
+        try:
+            match kind := kinds[name]:
+                case Mask():
+                    moved[name] = _move_mask(kind, values[name], size, history)
+                case BoundingBoxes():
+                    moved[name], kept[name] = _move_boxes(kind, values[name], history)
+                case KeyPoints():
+                    moved[name] = _keep(_move_points(values[name], history), kind.boxes, kept)
+                case Labels():
+                    moved[name] = _keep(_as_numbers(values[name], "numbers [k, ...]"), kind.boxes, kept)
+        except ValueError as error:
+            raise AnnotationError(name, str(error)) from error
+    return moved
+
+
+def _move_mask(kind: Mask, value: Any, size: tuple[int, int], history: History) -> NDArray[Any]:
+    mask = np.asarray(value)
+    if mask.ndim not in (2, 3) or mask.dtype.kind not in "biuf":
+        raise ValueError(f"must be a mask [height, width], got {mask.dtype} {list(mask.shape)}")
+    if mask.shape[:2] != size:
+        raise ValueError(
+            f"is a mask of {mask.shape[1]}×{mask.shape[0]} pixels, but the image has {size[1]}×{size[0]}: masks must "
+            "be as large as their image"
+        )
+    if np.asarray(kind.fill).astype(mask.dtype) != kind.fill:
+        raise ValueError(f"is a mask of {mask.dtype}, which cannot hold fill={kind.fill}: choose another fill")
+    for step in history:
+        mask = move_mask(mask, step, kind.fill)
+    return mask
+
+
+def _move_boxes(kind: BoundingBoxes, value: Any, history: History) -> tuple[Ragged, NDArray[np.bool_]]:
+    """Return the boxes that are kept, and which of the given ones they are, bool [k]."""
+    given = _as_numbers(value, "boxes [k, 4]", 4)
+    if given.ndim != 2 or given.shape[1] != 4:
+        raise ValueError(f"must be boxes [k, 4], got {given.dtype} {list(given.shape)}")
+    boxes = _TO_CORNERS[kind.format](given.astype(np.float64))
+    for step in history:
+        boxes = move_boxes(boxes, step)
+    sides = boxes[:, 2:] - boxes[:, :2]
+    is_kept = np.ones(len(boxes), np.bool_)
+    if kind.drops:
+        is_kept = (sides >= kind.min_size).all(axis=1) & (sides.prod(axis=1) >= kind.min_area)
+    return _FROM_CORNERS[kind.format](boxes)[is_kept].astype(_float_of(value)).view(Ragged), is_kept
+
+
+def _move_points(value: Any, history: History) -> Ragged:
+    given = _as_numbers(value, "points [..., 2]", 2)
+    if given.ndim < 2 or given.shape[-1] < 2:
+        raise ValueError(f"must be points [..., 2 or more], got {given.dtype} {list(given.shape)}")
+    moved = given.astype(np.float64)
+    points = moved[..., :2].reshape(-1, 2)
+    for step in history:
+        points = move_points(points, step)
+    moved[..., :2] = points.reshape(*given.shape[:-1], 2)
+    return moved.astype(_float_of(value)).view(Ragged)
+
+
+def _keep(values: NDArray[Any], boxes: str | None, kept: Mapping[str, NDArray[np.bool_]]) -> Ragged:
+    """Return the rows that belong to boxes that are kept. All are if the sample has no such boxes."""
+    if values.ndim == 0:
+        raise ValueError(f"must have one row for each object, got a single {values.dtype}")
+    is_kept = None if boxes is None else kept.get(boxes)
+    if is_kept is None:
+        return values.view(Ragged)
+    if len(values) != len(is_kept):
+        raise ValueError(f"must have one row for each of the {len(is_kept)} boxes {boxes!r}, got {list(values.shape)}")
+    return values[is_kept].view(Ragged)
+
+
+def _as_numbers(value: Any, what: str, *widths: int) -> NDArray[Any]:
+    """Return a value as an array of numbers; an empty list as int64 [0, *widths]."""
+    try:
+        numbers = np.asarray(value)
+    except (TypeError, ValueError) as error:  # Rows of different lengths, for example.
+        raise ValueError(f"must be {what}, got {type(value).__name__}: {error}") from error
+    if numbers.shape == (0,):
+        numbers = numbers.reshape(0, *widths)
+        return numbers if isinstance(value, np.ndarray) else numbers.astype(np.int64)  # As numbers without fractions.
+    if numbers.dtype.kind not in "biuf":
+        raise ValueError(f"must be {what}, got {type(value).__name__} of {numbers.dtype}")
+    return numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
+
+
+def _float_of(value: Any) -> type[np.floating[Any]]:
+    """Return the type of moved boxes and points: float64 for such arrays, float32 for all others and lists."""
+    return np.float64 if getattr(value, "dtype", None) == np.float64 else np.float32
+
+
+def _from_size(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1)
+
+
+def _from_centre(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], axis=1)
+
+
+def _to_size(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1)
+
+
+def _to_centre(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.concatenate([(boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]], axis=1)
+
+
+_Conversion = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+_TO_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _from_size, "cxcywh": _from_centre}
+_FROM_CORNERS: dict[BoxFormat, _Conversion] = {"xyxy": np.copy, "xywh": _to_size, "cxcywh": _to_centre}

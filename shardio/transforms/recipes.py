@@ -1,0 +1,122 @@
+"""Well-known pipelines by name. Each is a few lines to read, use as they are, or copy and change.
+
+>>> from shardio.transforms import recipes
+>>> transform = recipes.trivial_augment()
+
+They resize by averaging (``antialias=True``), which gives the pixels that torchvision and Pillow give. Images leave
+them as uint8: normalise them on the device, with ``DevicePrefetcher(normalize=...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
+from shardio.transforms.blurring import GaussianBlur
+from shardio.transforms.choices import RandomApply
+from shardio.transforms.colours import ColorJitter, RandomGrayscale, RandomSolarize
+from shardio.transforms.combined import Compose, MultiCrop
+from shardio.transforms.cropping import RandomCrop
+from shardio.transforms.erasing import RandomErasing
+from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+
+IMAGENET_MEAN = (124, 116, 104)
+"""The mean colour of ImageNet, rounded: 255 × (0.485, 0.456, 0.406)."""
+
+
+def imagenet_train(size: int = 224) -> Compose:
+    """Return random crops and flips, with which most classifiers of ImageNet are trained."""
+    return Compose([RandomResizedCrop(size, antialias=True), RandomHorizontalFlip()])
+
+
+def imagenet_eval(size: int = 224, resize: int | None = None) -> Compose:
+    """Return the central crop of a resized image; by default, of one whose shorter side is 8/7 of the crop."""
+    return Compose([Resize(size * 8 // 7 if resize is None else resize, antialias=True), CenterCrop(size)])
+
+
+def trivial_augment(size: int = 176) -> Compose:
+    """Return the training pipeline of torchvision's second ResNet-50 weights.
+
+    Evaluate with ``imagenet_eval(224, resize=232)``. The recipe also has MixUp, CutMix and a label smoothing of 0.1,
+    which are not part of a sample's transform: see ``shardio.device``. Source: PyTorch's blog, "How to train
+    state-of-the-art models using TorchVision's latest primitives", 2021.
+    """
+    return Compose(
+        [
+            RandomResizedCrop(size, antialias=True),
+            RandomHorizontalFlip(),
+            TrivialAugmentWide(),
+            RandomErasing(0.1, value=IMAGENET_MEAN),  # torchvision erases to 0 after normalising: the mean colour.
+        ]
+    )
+
+
+def randaugment(size: int = 224, num_ops: int = 2, magnitude: int = 9) -> Compose:
+    """Return random crops, flips and RandAugment (arxiv.org/abs/1909.13719)."""
+    return Compose([RandomResizedCrop(size, antialias=True), RandomHorizontalFlip(), RandAugment(num_ops, magnitude)])
+
+
+def simclr(size: int = 224, strength: float = 1.0) -> MultiCrop:
+    """Return the two views of SimCLR (arxiv.org/abs/2002.05709, appendix A).
+
+    Args:
+        size: The size of both views in pixels.
+        strength: The strength of the colour jitter.
+    """
+    view = Compose(
+        [
+            RandomResizedCrop(size, interpolation="bicubic", antialias=True),
+            RandomHorizontalFlip(),
+            RandomApply([ColorJitter(0.8 * strength, 0.8 * strength, 0.8 * strength, 0.2 * strength)], p=0.8),
+            RandomGrayscale(0.2),
+            RandomApply([GaussianBlur(_odd(size // 10), sigma=(0.1, 2.0))], p=0.5),
+        ]
+    )
+    return MultiCrop([view, view])
+
+
+def dino(size: int = 224, small_size: int = 96, num_small: int = 8) -> MultiCrop:
+    """Return the two large and the small crops of DINO (arxiv.org/abs/2104.14294).
+
+    Args:
+        size: The size of the large crops in pixels.
+        small_size: The size of the small crops in pixels.
+        num_small: The number of small crops.
+    """
+
+    def crop(side: int, scale: tuple[float, float], blur: float, solarize: float = 0.0) -> Compose:
+        return Compose(
+            [
+                RandomResizedCrop(side, scale, interpolation="bicubic", antialias=True),
+                RandomHorizontalFlip(),
+                RandomApply([ColorJitter(0.4, 0.4, 0.2, 0.1)], p=0.8),
+                RandomGrayscale(0.2),
+                RandomApply([GaussianBlur(_odd(side // 10), sigma=(0.1, 2.0))], p=blur),
+                RandomSolarize(128, p=solarize),
+            ]
+        )
+
+    large = [crop(size, (0.4, 1.0), blur=1.0), crop(size, (0.4, 1.0), blur=0.1, solarize=0.2)]
+    return MultiCrop([*large, *[crop(small_size, (0.05, 0.4), blur=0.5)] * num_small])
+
+
+def cifar(size: int = 32) -> Compose:
+    """Return the crops of padded images and the flips with which classifiers of CIFAR are trained."""
+    return Compose([RandomCrop(size, padding=size // 8), RandomHorizontalFlip()])
+
+
+RECIPES: dict[str, Callable[[int], Compose | MultiCrop]] = {
+    "imagenet_train": imagenet_train,
+    "imagenet_eval": imagenet_eval,
+    "trivial_augment": trivial_augment,
+    "randaugment": randaugment,
+    "simclr": simclr,
+    "dino": dino,
+    "cifar": cifar,
+}
+"""The pipelines by name, as the command line takes them. Each is called with the size of its images."""
+
+
+def _odd(size: int) -> int:
+    """Return the size of a kernel: an odd number that is not below this one."""
+    return size | 1

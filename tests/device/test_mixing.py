@@ -1,0 +1,289 @@
+"""MixUp and CutMix: torchvision's results and distributions, exact resumption, and repeats that do not mix."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardio import DataLoader, DevicePrefetcher, ShardDataset
+from shardio.device import BatchRandomErasing, CutMix, MixUp, OneOf
+from shardio.device.boxes import PixelBox
+from shardio.device.generators import BatchTransform
+from shardio.device.mixing import find_partners
+from shardio.models import import_library
+from shardio.transforms import CenterCrop
+
+import_library("torchvision")
+v2: Any = importlib.import_module("torchvision.transforms.v2")
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+NUM_DRAWS = 4000
+THRESHOLD = 1.95 * (2 / NUM_DRAWS) ** 0.5
+"""Two samples of one distribution exceed it once in a thousand cases (Kolmogorov-Smirnov). Seeds are fixed."""
+
+MIXING: dict[str, Callable[..., Any]] = {"MixUp": MixUp, "CutMix": CutMix}
+
+
+def make_batch(size: int, *, dtype: torch.dtype = torch.float32, is_soft: bool = False, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(size, 3, 11, 8, generator=generator).to(dtype)
+    labels = torch.randint(0, 5, (size,), generator=generator)
+    return images, torch.rand(size, 5, generator=generator).softmax(1) if is_soft else labels
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def ks_distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the largest difference of two cumulative distributions."""
+    values = np.unique([*one, *other])
+    shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (one, other)]
+    return float(np.abs(shares[0] - shares[1]).max())
+
+
+@pytest.mark.parametrize("size", [1, 2, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_soft", [False, True])
+def test_results_are_torchvisions(size: int, dtype: torch.dtype, is_soft: bool) -> None:
+    images, labels = make_batch(size, dtype=dtype, is_soft=is_soft)
+    for seed in range(20):
+        share = MixUp(alpha=0.4).draw(random.Random(seed), 11, 8)
+        given = {"lam": share, "labels": labels, "batch_size": size}
+        expected = [v2.MixUp(num_classes=5).transform(tensor, given) for tensor in (images, labels)]
+        mixed = MixUp(num_classes=5).apply((images, labels), share)
+        assert all(map(torch.equal, mixed, expected))
+        box = CutMix(alpha=0.4).draw(random.Random(seed), 11, 8)
+        corners = (box.left, box.top, box.left + box.width, box.top + box.height)
+        own = float(1.0 - box.width * box.height / 88)
+        given = {"box": corners, "lam_adjusted": own, "labels": labels, "batch_size": size}
+        expected = [v2.CutMix(num_classes=5).transform(tensor, given) for tensor in (images, labels)]
+        mixed = CutMix(num_classes=5).apply((images, labels), box)
+        assert all(map(torch.equal, mixed, expected))
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+def test_parameters_have_torchvisions_distribution(alpha: float) -> None:
+    torch.manual_seed(0)
+    numbers, size = random.Random(0), [torch.empty(1, 3, 30, 20)]
+    own = [MixUp(alpha=alpha).draw(numbers, 30, 20) for _ in range(NUM_DRAWS)]
+    reference = v2.MixUp(alpha=alpha, num_classes=2)
+    assert ks_distance(own, [reference.make_params(size)["lam"] for _ in range(NUM_DRAWS)]) < THRESHOLD
+    boxes = [CutMix(alpha=alpha).draw(numbers, 30, 20) for _ in range(NUM_DRAWS)]
+    reference = v2.CutMix(alpha=alpha, num_classes=2)
+    corners = np.array([reference.make_params(size)["box"] for _ in range(NUM_DRAWS)])
+    left, top, right, bottom = corners.T
+    expected = np.stack([top, left, bottom - top, right - left, (bottom - top) * (right - left)], axis=1)
+    drawn = np.array([[*box, box.height * box.width] for box in boxes])
+    for figure, name in enumerate([*PixelBox._fields, "area"]):
+        assert ks_distance(drawn[:, figure].tolist(), expected[:, figure].tolist()) < THRESHOLD, name
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_parameters_are_those_of_the_generators_state(name: str) -> None:
+    """The same state gives the same batch, and the state advances."""
+    batch, transform = make_batch(4), MIXING[name](num_classes=5)
+    generator = seeded(1)
+    first, second = (transform(batch, generator=generator) for _ in range(2))
+    assert torch.equal(first[0], transform(batch, generator=seeded(1))[0])
+    assert not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_the_given_batch_stays_and_its_structure_too(name: str) -> None:
+    images, labels = make_batch(4)
+    kept = images.clone(), labels.clone()
+    transform = MIXING[name](num_classes=5)
+    mixed_images, mixed_labels = transform((images, labels), generator=seeded(3))
+    assert all(map(torch.equal, (images, labels), kept))
+    keys = ["a", "b", "c", "d"]
+    by_position = transform([images, labels, keys], generator=seeded(3))
+    by_key = transform({"key": keys, "image": images, "Label": labels}, generator=seeded(3))
+    in_target = transform((images, {"labels": labels, "label_id": 7}), generator=seeded(3))
+    by_getter = MIXING[name](num_classes=5, labels_getter=lambda batch: batch["y"])(
+        {"x": images, "y": labels}, generator=seeded(3)
+    )
+    assert [type(batch) for batch in (by_position, by_key, in_target)] == [list, dict, tuple]
+    assert by_position[2] == by_key["key"] == keys
+    assert in_target[1]["label_id"] == 7
+    for found in (
+        by_position[:2],
+        (by_key["image"], by_key["Label"]),
+        (in_target[0], in_target[1]["labels"]),
+        (by_getter["x"], by_getter["y"]),
+    ):
+        assert torch.equal(found[0], mixed_images)
+        assert torch.equal(found[1], mixed_labels)
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_images_keep_their_memory_format(layout: torch.memory_format, is_marked: bool) -> None:
+    images, labels = make_batch(4)
+    batch = [images.contiguous(memory_format=layout), labels, *([torch.tensor([True] * 4)] if is_marked else [])]
+    for transform in (MixUp(num_classes=5), CutMix(num_classes=5), BatchRandomErasing(1.0)):
+        assert transform(batch, generator=seeded(0))[0].is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("name", MIXING)
+@pytest.mark.parametrize("marks", ["11110", "10010", "01010", "01101", "00001", "11111", "00000"])
+def test_repeats_are_not_mixed_into_other_samples(name: str, marks: str) -> None:
+    """Valid samples are mixed as if the others were missing."""
+    images, labels = make_batch(5)
+    valid = torch.tensor([mark == "1" for mark in marks])
+    transform = MIXING[name](num_classes=5)
+    marked = transform([images, labels, valid], generator=seeded(2))
+    assert torch.equal(marked[2], valid)
+    by_key = transform({"image": images, "labels": labels, "valid": valid}, generator=seeded(2))
+    without = transform([images[valid], labels[valid]], generator=seeded(2))
+    for found, expected in zip(marked[:2], without, strict=True):
+        assert torch.equal(found[valid], expected)
+    assert torch.equal(by_key["image"], marked[0])
+    assert torch.equal(by_key["labels"], marked[1])
+
+
+def test_partners_are_the_valid_rows_before() -> None:
+    assert find_partners(torch.tensor([True, True, False, True, False])).tolist() == [3, 0, 1, 1, 3]
+    assert find_partners(torch.tensor([False, True, False, True, False])).tolist() == [3, 3, 1, 1, 3]
+
+
+def test_one_of_several_is_chosen_with_equal_probability() -> None:
+    numbers = [partial(torch.add, number) for number in range(3)]
+    choose, generator = OneOf(numbers), seeded(0)
+    chosen = [int(choose(torch.tensor(0), generator=generator)) for _ in range(3000)]
+    chi_square = sum((count - 1000) ** 2 / 1000 for count in np.bincount(chosen))
+    assert chi_square < 13.8, "two degrees of freedom: once in a thousand cases"
+
+
+RECIPE: list[BatchTransform] = [
+    BatchRandomErasing(0.5, value="random"),
+    OneOf([MixUp(alpha=0.2, num_classes=3), CutMix(num_classes=3)]),
+]
+
+
+def make_prefetcher(packed: Path, *, num_workers: int = 0, **options: Any) -> DevicePrefetcher:
+    fields = ("image", "label", "key")
+    dataset = ShardDataset(packed, fields=fields, transform=CenterCrop(16), shuffle=True, **options)
+    loader = DataLoader(dataset, 4, num_workers=num_workers)
+    return DevicePrefetcher(loader, "cpu", normalize=((0.5,), (0.25,)), transform=RECIPE)
+
+
+def assert_same_batches(one: list[Any], other: list[Any]) -> None:
+    assert len(one) == len(other)
+    for (images, labels, keys, *_), (others_images, others_labels, others_keys, *_) in zip(one, other, strict=True):
+        assert keys == others_keys
+        assert torch.equal(images, others_images)
+        assert torch.equal(labels, others_labels)
+
+
+@pytest.mark.parametrize("remainder", ["pad", "mask"])
+def test_a_resumed_run_mixes_the_same_batches(packed: Path, remainder: str) -> None:
+    prefetcher = make_prefetcher(packed, remainder=remainder)
+    whole = [*prefetcher, *prefetcher]
+    assert len(whole) == 12
+    for num_before in (1, 4, 6):
+        begun = make_prefetcher(packed, remainder=remainder)
+        batches = iter(begun)
+        first = [next(batches) for _ in range(num_before)]
+        resumed = make_prefetcher(packed, remainder=remainder, num_workers=2)
+        resumed.load_state_dict(begun.state_dict())
+        rest = [*resumed, *resumed] if num_before < 6 else [*resumed]
+        assert_same_batches([*first, *rest], whole)
+
+
+def test_transforms_in_a_list_are_applied_in_turn_with_one_generator() -> None:
+    batch, seen = make_batch(4), list[Any]()
+
+    def look(found: Any, generator: torch.Generator) -> Any:
+        seen.append((found, generator.initial_seed()))
+        return found
+
+    (result,) = DevicePrefetcher([batch], "cpu", transform=[look, MixUp(num_classes=5), look])
+    (original, first_seed), (mixed, last_seed) = seen
+    assert torch.equal(original[0], batch[0])
+    assert torch.equal(mixed[0], result[0])
+    assert not torch.equal(mixed[0], batch[0])
+    assert first_seed == last_seed
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: MixUp(alpha=0), ValueError, "alpha must be positive and finite, got 0"),
+        (lambda: CutMix(alpha=float("inf")), ValueError, "alpha must be positive and finite"),
+        (lambda: MixUp(num_classes=0), ValueError, "num_classes must be at least 1"),
+        (lambda: MixUp(labels_getter="second"), TypeError, "labels_getter must be 'default' or a function"),  # type: ignore[arg-type]  # what is tested
+        (lambda: OneOf([]), ValueError, "at least one transform"),
+    ],
+)
+def test_bad_settings_are_refused(make: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+IMAGES = torch.zeros(4, 3, 8, 8)
+LABELS = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        ((IMAGES, LABELS.float()), ValueError, r"int64 \[N\], or soft labels .* got torch.float32 \[4\]"),
+        ((IMAGES, LABELS.int()), ValueError, r"got torch.int32 \[4\]: convert them"),
+        ((IMAGES, LABELS.reshape(4, 1, 1)), ValueError, r"got torch.int64 \[4, 1, 1\]"),
+        ((IMAGES, torch.tensor(1)), ValueError, r"got torch.int64 \[\]"),
+        ((IMAGES, torch.zeros(4, 6)), ValueError, "must have num_classes=5 columns, got 6"),
+        ((IMAGES, LABELS[:3]), ValueError, "a label for each image, got 3 for 4 images"),
+        ((IMAGES, [1, 2, 3, 4]), TypeError, "labels of a batch must be a tensor, got list: pass images and labels"),
+        (IMAGES, TypeError, "got NoneType"),
+        ({"image": IMAGES, "cls": LABELS}, TypeError, "a mapping with the key 'labels', or labels_getter"),
+        ((IMAGES[0], LABELS), ValueError, r"exactly one tensor of images \[N, C, H, W\], got none"),
+        ((IMAGES, LABELS, IMAGES), ValueError, r"got \[4, 3, 8, 8\], \[4, 3, 8, 8\]: transform other batches"),
+    ],
+)
+def test_bad_batches_are_refused(batch: Any, error: type[Exception], message: str) -> None:
+    for kind in MIXING.values():
+        with pytest.raises(error, match=message):
+            kind(num_classes=5)(batch, generator=seeded(0))
+
+
+def test_labels_of_numbers_need_the_number_of_classes() -> None:
+    with pytest.raises(ValueError, match="pass num_classes to CutMix"):
+        CutMix()((IMAGES, LABELS), generator=seeded(0))
+
+
+def test_only_cutmix_takes_images_of_integers() -> None:
+    """torchvision's MixUp raises an error of torch's."""
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    assert CutMix(num_classes=5)((images, LABELS), generator=seeded(0))[0].dtype == torch.uint8
+    with pytest.raises(TypeError, match=r"images of floats, got torch.uint8: pass normalize or dtype"):
+        MixUp(num_classes=5)((images, LABELS), generator=seeded(0))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and torch sees none")
+@pytest.mark.parametrize("is_marked", [False, True])
+def test_on_cuda_nothing_waits_for_the_device(is_marked: bool) -> None:
+    images, labels = make_batch(8)
+    batch = [images.contiguous(memory_format=torch.channels_last), labels, *([labels >= 0] if is_marked else [])]
+    on_device, generator = [tensor.cuda() for tensor in batch], torch.Generator("cuda").manual_seed(1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        results = [
+            transform(on_device, generator=generator)
+            for transform in (MixUp(num_classes=5), CutMix(num_classes=5), BatchRandomErasing(1.0, value="random"))
+        ]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(result[0].is_contiguous(memory_format=torch.channels_last) for result in results)
+    mixed = MixUp(num_classes=5).apply(on_device, 0.25)
+    torch.testing.assert_close(mixed[0].cpu(), MixUp(num_classes=5).apply(batch, 0.25)[0])

@@ -1,0 +1,283 @@
+"""Boxes and points are torchvision's, given the same parameters; what a Compose with fields accepts."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardio.images import CropPlan, DecodedPicture, Picture, PlanRow, make_operations, render_chunk
+from shardio.images.kernel.compiled import operation_records as codes
+from shardio.models import import_library
+from shardio.transforms import (
+    AnnotationError,
+    BoundingBoxes,
+    CenterCrop,
+    Compose,
+    KeyPoints,
+    Labels,
+    Mask,
+    MultiCrop,
+    Ragged,
+    RandomAffine,
+    RandomApply,
+    RandomCrop,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomPerspective,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
+    Resize,
+    field_kinds_of,
+    is_builtin,
+    move_annotations,
+    plan_transform,
+    render_alike,
+)
+from shardio.transforms.annotations import check_field_kinds
+from shardio.transforms.matrices import make_affine_matrix
+from tests.images.pictures import make_picture
+from tests.transforms.inputs import make_rng_keys
+
+import_library("torchvision")
+v2 = pytest.importorskip("torchvision.transforms.v2")
+tv_tensors = pytest.importorskip("torchvision.tv_tensors")
+functional = v2.functional
+
+HEIGHT, WIDTH = 60, 90
+WHOLE = CropPlan.whole(np.array([[HEIGHT, WIDTH]]))
+FIELDS = {"image": "image", "boxes": "boxes", "points": "keypoints", "labels": "labels", "mask": "mask"}
+
+
+TURNING = RandomAffine(45, (0.1, 0.1), (0.9, 1.2), 4, interpolation="bilinear")
+
+
+def make_boxes(num_boxes: int, dtype: Any = np.float64) -> NDArray[Any]:
+    random = np.random.default_rng(num_boxes)
+    sides = np.array([WIDTH, HEIGHT])
+    corners = np.sort(random.uniform(0, 1, (num_boxes, 2, 2)), axis=1) * sides
+    boxes: NDArray[Any] = corners.reshape(-1, 4).astype(dtype)
+    return boxes
+
+
+def follow(values: dict[str, Any], plan: CropPlan, **kinds: Any) -> dict[str, Any]:
+    checked = check_field_kinds({"image": "image", **FIELDS, **kinds})
+    return move_annotations(checked, values, (HEIGHT, WIDTH), [PlanRow(plan, 0)])
+
+
+def wrap(values: NDArray[Any], box_format: str | None = None) -> Any:
+    tensor = torch.from_numpy(values)
+    if box_format is None:
+        return tv_tensors.KeyPoints(tensor, canvas_size=(HEIGHT, WIDTH))
+    return tv_tensors.BoundingBoxes(tensor, format=box_format.upper(), canvas_size=(HEIGHT, WIDTH))
+
+
+GEOMETRIES: dict[str, tuple[CropPlan, Any]] = {
+    "crop": (WHOLE.crop(np.array([[10, 20, 30, 40]])), lambda x: functional.crop(x, 10, 20, 30, 40)),
+    "resized crop": (
+        WHOLE.crop(np.array([[10, 20, 30, 41]])).resize(np.array([[57, 33]])),
+        lambda x: functional.resized_crop(x, 10, 20, 30, 41, [57, 33]),
+    ),
+    "resize": (WHOLE.resize(np.array([[25, 101]])), lambda x: functional.resize(x, [25, 101])),
+    "mirror": (WHOLE.mirror(np.ones(1, np.bool_)), functional.horizontal_flip),
+    "padding": (WHOLE.crop(np.array([[-7, -11, 70, 120]])), lambda x: functional.pad(x, [11, 7, 19, 3])),
+    "all": (
+        WHOLE.crop(np.array([[5, 5, 50, 70]]))
+        .resize(np.array([[40, 64]]))
+        .mirror(np.ones(1, np.bool_))
+        .crop(np.array([[8, 16, 24, 40]])),
+        lambda x: functional.crop(
+            functional.horizontal_flip(functional.resized_crop(x, 5, 5, 50, 70, [40, 64])), 8, 16, 24, 40
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_boxes_and_points_are_torchvisions(name: str, dtype: Any) -> None:
+    plan, by_torchvision = GEOMETRIES[name]
+    boxes, points = make_boxes(30, dtype), make_boxes(30, dtype)[:, :2]
+    moved = follow({"boxes": boxes, "points": points}, plan)
+    for own, expected in ((moved["boxes"], wrap(boxes, "xyxy")), (moved["points"], wrap(points))):
+        assert own.dtype == dtype
+        # torchvision rounds ratios to 32 bits.
+        np.testing.assert_allclose(own, by_torchvision(expected).numpy(), rtol=1e-6, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("box_format", ["xywh", "cxcywh"])
+def test_other_formats_of_boxes_are_torchvisions(name: str, box_format: Any) -> None:
+    plan, by_torchvision = GEOMETRIES[name]
+    boxes = functional.convert_bounding_box_format(wrap(make_boxes(30), "xyxy"), new_format=box_format.upper())
+    moved = follow({"boxes": boxes.numpy()}, plan, boxes=BoundingBoxes(format=box_format))["boxes"]
+    expected = by_torchvision(boxes)
+    assert expected.format.value.lower() == box_format
+    np.testing.assert_allclose(moved, expected.numpy(), rtol=1e-6, atol=2e-5)
+
+
+def test_turned_boxes_and_points_are_torchvisions() -> None:
+    angle, translate, scale, shear = 25.0, [6, -4], 1.2, [10.0, -5.0]
+    matrix = make_affine_matrix((WIDTH / 2, HEIGHT / 2), angle, (6, -4), scale, (10.0, -5.0))
+    plan = WHOLE.edit(make_operations(1, codes.AFFINE, *matrix, 0, 0, 0))
+    boxes, points = make_boxes(30), make_boxes(30)[:, :2]
+    moved = follow({"boxes": boxes, "points": points}, plan)
+    for own, given in ((moved["boxes"], wrap(boxes, "xyxy")), (moved["points"], wrap(points))):
+        expected = functional.affine(given, angle=angle, translate=translate, scale=scale, shear=shear)
+        np.testing.assert_allclose(own, expected.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"min_size": 5, "min_area": 1}, {"min_size": 1, "min_area": 60}], ids=str)
+def test_small_boxes_are_dropped_as_by_torchvision_with_what_belongs_to_them(settings: dict[str, Any]) -> None:
+    plan, by_torchvision = GEOMETRIES["all"]
+    boxes, labels = make_boxes(60), np.arange(60)
+    sample = {"boxes": by_torchvision(wrap(boxes, "xyxy")), "labels": torch.from_numpy(labels)}
+    expected = v2.SanitizeBoundingBoxes(**settings)(sample)
+    parts = np.stack([labels, labels, np.zeros(60)], axis=1)[:, np.newaxis]  # One point for each box.
+    moved = follow(
+        {"labels": labels.tolist(), "boxes": boxes, "points": parts},
+        plan,
+        boxes=BoundingBoxes(**settings),
+        points=KeyPoints(boxes="boxes"),
+    )
+    np.testing.assert_allclose(moved["boxes"], expected["boxes"].numpy(), rtol=1e-6, atol=2e-5)
+    np.testing.assert_array_equal(moved["labels"], expected["labels"].numpy())
+    assert 5 < len(moved["boxes"]) < 50
+    kept = follow({"points": parts}, plan)["points"][moved["labels"]]
+    np.testing.assert_array_equal(moved["points"], kept)
+
+
+def test_all_boxes_are_kept_by_default() -> None:
+    moved = follow({"boxes": make_boxes(60), "labels": list(range(60))}, GEOMETRIES["all"][0])
+    assert (moved["boxes"].shape, moved["labels"].tolist()) == ((60, 4), list(range(60)))
+    assert (moved["boxes"][:, 2] == moved["boxes"][:, 0]).any(), "some are not visible"
+
+
+def test_lists_become_32_bits_and_other_columns_of_points_stay() -> None:
+    moved = follow(
+        {"boxes": [[1, 2, 3, 4]], "points": [[[80, 7, 2], [3, 4, 0]]], "labels": [5]}, GEOMETRIES["mirror"][0]
+    )
+    assert all(isinstance(value, Ragged) for value in moved.values())
+    assert [value.dtype for value in moved.values()] == [np.float32, np.float32, np.int64]
+    assert moved["boxes"].tolist() == [[87, 2, 89, 4]]
+    assert moved["points"].tolist() == [[[9, 7, 2], [86, 4, 0]]]
+
+
+def test_samples_may_have_no_boxes_and_lack_values() -> None:
+    moved = follow({"boxes": [], "points": [], "labels": [], "mask": None}, GEOMETRIES["all"][0])
+    assert [moved[name].shape for name in ("boxes", "points", "labels")] == [(0, 4), (0, 2), (0,)]
+    assert moved["mask"] is None
+    assert follow({"boxes": None, "labels": [3]}, WHOLE)["labels"].tolist() == [3]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "boxes": ([[1, 2, 3]], "must be boxes [k, 4], got int64 [1, 3]"),
+    "points": ([1, 2], "must be points [..., 2 or more], got int64 [2]"),
+    "labels": (["cat"], "must be numbers [k, ...], got list of <U3"),
+    "mask": (np.zeros((9, 8), np.uint8), "is a mask of 8×9 pixels, but the image has 90×60"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_value_of_another_form_is_an_error(name: str) -> None:
+    value, message = BAD[name]
+    with pytest.raises(AnnotationError, match=re.escape(message)) as caught:
+        follow({name: value}, WHOLE)
+    assert caught.value.name == name
+
+
+def test_other_values_that_do_not_fit_are_errors() -> None:
+    with pytest.raises(AnnotationError, match=r"one row for each of the 1 boxes 'boxes', got \[2\]"):
+        follow({"boxes": [[1, 2, 3, 4]], "labels": [1, 2]}, WHOLE)
+    with pytest.raises(AnnotationError, match="must be boxes"):
+        follow({"boxes": [[1, 2, 3, 4], [1]]}, WHOLE)
+    with pytest.raises(AnnotationError, match="cannot hold fill=-1"):
+        follow({"mask": np.zeros((HEIGHT, WIDTH), np.uint8)}, WHOLE, mask=Mask(fill=-1))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [RandomResizedCrop(40), RandomHorizontalFlip()],
+        [TURNING, RandomResizedCrop(30), RandomHorizontalFlip()],
+        [RandomVerticalFlip(), RandomPerspective(0.5, 1), RandomCrop(50, 4), RandomRotation(30), RandomVerticalFlip()],
+        [RandomApply([RandomRotation(45), RandomRotation(9)], 0.5), RandomResizedCrop(30), RandomErasing(1)],
+        [CenterCrop(50), CenterCrop(70), RandomHorizontalFlip(), TURNING, Resize((30, 40))],
+        [Resize(70), RandomResizedCrop(40), CenterCrop((50, 30)), RandomHorizontalFlip()],
+    ],
+    ids=str,
+)
+def test_everything_follows_images_that_are_rendered_between_steps(steps: list[Any]) -> None:
+    """A second image becomes the first one, if both are alike; a mask shows where a painted square is."""
+    images, masks = [], []
+    for seed, size in enumerate([(HEIGHT, WIDTH), (55, 61), (90, 49), (48, 120)]):
+        mask = np.zeros(size, np.uint8)
+        mask[15:40, 12:44] = 1
+        images.append(np.where(mask[..., np.newaxis] == 1, 255, make_picture(*size, seed) // 2))
+        masks.append(mask)
+    pictures: list[Picture] = [DecodedPicture(image.astype(np.uint8)) for image in images]
+    planned, plan = plan_transform(Compose(steps), pictures, make_rng_keys(4))
+    assert plan is not None
+    rendered, num_square = render_chunk(planned, plan).images, 0
+    again = render_chunk(render_alike(list(pictures), planned), plan).images
+    for row, (image, other) in enumerate(zip(rendered, again, strict=True)):
+        np.testing.assert_array_equal(image, other)
+        values = {"mask": masks[row], "boxes": [[12, 15, 44, 40]], "points": [[28, 27]]}
+        history = (*planned[row].history, PlanRow(plan, row))
+        moved = move_annotations(check_field_kinds(FIELDS), values, masks[row].shape, history)
+        assert moved["mask"].shape == image.shape[:2]
+        is_square = (image == 255).all(axis=2)
+        num_square += int(is_square.sum())
+        assert (moved["mask"][is_square] == 1).all()
+        assert (image[moved["mask"] == 0] < 255).any(axis=1).all()
+        (x, y), (left, top, right, bottom) = moved["points"][0], moved["boxes"][0]
+        if left < x < right - 1 and top < y < bottom - 1:
+            assert moved["mask"][round(float(y)), round(float(x))] == 1
+        found = np.argwhere(moved["mask"])
+        assert (found >= [top - 1, left - 1]).all()
+        assert (found <= [bottom + 1, right + 1]).all()
+    assert num_square > 400
+
+
+def test_what_fields_may_be() -> None:
+    transform = Compose([CenterCrop(3)], fields={"image": "image", "b": "boxes", "l": "labels", "m": Mask(fill=255)})
+    assert field_kinds_of(transform) == {
+        "image": "image",
+        "b": BoundingBoxes(),
+        "l": Labels(boxes="b"),
+        "m": Mask(fill=255),
+    }
+    assert is_builtin(transform)
+    assert repr(pickle.loads(pickle.dumps(transform))) == repr(transform)
+    assert field_kinds_of(CenterCrop(3)) == field_kinds_of(Compose([CenterCrop(3)])) == {}
+    bad: list[tuple[Any, type[Exception], str]] = [
+        (["image"], TypeError, "must map fields to kinds"),
+        ({"image": "picture"}, ValueError, "must be one of 'image', 'mask'"),
+        ({"mask": "mask"}, ValueError, "must name an image"),
+        ({"image": "image", "p": KeyPoints(boxes="b")}, ValueError, "'p' belongs to the boxes 'b', but"),
+        ({"image": "image", "b": "boxes", "c": "boxes", "l": "labels"}, ValueError, r"'l' may belong to any of"),
+    ]
+    for fields, error, message in bad:
+        with pytest.raises(error, match=message):
+            Compose([], fields=fields)
+    with pytest.raises(ValueError, match="format must be one of"):
+        BoundingBoxes(format="yxyx")  # type: ignore[arg-type]  # It is none.
+    with pytest.raises(ValueError, match="must not be negative"):
+        BoundingBoxes(min_size=-1)
+
+
+def test_a_compose_with_fields_is_a_datasets_whole_transform_and_shardios_own() -> None:
+    transform = Compose([CenterCrop(3)], fields={"image": "image"})
+    for container in (Compose, MultiCrop):
+        with pytest.raises(TypeError, match="cannot be part of another Compose or of a MultiCrop"):
+            container([transform])
+    with pytest.raises(TypeError, match="pass it to a dataset"):
+        transform(make_picture(9, 9))
+    with pytest.raises(TypeError, match=r"abs.* would transform only the image"):
+        field_kinds_of(Compose([CenterCrop(3), abs], fields={"image": "image"}))
