@@ -20,20 +20,28 @@ from PIL import Image
 from shardio.images import edit_images
 from shardio.models import import_library
 from shardio.transforms import (
+    AutoAugment,
     ColorJitter,
     PixelTransform,
     RandAugment,
     RandomAdjustSharpness,
+    RandomAffine,
     RandomAutocontrast,
     RandomEqualize,
     RandomGrayscale,
     RandomInvert,
+    RandomPerspective,
     RandomPosterize,
+    RandomRotation,
     RandomSolarize,
     TrivialAugmentWide,
 )
 
 NUM_IMAGES, SIDE = 64, 224
+
+AFFINE = (15, (0.1, 0.1), (0.8, 1.2), 10)
+AFFINE_ARGUMENTS = dict(zip(("degrees", "translate", "scale", "shear"), AFFINE, strict=True))
+BILINEAR = Image.Resampling.BILINEAR
 
 TRANSFORMS: dict[str, tuple[PixelTransform, str, dict[str, Any]]] = {
     "ColorJitter(.4, .4, .4)": (ColorJitter(0.4, 0.4, 0.4), "ColorJitter", dict(zip("bcs", [0.4] * 3, strict=True))),
@@ -53,8 +61,23 @@ TRANSFORMS: dict[str, tuple[PixelTransform, str, dict[str, Any]]] = {
         "RandomAdjustSharpness",
         {"sharpness_factor": 2, "p": 1},
     ),
+    "RandomRotation(15)": (RandomRotation(15), "RandomRotation", {"degrees": 15}),
+    "RandomRotation(15, bilinear)": (
+        RandomRotation(15, "bilinear"),
+        "RandomRotation",
+        {"degrees": 15, "interpolation": BILINEAR},
+    ),
+    "RandomAffine(15, (.1, .1), (.8, 1.2), 10)": (RandomAffine(*AFFINE), "RandomAffine", AFFINE_ARGUMENTS),
+    "RandomAffine(15, (.1, .1), (.8, 1.2), 10, bilinear)": (
+        RandomAffine(*AFFINE, interpolation="bilinear"),
+        "RandomAffine",
+        {**AFFINE_ARGUMENTS, "interpolation": BILINEAR},
+    ),
+    "RandomPerspective(.5, 1)": (RandomPerspective(0.5, 1), "RandomPerspective", {"p": 1}),
     "RandAugment()": (RandAugment(), "RandAugment", {}),
+    "RandAugment(bilinear)": (RandAugment(interpolation="bilinear"), "RandAugment", {"interpolation": BILINEAR}),
     "TrivialAugmentWide()": (TrivialAugmentWide(), "TrivialAugmentWide", {}),
+    "AutoAugment()": (AutoAugment(), "AutoAugment", {}),
 }
 """Ours, and torchvision's name and arguments. The arguments of ColorJitter are named after their first letters."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shardio.images import Operations, Sizes, make_operations
+from shardio.images import Operations, Sizes
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
 from shardio.transforms.augmentation_space import (
@@ -39,17 +39,17 @@ class _Augmentation(PixelTransform):
     def _make(
         self, chosen: NDArray[np.int64], bins: NDArray[np.int64], signs: NDArray[np.float64], sizes: Sizes
     ) -> Operations:
-        """Return an operation for each of n images, OPERATION [n, 1].
+        """Return k operations for each of n images, OPERATION [n, k].
 
         Args:
-            chosen: int64 [n], the number of each operation in the space.
-            bins: int64 [n], the number of each magnitude.
-            signs: float64 [n], 1 or -1, for magnitudes that have a sign.
+            chosen: int64 [n, k], the number of each operation in the space.
+            bins: int64 [n, k], the number of each magnitude.
+            signs: float64 [n, k], 1 or -1, for magnitudes that have a sign.
             sizes: int64 [n, 2].
         """
-        operations = make_operations(len(sizes), codes.NONE)
+        operations = np.zeros(chosen.shape, codes.OPERATION)
         for number, (name, strength) in enumerate(self._space.items()):
-            rows = np.flatnonzero(chosen == number)
+            places = rows, _ = np.nonzero(chosen == number)
             if not rows.size:
                 continue
             magnitudes = np.zeros(len(rows))
@@ -57,9 +57,10 @@ class _Augmentation(PixelTransform):
                 lasts = np.full(len(rows), strength.last)
                 if strength.side is not None:
                     lasts *= sizes[rows, strength.side]
-                magnitudes = space_evenly(strength.first, lasts, self.num_magnitude_bins, bins[rows])
-                magnitudes *= signs[rows] if strength.is_signed else 1
-            operations[rows] = make_named_operations(name, magnitudes, sizes[rows], self.interpolation, self._fill)
+                magnitudes = space_evenly(strength.first, lasts, self.num_magnitude_bins, bins[places])
+                magnitudes *= signs[places] if strength.is_signed else 1
+            made = make_named_operations(name, magnitudes, sizes[rows], self.interpolation, self._fill)
+            operations[places] = made[:, 0]
         return operations
 
     def _show_pixels(self) -> str:
@@ -81,11 +82,8 @@ class TrivialAugmentWide(_Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 1]."""
         unit = draw_units(rng_keys, 3)
-        chosen, bins = (
-            to_integers(unit[:, 0], len(self._space)),
-            to_integers(unit[:, 1], self.num_magnitude_bins),
-        )
-        return self._make(chosen, bins, np.where(unit[:, 2] < 0.5, -1.0, 1.0), sizes)
+        chosen, bins = to_integers(unit[:, :1], len(self._space)), to_integers(unit[:, 1:2], self.num_magnitude_bins)
+        return self._make(chosen, bins, _choose_signs(unit[:, 2:]), sizes)
 
     def __repr__(self) -> str:
         return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
@@ -119,17 +117,8 @@ class RandAugment(_Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, num_ops]."""
         unit = draw_units(rng_keys, 2 * self.num_ops)
-        bins = np.full(len(sizes), self.magnitude)
-        made = [
-            self._make(
-                to_integers(unit[:, 2 * i], len(self._space)),
-                bins,
-                np.where(unit[:, 2 * i + 1] < 0.5, -1.0, 1.0),
-                sizes,
-            )
-            for i in range(self.num_ops)
-        ]
-        return np.concatenate([*made, make_operations(len(sizes), codes.NONE)][: max(self.num_ops, 1)], axis=1)
+        chosen = to_integers(unit[:, ::2], len(self._space))
+        return self._make(chosen, np.full_like(chosen, self.magnitude), _choose_signs(unit[:, 1::2]), sizes)
 
     def __repr__(self) -> str:
         return (
@@ -161,9 +150,8 @@ class AutoAugment(_Augmentation):
     def draw(self, sizes: Sizes, rng_keys: Words) -> Operations:
         """Return the operations on n images, OPERATION [n, 2]."""
         unit = draw_units(rng_keys, 5)
-        pairs, signs = to_integers(unit[:, 0], len(self._chosen)), np.where(unit[:, 3:] < 0.5, -1.0, 1.0)
-        made = [self._make(self._chosen[pairs, i], self._bins[pairs, i], signs[:, i], sizes) for i in range(2)]
-        operations = np.concatenate(made, axis=1)
+        pairs = to_integers(unit[:, 0], len(self._chosen))
+        operations = self._make(self._chosen[pairs], self._bins[pairs], _choose_signs(unit[:, 3:]), sizes)
         operations["code"][unit[:, 1:3] >= self._chances[pairs]] = codes.NONE
         return operations
 
@@ -173,3 +161,8 @@ class AutoAugment(_Augmentation):
 
 AUGMENTATIONS: frozenset[type] = frozenset({AutoAugment, RandAugment, TrivialAugmentWide})
 """The transforms of this module."""
+
+
+def _choose_signs(unit: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return -1 or 1 for numbers from 0 to below 1."""
+    return np.where(unit < 0.5, -1.0, 1.0)

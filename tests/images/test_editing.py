@@ -180,6 +180,17 @@ def test_hues_of_all_kinds_of_colours_are_turned_as_by_pillow() -> None:
         np.testing.assert_array_equal(edit_compiled(pixels, operations), edit_by_pillow(pixels, operations))
 
 
+def test_autocontrast_of_all_lowest_and_highest_values_is_pillows() -> None:
+    """Images of one row, in which the lowest value of all colours is the same and the highest ones are adjacent."""
+    operations = as_operations([(codes.AUTOCONTRAST, [], lambda image: image)])
+    for low in range(0, 255, 5):
+        for high in range(low, 256, 3):
+            highest = np.minimum([high, high + 1, high + 2], 255)
+            pixels = np.clip(np.arange(256)[:, np.newaxis], low, highest)[np.newaxis].astype(np.uint8)
+            expected = edit_by_pillow(pixels, operations)
+            np.testing.assert_array_equal(edit_compiled(pixels, operations), expected, f"{low} to {highest}")
+
+
 def test_images_have_their_own_operations_and_sizes() -> None:
     random = np.random.default_rng(3)
     images = [make_image(random) for _ in range(9)]

@@ -60,7 +60,7 @@ def test_every_operation_at_every_strength_gives_torchvisions_pixels(
                     Image.fromarray(pixels), name, magnitude, theirs.interpolation, theirs._fill
                 )
                 sizes = np.array([pixels.shape[:2]])
-                operations = ours._make(np.array([number]), np.array([index]), np.array([sign]), sizes)
+                operations = ours._make(np.array([[number]]), np.array([[index]]), np.array([[sign]]), sizes)
                 edit_images([pixels], operations)
                 np.testing.assert_array_equal(pixels, np.array(expected), f"{name} {magnitude} {pixels.shape}")
 
@@ -95,7 +95,7 @@ def test_auto_augment_draws_pairs_with_their_probabilities(policy: str) -> None:
             expected[tuple(what)] += weight
     chosen, bins, signs = record(transform)
     assert abs(signs.mean()) < 0.03
-    applied = transform.draw(np.full((len(KEYS), 2), 60), KEYS)["code"] != 0
+    applied = AutoAugment(policy).draw(np.full((len(KEYS), 2), 60), KEYS)["code"] != 0
     drawn = Counter[Any](
         tuple((names[name], strength) if was else None for name, strength, was in zip(*row, strict=True))
         for row in zip(chosen.tolist(), bins.tolist(), applied.tolist(), strict=True)
@@ -104,17 +104,17 @@ def test_auto_augment_draws_pairs_with_their_probabilities(policy: str) -> None:
 
 
 def record(transform: Any) -> tuple[Any, Any, Any]:
-    """Draw for 14,000 images; return the operations, strengths and signs that are made, int64 [n, k] each."""
+    """Draw for 14,000 images; return the operations, strengths and signs that are made, [n, k] each."""
     made = list[Any]()
     original = transform._make
 
     def note(*given: Any) -> Any:
-        made.append(given[:3])
+        made.extend(given[:3])
         return original(*given)
 
     transform._make = note
     transform.draw(np.full((len(KEYS), 2), 8), KEYS)
-    chosen, bins, signs = (np.stack(parts, axis=1) for parts in zip(*made, strict=True))
+    chosen, bins, signs = made
     return chosen, bins, signs
 
 

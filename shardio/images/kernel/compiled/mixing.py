@@ -16,11 +16,12 @@ from numba.extending import intrinsic
 
 from shardio.images.kernel.compiled.memory import elements
 
-MARGIN = 2.0**-10
-"""More than the errors of weighted sums, which are less than 2^-11 for 16 pixels.
+MARGINS = {2: 2.0**-12, 4: 2.0**-10}
+"""More than twice the errors of weighted sums, by the number of columns and rows.
 
-The absolute values of four weights add up to 1.5 at most. Rounding the weights, products and sums changes the sum of a
-row by up to 255 × 1.5 × 5 × 2^-24, and that of the rows by 1.5 times this and 1.5 times as much again.
+The absolute values of two weights add up to 1, and those of four to up to 1.5. Rounding weights, products and sums
+changes the sum of a row by up to 3 × 255 × 2^-24, or 5 × 1.5 × 255 × 2^-24. The error of the final sum is twice that of
+a row, or three times.
 """
 
 _BYTE, _WORD = ir.IntType(8), ir.IntType(32)
@@ -51,7 +52,7 @@ def mix_quickly(_context: Any, before: Any, columns: Any, rows: Any, x_weights: 
             return total
 
         mixed = _mix(context, builder, signature, arguments, mix, _FLOATS)
-        margin = ir.Constant(_FLOATS, [MARGIN] * 4)
+        margin = ir.Constant(_FLOATS, [MARGINS[signature.args[1].count]] * 4)
         low, high = (_round(builder, operation(mixed, margin)) for operation in (builder.fsub, builder.fadd))
         lanes = builder.bitcast(builder.icmp_unsigned("!=", low, high), ir.IntType(4))
         is_certain = builder.icmp_unsigned("==", lanes, ir.Constant(ir.IntType(4), 0))

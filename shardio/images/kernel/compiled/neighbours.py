@@ -73,15 +73,16 @@ def flip_vertically(pixels, height, width):
 
 
 @kernel_function
-def transform_affinely(before, pixels, height, width, numbers):
+def transform_affinely(before, pixels, height, width, numbers, sources):
     """Replace each pixel by that at its place times a matrix, as Image.transform does without interpolation.
 
     Args:
         before: uint8 [3 height * width], the image; one more byte can be read after it.
         pixels: uint8 [3 height * width], for the result.
-        height: The image's height, below 2^15.
-        width: The image's width, below 2^15.
+        height: The image's height. Pillow's result is certain only below 2^15.
+        width: The same.
         numbers: float64 [...]: the matrix, and red, green and blue of pixels outside the image.
+        sources: int32 [...], for temporary numbers.
     """
     fill_pixels(pixels, np.uint8(numbers[6]), np.uint8(numbers[7]), np.uint8(numbers[8]))
     if numbers[1] == 0 and numbers[3] == 0:
@@ -90,8 +91,9 @@ def transform_affinely(before, pixels, height, width, numbers):
         _is_within(numbers, 0, 0)
         and _is_within(numbers, width, height)
         and (_is_within(numbers, 0, height) and _is_within(numbers, width, 0))
+        and max(height, width) < 32768
     ):
-        _transform_by_integers(before, pixels, height, width, numbers)
+        _transform_by_integers(before, pixels, height, width, numbers, sources)
     else:
         _transform_by_floats(before, pixels, height, width, numbers)
 
@@ -154,7 +156,7 @@ def _find_columns(width, numbers):
 
 
 @kernel_function
-def _transform_by_integers(before, pixels, height, width, numbers):
+def _transform_by_integers(before, pixels, height, width, numbers, sources):
     step_x, step_y = _fixed(numbers[0]), _fixed(numbers[3])
     row_x = _fixed(numbers[2] + numbers[0] * 0.5 + numbers[1] * 0.5)
     row_y = _fixed(numbers[5] + numbers[3] * 0.5 + numbers[4] * 0.5)
@@ -169,16 +171,24 @@ def _transform_by_integers(before, pixels, height, width, numbers):
             source = (y_in >> 16) * width + (x_in >> 16)
             _copy_pixels(before, source, pixels, y * width + start, stop - start)
         else:
-            # Four bytes at once; the next pixel overwrites the fourth.
-            for x in range(start, stop - 1):
-                source = (y_in >> 16) * width + (x_in >> 16)
-                copy_four(before, np.uint64(3 * source), pixels, np.uint64(3 * (y * width + x)))
-                x_in += step_x
-                y_in += step_y
-            if start < stop:
-                _copy_pixel(before, (y_in >> 16) * width + (x_in >> 16), pixels, y * width + stop - 1)
+            for first in range(start, stop, len(sources)):
+                count = min(len(sources), stop - first)
+                x_in, y_in = row_x + first * step_x, row_y + first * step_y
+                _find_sources(x_in, y_in, step_x, step_y, width, sources, count)
+                # Four bytes at once; the next pixel overwrites the fourth.
+                for i in range(count - 1):
+                    copy_four(before, np.uint64(3 * sources[i]), pixels, np.uint64(3 * (y * width + first + i)))
+                _copy_pixel(before, sources[count - 1], pixels, y * width + first + count - 1)
         row_x += _fixed(numbers[1])
         row_y += _fixed(numbers[4])
+
+
+@kernel_function
+def _find_sources(x_in, y_in, step_x, step_y, width, sources, count):
+    """Set the indices of the pixels at places along a line, in 1/2^16 pixels. All places are in the image."""
+    for i in range(count):
+        x, y = _I(x_in + _I(_I(i) * _I(step_x))), _I(y_in + _I(_I(i) * _I(step_y)))
+        sources[i] = _I(_I(_I(y >> _I(16)) * _I(width)) + _I(x >> _I(16)))
 
 
 @kernel_function

@@ -41,10 +41,10 @@ from shardio.images.kernel.compiled.tones import (
     invert,
     keep_bits,
     look_up,
-    make_autocontrast_table,
     make_equalizing_table,
     make_grey,
     solarize,
+    stretch,
     sum_grey,
 )
 from shardio.images.kernel.compiled.warping import moves_by_whole_pixels, warp
@@ -73,6 +73,7 @@ def _edit(pixels, height, width, operations, scratch):
     size = 3 * num_pixels
     temporary = shaped(scratch, 0, (size + 4,))  # The planes, or a copy of the pixels and some bytes.
     table = shaped(scratch, size + 4, (256,))
+    # For counts, or for what else an operation needs, such as PLACES.
     counts = carray(pointer(scratch.ctypes.data + (size + 4 + 256 + 63) // 64 * 64), 1024, np.int32)
     red = shaped(scratch, 0, (num_pixels,))
     green = shaped(scratch, num_pixels, (num_pixels,))
@@ -110,8 +111,7 @@ def _edit(pixels, height, width, operations, scratch):
             invert(values, size)
         elif code == AUTOCONTRAST:
             for plane in (red, green, blue):
-                if make_autocontrast_table(plane, num_pixels, table):
-                    look_up(plane, num_pixels, table)
+                stretch(plane, num_pixels, table)
         elif code == EQUALIZE:
             for plane in (red, green, blue):
                 if make_equalizing_table(plane, num_pixels, counts, table):
@@ -128,7 +128,7 @@ def _edit(pixels, height, width, operations, scratch):
             elif code == GAUSSIAN_BLUR:
                 blur(temporary, pixels, height, width, numbers, _floats_after(scratch, size + SLACK))
             elif code == AFFINE and (numbers[9] == NEAREST or moves_by_whole_pixels(numbers)):
-                transform_affinely(temporary, pixels, height, width, numbers)
+                transform_affinely(temporary, pixels, height, width, numbers, counts)
             else:
                 warp(temporary, pixels, height, width, numbers, code == PERSPECTIVE, counts)
     if is_split:

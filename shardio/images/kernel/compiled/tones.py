@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.kernel.compiled.memory import kernel_function
+from shardio.images.kernel.compiled.memory import kernel_function, load_word
 from shardio.images.kernel.compiled.scalars import choose, clamp, truncate
 
-_F, _U, _I = np.float32, np.uint32, np.int32
+_F, _U, _I, _W = np.float32, np.uint32, np.int32, np.uint64
 _RED, _GREEN, _BLUE, _HALF = _U(19595), _U(38470), _U(7471), _U(1 << 15)
 
 
@@ -79,24 +79,55 @@ def invert(values, count):
 
 @kernel_function
 def look_up(values, count, table):
-    """Replace values by those in a table, uint8 [256]."""
-    for i in range(count):
+    """Replace values by those in a table, uint8 [256]. Eight are read at once."""
+    for i in range(0, count - 7, 8):
+        word = load_word(values, _W(i))
+        for j in range(8):
+            values[_W(i) + _W(j)] = table[(word >> _W(56 - 8 * j)) & _W(255)]  # numba checks the sign of others.
+    for i in range(count // 8 * 8, count):
         values[i] = table[values[i]]
 
 
 @kernel_function
-def make_autocontrast_table(values, count, table):
-    """Write a table that stretches values to 0 to 255, as ImageOps.autocontrast does; return whether they change."""
-    low, high = np.uint8(255), np.uint8(0)
+def stretch(values, count, table):
+    """Stretch values to 0 to 255, as ImageOps.autocontrast does.
+
+    Args:
+        values: uint8 [...].
+        count: How many.
+        table: uint8 [256], for temporary values.
+    """
+    lowest, highest = np.uint8(255), np.uint8(0)
     for i in range(count):
-        low, high = min(low, values[i]), max(high, values[i])
-    if high <= low:
-        return False
-    scale = 255.0 / (np.int64(high) - np.int64(low))
+        lowest, highest = min(lowest, values[i]), max(highest, values[i])
+    low, high = np.int64(lowest), np.int64(highest)
+    if high <= low or (low == 0 and high == 255):
+        return
+    _make_stretching_table(low, high, table)
+    # Integers are four times as fast as the table, and equal it for four in five pairs of lowest and highest values.
+    start, factor = _U(low), _U(((255 << 16) + high - low - 1) // (high - low))
+    is_equal = True
+    for value in range(low, high + 1):
+        is_equal = is_equal and table[value] == _multiply(np.uint8(value), start, factor)
+    if is_equal:
+        for i in range(count):
+            values[i] = _multiply(values[i], start, factor)
+    else:
+        look_up(values, count, table)
+
+
+@kernel_function
+def _multiply(value, start, factor):
+    """Return the distance of a value, uint8, from a start, times a factor of 1/2^16."""
+    return np.uint8(_U(_U(_U(value) - start) * factor) >> _U(16))
+
+
+@kernel_function
+def _make_stretching_table(low, high, table):
+    scale = 255.0 / (high - low)
     offset = -np.float64(low) * scale
     for value in range(256):
         table[value] = np.uint8(min(max(np.int64(value * scale + offset), 0), 255))
-    return True
 
 
 @kernel_function
