@@ -33,7 +33,8 @@ def collate_channels_last(samples: Sequence[Any]) -> Any:
     """Collate samples as torch does, except that uint8 images become a channels_last tensor [N, 3, H, W].
 
     Raises:
-        ValueError: If images or arrays differ in size, or dicts in their keys.
+        ValueError: If images differ in size, or dicts in their keys.
+        RuntimeError: If arrays differ in shape.
     """
     first = samples[0]
     if isinstance(first, dict) and (other := next((each for each in samples if each.keys() != first.keys()), None)):
@@ -82,14 +83,16 @@ def collate_column(values: Sequence[Any]) -> Any:
 
 def _collate_tensors(values: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     if not _is_image(values[0]):
-        shapes = sorted({tuple(value.shape) for value in values})
-        if len(shapes) > 1:
-            raise ValueError(
-                f"the arrays of a batch differ in shape, such as {shapes[0]} and {shapes[1]}: give the dataset a "
-                "transform that makes them alike, such as RandomResizedCrop(224) in a Compose with fields for masks, "
-                "or pass a collate_fn that does not stack them"
-            )
-        collated: torch.Tensor = default_collate_fn_map[torch.Tensor](values, collate_fn_map=collate_fn_map)
+        try:
+            collated: torch.Tensor = default_collate_fn_map[torch.Tensor](values, collate_fn_map=collate_fn_map)
+        except RuntimeError as error:
+            if len({tuple(value.shape) for value in values}) == 1:
+                raise
+            raise RuntimeError(
+                f"{error}. The arrays of a batch differ in shape: give the dataset a transform that makes them alike, "
+                "such as RandomResizedCrop(224) in a Compose with fields for masks, or pass a collate_fn that does not "
+                "stack them"
+            ) from error
         return collated
     sizes = sorted({tuple(image.shape[1:]) for image in values})
     if len(sizes) > 1:

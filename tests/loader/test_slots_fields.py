@@ -118,7 +118,7 @@ def test_arrays_that_torch_refuses_are_refused(tmp_path: Path, name: str) -> Non
         list(torchs)
     with pytest.raises(expected.type) as got:
         list(loader)
-    assert str(got.value) == str(expected.value)
+    assert str(got.value).startswith(str(expected.value))
 
 
 def test_all_fields_of_a_batch_are_those_of_torchs_loader(tmp_path: Path) -> None:
