@@ -20,9 +20,16 @@ def edit_by_pillow(pixels: Pixels, operations: NDArray[np.void]) -> Pixels:
         pixels: uint8 [height, width, 3].
         operations: OPERATION [k].
     """
-    image = Image.fromarray(pixels)
+    image = original = Image.fromarray(pixels)
+    total = np.zeros(pixels.shape, np.float32)
     for code, numbers in operations.tolist():
-        if code != codes.NONE:
+        if code == codes.BEGIN_MIXTURE:
+            original, total = image, np.asarray(image, np.float32) * np.float32(numbers[0])
+        elif code == codes.ADD_TO_MIXTURE:
+            image, total = original, total + np.asarray(image, np.float32) * np.float32(numbers[0])
+        elif code == codes.END_MIXTURE:
+            image = Image.fromarray(total.clip(0, 255).astype(np.uint8))
+        elif code != codes.NONE:
             image = _BY_PILLOW[code](image, numbers)
     return np.array(image)
 

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from shardio.images.crop_plan import PlanRow
 from shardio.images.editing import Operations, edit_images
-from shardio.images.kernel.compiled.operation_records import FILL, INTERPOLATION, MOVING, NEAREST
+from shardio.images.kernel.compiled.operation_records import (
+    BEGIN_MIXTURE,
+    END_MIXTURE,
+    FILL,
+    INTERPOLATION,
+    MOVING,
+    NEAREST,
+)
 
 Places = NDArray[np.float64]
 """float64 [...], in pixels from the image's left or upper edge."""
@@ -146,12 +153,16 @@ def move_boxes(boxes: Places, step: PlanRow) -> Places:
 
 
 def _moving_operations(step: PlanRow) -> Operations:
-    """Return the operations of a step that move pixels, OPERATION [k]."""
+    """Return the operations of a step that move pixels, OPERATION [k]. Those within mixtures do not count."""
     plan, row = step
     if plan.operations is None:
         return np.empty(0, np.void)
     operations: Operations = plan.operations[row]
-    return operations[[code in MOVING for code in operations["code"].tolist()]]
+    moving, is_mixture = list[bool](), False
+    for code in operations["code"].tolist():
+        is_mixture = code == BEGIN_MIXTURE or (is_mixture and code != END_MIXTURE)
+        moving.append(code in MOVING and not is_mixture)
+    return operations[moving]
 
 
 def _move_by(operation: np.void, points: Places) -> Places:

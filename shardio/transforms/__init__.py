@@ -14,6 +14,7 @@ from shardio.transforms.annotations import (
     Ragged,
     move_annotations,
 )
+from shardio.transforms.aug_mix import AugMix
 from shardio.transforms.auto_augment import AutoAugment, RandAugment, TrivialAugmentWide
 from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
@@ -59,6 +60,7 @@ from shardio.transforms.warps import RandomAffine, RandomPerspective, RandomRota
 
 __all__ = [
     "AnnotationError",
+    "AugMix",
     "AutoAugment",
     "BoundingBoxes",
     "Calls",

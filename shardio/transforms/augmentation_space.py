@@ -73,6 +73,26 @@ TRIVIAL_AUGMENT: Space = {
     "Equalize": None,
 }
 
+PARTIAL_AUG_MIX: Space = {
+    "ShearX": Strength(0.3),
+    "ShearY": Strength(0.3),
+    "TranslateX": Strength(1.0 / 3.0, side=1),
+    "TranslateY": Strength(1.0 / 3.0, side=0),
+    "Rotate": Strength(30.0),
+    "Posterize": Strength(0, 4, is_signed=False),
+    "Solarize": Strength(0.0, 1.0, is_signed=False),
+    "AutoContrast": None,
+    "Equalize": None,
+}
+
+AUG_MIX: Space = {
+    **PARTIAL_AUG_MIX,
+    "Brightness": Strength(0.9),
+    "Color": Strength(0.9),
+    "Contrast": Strength(0.9),
+    "Sharpness": Strength(0.9),
+}
+
 _FACTORS = {
     "Brightness": codes.BRIGHTNESS,
     "Color": codes.SATURATION,

@@ -27,8 +27,8 @@ from shardio.transforms.policies import NUM_STRENGTHS, POLICIES
 from shardio.values import check_integer
 
 
-class _Augmentation(PixelTransform):
-    """The base class: operations of a space."""
+class Augmentation(PixelTransform):
+    """The base class of automatic augmentations, which draw operations from a space."""
 
     def __init__(self, space: Space, num_magnitude_bins: int, interpolation: object, fill: Fill) -> None:
         self.num_magnitude_bins = check_integer("num_magnitude_bins", num_magnitude_bins, at_least=2)
@@ -67,7 +67,7 @@ class _Augmentation(PixelTransform):
         return f"interpolation={self.interpolation!r}, fill={self.fill}"
 
 
-class TrivialAugmentWide(_Augmentation):
+class TrivialAugmentWide(Augmentation):
     """Apply one random operation of random strength to each image.
 
     Args:
@@ -89,7 +89,7 @@ class TrivialAugmentWide(_Augmentation):
         return f"TrivialAugmentWide(num_magnitude_bins={self.num_magnitude_bins}, {self._show_pixels()})"
 
 
-class RandAugment(_Augmentation):
+class RandAugment(Augmentation):
     """Apply some random operations of one strength to each image.
 
     Args:
@@ -127,7 +127,7 @@ class RandAugment(_Augmentation):
         )
 
 
-class AutoAugment(_Augmentation):
+class AutoAugment(Augmentation):
     """Apply a random pair of operations of a policy that was found by a search, each of the two with its probability.
 
     Args:

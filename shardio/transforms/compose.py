@@ -18,6 +18,7 @@ from shardio.images import (
 )
 from shardio.order import Words
 from shardio.transforms.annotations import FieldKind
+from shardio.transforms.aug_mix import AugMix
 from shardio.transforms.auto_augment import AUGMENTATIONS
 from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.calls import Calls
@@ -32,7 +33,7 @@ from shardio.transforms.rendering import render_all, render_each, render_picture
 from shardio.transforms.transform import Geometry, Transform, as_pixels
 from shardio.transforms.warps import WARPS
 
-BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | WARPS | {GaussianBlur, RandomErasing}
+BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | WARPS | {AugMix, GaussianBlur, RandomErasing}
 """shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-Choice = tuple[str, float, int | None]
+PolicyStep = tuple[str, float, int | None]
 """An operation, its probability, and the number of its strength; None if it has no strengths."""
 
 NUM_STRENGTHS = 10
 
-POLICIES: Mapping[str, Sequence[tuple[Choice, Choice]]] = {
+POLICIES: Mapping[str, Sequence[tuple[PolicyStep, PolicyStep]]] = {
     "imagenet": (
         (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
         (("Solarize", 0.6, 5), ("AutoContrast", 0.6, None)),

@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from shardio.forks import call_at_fork
 from shardio.images.jpeg.standard import MAX_CODE_LENGTH
 from shardio.images.kernel.compiled.operation_records import (
+    BEGIN_MIXTURE,
     EDIT,
     GAUSSIAN_BLUR,
     NORMALIZATION,
     OPERATION,
     SLACK,
     count_blur_bytes,
+    count_mixture_bytes,
 )
 from shardio.images.kernel.compiled.records import (
     BEST_TABLE,
@@ -81,6 +83,8 @@ class Functions:
         assert len(operations) == len(rows), "each image has operations"
         destinations = _find_destinations(rows)
         length = 3 * int((destinations["height"] * destinations["width"]).max(initial=0)) + SLACK
+        if (operations["code"] == BEGIN_MIXTURE).any():
+            length += count_mixture_bytes(length)
         if (is_blur := operations["code"] == GAUSSIAN_BLUR).any():
             radius = operations["numbers"][is_blur][:, [0, 2]].max()
             length += count_blur_bytes(int(destinations["width"].max()), int(radius))

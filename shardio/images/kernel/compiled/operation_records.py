@@ -22,7 +22,10 @@ import numpy as np
     GAUSSIAN_BLUR,
     ERASE,
     VERTICAL_FLIP,
-) = range(17)
+    BEGIN_MIXTURE,
+    ADD_TO_MIXTURE,
+    END_MIXTURE,
+) = range(20)
 """The codes of operations. Their numbers:
 
 =============================================  ====================================================================
@@ -37,6 +40,7 @@ GAUSSIAN_BLUR                                  the radius down and a ratio, then
                                                i + 1 differ by the factor ratio^(2 i + 1), which is a Gaussian
 ERASE                                          top, left, height and width of a part within the image, then red, green
                                                and blue
+BEGIN_MIXTURE, ADD_TO_MIXTURE                  the weight of the image; the next operation gets the one at the beginning
 =============================================  ====================================================================
 """
 
@@ -69,13 +73,18 @@ NORMALIZATION = np.dtype([("num_pixels", np.int64), ("pixels", np.int64), ("plan
 """A conversion of an image to floating-point numbers: the addresses of uint8 [3 n] twice and of float32 [3 n]."""
 
 SLACK = 5120
-"""How many bytes of scratch memory a call needs beyond those of its largest image, without blurring."""
+"""How many bytes of scratch memory a call needs beyond those of its largest image, without mixtures and blurring."""
 
 BLURRED_AT_ONCE = 4
 """How many pairs of rows or columns are added together when blurring."""
 
 SMALLEST_WEIGHT = 2.0**-26
 """What is smaller than this part of a byte's range is lost when 32-bit floats are added up."""
+
+
+def count_mixture_bytes(num_values: int) -> int:
+    """Return how many more bytes are needed for mixtures of images up to this size."""
+    return 5 * num_values + 4
 
 
 def count_blur_bytes(width: int, radius: int) -> int:

@@ -12,12 +12,16 @@ from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 from shardio.images.kernel.compiled.blurring import blur
 from shardio.images.kernel.compiled.hue import turn_hue
 from shardio.images.kernel.compiled.memory import kernel_function, pointer, shaped
+from shardio.images.kernel.compiled.mixtures import add_to_mixture, begin_mixture, end_mixture
 from shardio.images.kernel.compiled.neighbours import erase, flip_vertically, sharpen, transform_affinely
 from shardio.images.kernel.compiled.operation_records import (
+    ADD_TO_MIXTURE,
     AFFINE,
     AUTOCONTRAST,
+    BEGIN_MIXTURE,
     BRIGHTNESS,
     CONTRAST,
+    END_MIXTURE,
     EQUALIZE,
     ERASE,
     GAUSSIAN_BLUR,
@@ -59,7 +63,8 @@ def edit_images(rows, operations, scratch):
     Args:
         rows: ROW [n], the images.
         operations: OPERATION [n, k], those of each image, in order.
-        scratch: uint8 [...], SLACK bytes more than the largest image, and :func:`count_blur_bytes` more for blurring.
+        scratch: uint8 [...], SLACK bytes more than the largest image; for mixtures and for blurring,
+            :func:`count_mixture_bytes` and :func:`count_blur_bytes` more.
     """
     for i in range(len(rows)):
         height, width = rows[i].height, rows[i].width
@@ -78,6 +83,9 @@ def _edit(pixels, height, width, operations, scratch):
     red = shaped(scratch, 0, (num_pixels,))
     green = shaped(scratch, num_pixels, (num_pixels,))
     blue = shaped(scratch, 2 * num_pixels, (num_pixels,))
+    floats = _floats_after(scratch, size + SLACK)  # For blurring, or for a mixture and blurring within it.
+    total, original = shaped(floats, 0, (size,)), shaped(scratch, len(scratch) - size, (size,))
+    has_mixture = _has_mixture(operations)
     is_split = False
     for k in range(len(operations)):
         code = operations[k].code
@@ -120,13 +128,19 @@ def _edit(pixels, height, width, operations, scratch):
             erase(pixels, height, width, numbers)
         elif code == VERTICAL_FLIP:
             flip_vertically(pixels, height, width)
+        elif code == BEGIN_MIXTURE:
+            begin_mixture(pixels, original, total, factor)
+        elif code == ADD_TO_MIXTURE:
+            add_to_mixture(pixels, original, total, factor)
+        elif code == END_MIXTURE:
+            end_mixture(pixels, total)
         else:
             for i in range(size):
                 temporary[i] = pixels[i]
             if code == SHARPNESS:
                 sharpen(temporary, pixels, height, width, factor)
             elif code == GAUSSIAN_BLUR:
-                blur(temporary, pixels, height, width, numbers, _floats_after(scratch, size + SLACK))
+                blur(temporary, pixels, height, width, numbers, floats[size if has_mixture else 0 :])
             elif code == AFFINE and (numbers[9] == NEAREST or moves_by_whole_pixels(numbers)):
                 transform_affinely(temporary, pixels, height, width, numbers, counts)
             else:
@@ -143,10 +157,19 @@ def _floats_after(scratch, start):
 
 
 @kernel_function
+def _has_mixture(operations):
+    count = 0
+    for k in range(len(operations)):
+        count += operations[k].code == BEGIN_MIXTURE
+    return count > 0
+
+
+@kernel_function
 def _needs_planes(code):
     return code in (CONTRAST, SATURATION, HUE, GRAYSCALE, AUTOCONTRAST, EQUALIZE)
 
 
 @kernel_function
 def _needs_pixels(code):
-    return code in (SHARPNESS, AFFINE, PERSPECTIVE, GAUSSIAN_BLUR, ERASE, VERTICAL_FLIP)
+    # Sharpness is the first of these, and none mixes colours.
+    return code >= SHARPNESS
