@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -20,68 +20,87 @@ from PIL import Image
 from shardio.images import edit_images
 from shardio.models import import_library
 from shardio.transforms import (
+    AugMix,
     AutoAugment,
     ColorJitter,
+    GaussianBlur,
+    Normalize,
     PixelTransform,
     RandAugment,
     RandomAdjustSharpness,
     RandomAffine,
     RandomAutocontrast,
     RandomEqualize,
+    RandomErasing,
     RandomGrayscale,
     RandomInvert,
     RandomPerspective,
     RandomPosterize,
     RandomRotation,
     RandomSolarize,
+    Transform,
     TrivialAugmentWide,
 )
 
 NUM_IMAGES, SIDE = 64, 224
 
-AFFINE = (15, (0.1, 0.1), (0.8, 1.2), 10)
-AFFINE_ARGUMENTS = dict(zip(("degrees", "translate", "scale", "shear"), AFFINE, strict=True))
-BILINEAR = Image.Resampling.BILINEAR
+AFFINE: dict[str, Any] = {"degrees": 15, "translate": (0.1, 0.1), "scale": (0.8, 1.2), "shear": 10}
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-TRANSFORMS: dict[str, tuple[PixelTransform, str, dict[str, Any]]] = {
-    "ColorJitter(.4, .4, .4)": (ColorJitter(0.4, 0.4, 0.4), "ColorJitter", dict(zip("bcs", [0.4] * 3, strict=True))),
-    "ColorJitter(.4, .4, .4, .1)": (
-        ColorJitter(0.4, 0.4, 0.4, 0.1),
-        "ColorJitter",
-        dict(zip("bcsh", [0.4, 0.4, 0.4, 0.1], strict=True)),
+
+class Case(NamedTuple):
+    """A transform of shardio's, and how to make torchvision's.
+
+    Attributes:
+        ours: It draws operations, or is applied to one image at a time.
+        make_theirs: Makes torchvision's, given its module v2.
+        takes_pillow: Whether that takes Pillow images, too.
+    """
+
+    ours: Transform
+    make_theirs: Callable[[Any], Any]
+    takes_pillow: bool = True
+
+
+CASES = {
+    "ColorJitter(.4, .4, .4)": Case(ColorJitter(0.4, 0.4, 0.4), lambda v2: v2.ColorJitter(0.4, 0.4, 0.4)),
+    "ColorJitter(.4, .4, .4, .1)": Case(ColorJitter(0.4, 0.4, 0.4, 0.1), lambda v2: v2.ColorJitter(0.4, 0.4, 0.4, 0.1)),
+    "RandomGrayscale(1)": Case(RandomGrayscale(1), lambda v2: v2.RandomGrayscale(1)),
+    "RandomSolarize(128, 1)": Case(RandomSolarize(128, 1), lambda v2: v2.RandomSolarize(128, 1)),
+    "RandomPosterize(4, 1)": Case(RandomPosterize(4, 1), lambda v2: v2.RandomPosterize(4, 1)),
+    "RandomInvert(1)": Case(RandomInvert(1), lambda v2: v2.RandomInvert(1)),
+    "RandomAutocontrast(1)": Case(RandomAutocontrast(1), lambda v2: v2.RandomAutocontrast(1)),
+    "RandomEqualize(1)": Case(RandomEqualize(1), lambda v2: v2.RandomEqualize(1)),
+    "RandomAdjustSharpness(2, 1)": Case(RandomAdjustSharpness(2, 1), lambda v2: v2.RandomAdjustSharpness(2, 1)),
+    "GaussianBlur(23)": Case(GaussianBlur(23), lambda v2: v2.GaussianBlur(23)),
+    "GaussianBlur(23, 2.0)": Case(GaussianBlur(23, 2.0), lambda v2: v2.GaussianBlur(23, (2.0, 2.0))),
+    "RandomErasing(1)": Case(RandomErasing(1), lambda v2: v2.RandomErasing(1), takes_pillow=False),
+    "Normalize": Case(
+        Normalize(MEAN, STD),
+        lambda v2: v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]),
+        takes_pillow=False,
     ),
-    "RandomGrayscale(1)": (RandomGrayscale(1), "RandomGrayscale", {"p": 1}),
-    "RandomSolarize(128, 1)": (RandomSolarize(128, 1), "RandomSolarize", {"threshold": 128, "p": 1}),
-    "RandomPosterize(4, 1)": (RandomPosterize(4, 1), "RandomPosterize", {"bits": 4, "p": 1}),
-    "RandomInvert(1)": (RandomInvert(1), "RandomInvert", {"p": 1}),
-    "RandomAutocontrast(1)": (RandomAutocontrast(1), "RandomAutocontrast", {"p": 1}),
-    "RandomEqualize(1)": (RandomEqualize(1), "RandomEqualize", {"p": 1}),
-    "RandomAdjustSharpness(2, 1)": (
-        RandomAdjustSharpness(2, 1),
-        "RandomAdjustSharpness",
-        {"sharpness_factor": 2, "p": 1},
+    "RandomRotation(15)": Case(RandomRotation(15), lambda v2: v2.RandomRotation(15)),
+    "RandomRotation(15, bilinear)": Case(
+        RandomRotation(15, "bilinear"), lambda v2: v2.RandomRotation(15, v2.InterpolationMode.BILINEAR)
     ),
-    "RandomRotation(15)": (RandomRotation(15), "RandomRotation", {"degrees": 15}),
-    "RandomRotation(15, bilinear)": (
-        RandomRotation(15, "bilinear"),
-        "RandomRotation",
-        {"degrees": 15, "interpolation": BILINEAR},
+    "RandomAffine(15, (.1, .1), (.8, 1.2), 10)": Case(
+        RandomAffine(**AFFINE),
+        lambda v2: v2.RandomAffine(**AFFINE),
     ),
-    "RandomAffine(15, (.1, .1), (.8, 1.2), 10)": (RandomAffine(*AFFINE), "RandomAffine", AFFINE_ARGUMENTS),
-    "RandomAffine(15, (.1, .1), (.8, 1.2), 10, bilinear)": (
-        RandomAffine(*AFFINE, interpolation="bilinear"),
-        "RandomAffine",
-        {**AFFINE_ARGUMENTS, "interpolation": BILINEAR},
+    "RandomAffine(15, (.1, .1), (.8, 1.2), 10, bilinear)": Case(
+        RandomAffine(**AFFINE, interpolation="bilinear"),
+        lambda v2: v2.RandomAffine(**AFFINE, interpolation=v2.InterpolationMode.BILINEAR),
     ),
-    "RandomPerspective(.5, 1)": (RandomPerspective(0.5, 1), "RandomPerspective", {"p": 1}),
-    "RandAugment()": (RandAugment(), "RandAugment", {}),
-    "RandAugment(bilinear)": (RandAugment(interpolation="bilinear"), "RandAugment", {"interpolation": BILINEAR}),
-    "TrivialAugmentWide()": (TrivialAugmentWide(), "TrivialAugmentWide", {}),
-    "AutoAugment()": (AutoAugment(), "AutoAugment", {}),
+    "RandomPerspective(.5, 1)": Case(RandomPerspective(0.5, 1), lambda v2: v2.RandomPerspective(0.5, 1)),
+    "RandAugment()": Case(RandAugment(), lambda v2: v2.RandAugment()),
+    "RandAugment(bilinear)": Case(
+        RandAugment(interpolation="bilinear"), lambda v2: v2.RandAugment(interpolation=v2.InterpolationMode.BILINEAR)
+    ),
+    "TrivialAugmentWide()": Case(TrivialAugmentWide(), lambda v2: v2.TrivialAugmentWide()),
+    "AutoAugment()": Case(AutoAugment(), lambda v2: v2.AutoAugment()),
+    "AugMix()": Case(AugMix(), lambda v2: v2.AugMix()),
 }
-"""Ours, and torchvision's name and arguments. The arguments of ColorJitter are named after their first letters."""
-
-_FULL_NAMES = {"b": "brightness", "c": "contrast", "s": "saturation", "h": "hue"}
 
 
 def make_images() -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -110,24 +129,33 @@ def main(rounds: int = 7) -> None:
     tensors = [torch.from_numpy(image).permute(2, 0, 1).contiguous() for image in images]
     keys = np.random.default_rng(1).integers(0, 2**63, NUM_IMAGES, dtype=np.uint64)
     sizes = np.full((NUM_IMAGES, 2), SIDE)
-    print("| µs an image | torchvision, Pillow | torchvision, tensor | shardio | times faster than Pillow |")
+    print("| µs an image | torchvision, Pillow | torchvision, tensor | shardio | times faster |")
     print("|---|---|---|---|---|")
-    for name, (ours, their_name, arguments) in TRANSFORMS.items():
-        theirs = getattr(v2, their_name)(**{_FULL_NAMES.get(key, key): value for key, value in arguments.items()})
-        copies = images.copy()
+    for name, case in CASES.items():
+        theirs, copies = case.make_theirs(v2), images.copy()
+
+        def call_ours(ours: Any = case.ours, copies: Any = copies) -> None:
+            if isinstance(ours, PixelTransform):
+                edit_images(copies, ours.draw(sizes, keys))
+            else:
+                for image in copies:
+                    ours.apply(image, None)
+
         calls: list[Callable[[], object]] = [
             lambda theirs=theirs: [theirs(image) for image in pillow],  # type: ignore[misc]
             lambda theirs=theirs: [theirs(image) for image in tensors],  # type: ignore[misc]
-            lambda ours=ours, copies=copies: edit_images(copies, ours.draw(sizes, keys)),  # type: ignore[misc]
+            call_ours,
         ]
-        times = np.empty((rounds, 3))
+        times = np.full((rounds, 3), np.nan)
         for turn in range(-1, rounds):  # The first round only warms up.
             for candidate, call in enumerate(calls):
-                copies[:] = images
-                times[turn, candidate] = time_each(call)
+                if candidate or case.takes_pillow:
+                    copies[:] = images
+                    times[turn, candidate] = time_each(call)
         medians, low, high = np.median(times, 0), times.min(0), times.max(0)
         shown = [f"{m:.0f} ({a:.0f} to {b:.0f})" for m, a, b in zip(medians, low, high, strict=True)]
-        print(f"| {name} | {' | '.join(shown)} | {np.median(times[:, 0] / times[:, 2]):.1f} |")
+        faster = np.median(times[:, 0 if case.takes_pillow else 1] / times[:, 2])
+        print(f"| {name} | {' | '.join(shown).replace('nan (nan to nan)', '')} | {faster:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

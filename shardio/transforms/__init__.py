@@ -29,17 +29,7 @@ from shardio.transforms.colours import (
     RandomPosterize,
     RandomSolarize,
 )
-from shardio.transforms.combined import Compose, MultiCrop
-from shardio.transforms.compose import (
-    apply_transform,
-    count_crops,
-    field_kinds_of,
-    is_builtin,
-    others_in,
-    plan_crops,
-    plan_transform,
-    refuse_pillow,
-)
+from shardio.transforms.compose import Compose, MultiCrop
 from shardio.transforms.conversion import Normalize, ToDtype
 from shardio.transforms.cropping import CornerCrop, FiveCrop, Pad, RandomCrop
 from shardio.transforms.erasing import RandomErasing
@@ -53,6 +43,16 @@ from shardio.transforms.geometry import (
     Resize,
 )
 from shardio.transforms.pixel_transform import PixelTransform
+from shardio.transforms.planning import (
+    apply_transform,
+    count_crops,
+    field_kinds_of,
+    is_builtin,
+    others_in,
+    plan_crops,
+    plan_transform,
+    refuse_pillow,
+)
 from shardio.transforms.recognition import Decode, is_made_for_pillow, replace_leading
 from shardio.transforms.rendering import render_alike
 from shardio.transforms.transform import Geometry, Transform, rng_keys_from_torch

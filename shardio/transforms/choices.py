@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shardio.images import Operations, Sizes, make_operations
 from shardio.images.kernel.compiled.operation_records import NONE
 from shardio.order import Words, derive_rng_key
-from shardio.transforms.combined import Combination, inner_steps
+from shardio.transforms.compose import Combination, inner_steps
 from shardio.transforms.drawing import check_probability, draw_chance, draw_units
 from shardio.transforms.pixel_transform import PixelTransform
 

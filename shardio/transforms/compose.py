@@ -1,238 +1,139 @@
-"""Lists of transforms, applied to a chunk of images. As many transforms as possible are combined into one crop plan."""
+"""Transforms that consist of others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
-from types import FunctionType
-from typing import Any, Literal
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from shardio.images import (
-    CropPlan,
-    DecodedPicture,
-    DecodeError,
-    Picture,
-    sizes_of,
-)
-from shardio.order import Words
-from shardio.transforms.annotations import FieldKind
-from shardio.transforms.aug_mix import AugMix
-from shardio.transforms.auto_augment import AUGMENTATIONS
-from shardio.transforms.blurring import GaussianBlur
-from shardio.transforms.calls import Calls
-from shardio.transforms.choices import CHOICES, Choice, consists_of_operations, draw_operations, keys_of_inner, parts_of
-from shardio.transforms.colours import COLOURS
-from shardio.transforms.combined import Combination, Compose, MultiCrop, check_transform, inner_steps
-from shardio.transforms.conversion import CONVERSIONS
-from shardio.transforms.cropping import CROPS, FiveCrop
-from shardio.transforms.erasing import RandomErasing
-from shardio.transforms.geometry import GEOMETRIES
-from shardio.transforms.rendering import render_all, render_each, render_pictures, render_some
-from shardio.transforms.transform import Geometry, Transform, as_pixels
-from shardio.transforms.warps import WARPS
-
-BUILTINS = GEOMETRIES | CROPS | COLOURS | AUGMENTATIONS | CONVERSIONS | WARPS | {AugMix, GaussianBlur, RandomErasing}
-"""shardio's transforms of single images. Subclasses may run other code, so they are not among them."""
+from shardio.transforms import foreign
+from shardio.transforms.annotations import FieldKind, check_field_kinds
+from shardio.transforms.rendering import render_all
+from shardio.transforms.transform import Transform, check_call, rng_keys_from_torch
 
 
-def count_crops(transform: Callable[[Any], Any] | None) -> int | None:
-    """Return how many results each image has, or None for a transform that is not a MultiCrop."""
-    return len(transform.transforms) if isinstance(transform, MultiCrop) else None
-
-
-def is_builtin(transform: Callable[[Any], Any] | None) -> bool:
-    """Return whether a transform runs only shardio's code.
-
-    This holds for None, for instances of the types in BUILTINS (not of their subclasses), and for combinations of
-    these.
-    """
-    if isinstance(transform, Combination) and type(transform) in {Compose, MultiCrop, FiveCrop, *CHOICES}:
-        return all(map(is_builtin, transform.transforms))
-    return transform is None or type(transform) in BUILTINS
-
-
-def others_in(transform: Callable[[Any], Any] | None) -> list[Callable[[Any], Any]]:
-    """Return the transforms that are not shardio's own, in the order of their calls, from nested sequences, too."""
-    return [step for each in _crops_of(transform) for step in _steps(each) if not _is_ours(step)]
-
-
-def field_kinds_of(transform: Callable[[Any], Any] | None) -> dict[str, FieldKind]:
-    """Return what each field holds that a dataset's transform transforms; none if it transforms only the image.
-
-    Raises:
-        TypeError: If it has steps that crop plans cannot express, because these would transform only an image.
-    """
-    if not isinstance(transform, Compose) or transform.fields is None:
-        return {}
-    steps = (step for step, _ in _steps_with_keys(transform, np.zeros(1, np.uint64)))
-    other = next((step for step in steps if _kind_of(step) not in ("geometry", "pixels")), None)
-    if other is not None:
-        raise TypeError(
-            f"a Compose with fields consists of shardio's own transforms, but {other!r} would transform only the "
-            "image: leave it out, or transform the sample in the dataset's transform_sample= instead, without fields"
-        )
-    return transform.fields
-
-
-def _is_ours(step: Any) -> bool:
-    """Return whether a function, or a transform's class, is defined by shardio."""
-    module = getattr(step if isinstance(step, FunctionType) else type(step), "__module__", "")
-    return module.partition(".")[0] == __name__.partition(".")[0]
-
-
-def apply_transform(transform: Callable[[Any], Any], images: Sequence[Any], rng_keys: Words) -> list[Any]:
-    """Transform n images, each with its own rng key. Arguments and errors are those of :func:`plan_transform`."""
-    return render_all(*plan_transform(transform, images, rng_keys))
-
-
-def plan_crops(
-    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words, calls: Calls | None = None
-) -> list[tuple[list[Any], CropPlan | None]]:
-    """Draw the parameters of a dataset's transform for n images.
-
-    Arguments, errors and results are those of :func:`plan_transform`, with one result for each crop of a MultiCrop.
-    """
-    if not isinstance(transform, MultiCrop):
-        return [plan_transform(transform, images, rng_keys, calls)]
-    keys = [keys_of_inner(rng_keys, i) for i in range(len(transform.transforms))]
-    return [plan_transform(each, images, own, calls) for each, own in zip(transform.transforms, keys, strict=True)]
-
-
-def plan_transform(
-    transform: Callable[[Any], Any] | None, images: Sequence[Any], rng_keys: Words, calls: Calls | None = None
-) -> tuple[list[Any], CropPlan | None]:
-    """Draw a transform's parameters for n images, and render only the images whose pixels it needs.
+class Combination:
+    """The base class of transforms that consist of others. Subclasses cannot override ``__call__``.
 
     Args:
-        transform: One of shardio's transforms, any other callable, or None.
-        images: Pictures, uint8 [height, width, 3] arrays, or any objects that other callables accept.
-        rng_keys: uint64 [n], one rng key for each image. Each transform of a Compose derives its own keys from them.
-        calls: Calls the other callables. By default, their random generators are left as they are.
-
-    Returns:
-        The images, and the plan to render them by. The plan is None if the images are finished.
+        transforms: The transforms.
 
     Raises:
-        DecodeError: If a picture must be rendered and cannot be decoded.
+        TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
     """
-    images, calls = list(images), calls or Calls()
-    plan = CropPlan.whole(sizes_of(images)) if images and isinstance(images[0], Picture) else None
-    steps = _steps_with_keys(transform, rng_keys)
-    for kind, group in groupby(steps, key=lambda step_and_keys: _kind_of(step_and_keys[0])):
-        if kind == "other":
-            callables, keys = zip(*group, strict=True)
-            # Not all at once: whole images are large, but a callable's results may be small.
-            images, plan = calls.call(callables, render_each(images, plan, calls), keys[0]), None
-            continue
-        for step, step_keys in group:
-            if kind == "geometry":
-                images, plan = _extend(step, images, plan, step_keys)
-            elif kind == "pixels":
-                images, plan = _edit(step, images, plan, step_keys)
-            elif kind == "choice":
-                images, plan = _apply_chosen(step, list(render_each(images, plan, calls)), step_keys, calls), None
-            else:
-                images, plan = _apply(step, render_all(images, plan), step_keys), None
-    return images, plan
+
+    fields: dict[str, FieldKind] | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_call(cls, Combination, "Move its code to a function in the list: Compose([..., function])")
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        name = type(self).__name__
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"{name} takes a list of transforms, got {transforms!r}: write {name}([...])")
+        self.transforms = list(transforms)
+        for transform in self.transforms:
+            check_transform(transform)
+
+    def __call__(self, image: Any) -> Any:
+        """Transform one image with parameters from torch's global generator."""
+        from shardio.transforms.planning import plan_crops  # It imports this module.
+
+        if self.fields is not None:
+            raise TypeError(
+                "a Compose with fields transforms whole samples: pass it to a dataset, as transform=Compose(...), or "
+                "leave fields out"
+            )
+        results = [render_all(*crop)[0] for crop in plan_crops(self, [image], rng_keys_from_torch(1))]
+        return tuple(results) if isinstance(self, MultiCrop) else results[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}([{', '.join(map(repr, self.transforms))}])"
 
 
-def _kind_of(step: Callable[[Any], Any]) -> Literal["geometry", "pixels", "choice", "transform", "other"]:
-    if isinstance(step, Geometry) and step.is_planned:
-        return "geometry"
-    if consists_of_operations(step):
-        return "pixels"
-    if isinstance(step, Choice):
-        return "choice"
-    return "transform" if isinstance(step, Transform) else "other"
+class Compose(Combination):
+    """A sequence of transforms, applied in order. Subclasses cannot override ``__call__``.
+
+    Args:
+        transforms: shardio's transforms, which draw from the samples' rng keys, and any other callables, which use
+            their own randomness. torchvision's transforms and other ``torch.nn.Module`` objects get a uint8 tensor
+            [3, H, W]. Albumentations' transforms get the array as ``image=``. All others get the array, or the
+            previous transform's result. The last transform's result is the sample's image.
+        fields: The fields of a sample that are transformed alike, and what each holds: "image", "mask", "boxes",
+            "keypoints", "labels", or an object with settings, such as ``Mask(fill=255)``. ``json.boxes`` is the entry
+            ``boxes`` of the field ``json``. All images of a sample have one size, and get the same geometry and
+            colours. All transforms must be shardio's own. By default, only the field ``image`` is transformed.
+
+    Raises:
+        TypeError: If ``transforms`` is a single transform, or one of the transforms is not callable.
+        ValueError: If ``fields`` has an unknown kind, or no image.
+
+    Example:
+        >>> from shardio.transforms import ColorJitter, Compose, RandomHorizontalFlip, RandomResizedCrop
+        >>> fields = {"image": "image", "mask.png": "mask", "json.boxes": "boxes"}
+        >>> transform = Compose([RandomResizedCrop(512), RandomHorizontalFlip(), ColorJitter(0.4)], fields=fields)
+    """
+
+    def __init__(
+        self, transforms: Sequence[Callable[[Any], Any]], *, fields: Mapping[str, str | FieldKind] | None = None
+    ) -> None:
+        super().__init__(transforms)
+        self.fields = None if fields is None else check_field_kinds(fields)
+
+    def __repr__(self) -> str:
+        fields = "" if self.fields is None else f", fields={self.fields}"
+        return f"Compose([{', '.join(map(repr, self.transforms))}]{fields})"
 
 
-def _extend(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan | None]:
-    """Draw a geometry's parameters and extend the plan by them."""
-    images, plan = _begin(step, images, plan)
-    if plan.operations is not None:
-        images = render_pictures(images, plan)
-        plan = CropPlan.whole(sizes_of(images))
-    parameters = step.draw(plan.output_size, step_keys)
-    images, plan = render_some(images, plan, np.flatnonzero(step.needs_pixels(plan, parameters)))
-    return images, step.extend(plan, parameters)
+class MultiCrop(Combination):
+    """Several results for each image, such as the two views of SimCLR or the ten crops of DINO.
+
+    Each transform gets the image, and draws parameters of its own. The file is read once. The kernel also decodes it
+    once, for the crops of all transforms that consist of shardio's own. Images that the kernel does not decode (other
+    formats, and JPEGs whose crops together cover more than a million pixels) are decoded for each crop. A sample's
+    image is a tuple of results, in the order of the transforms. A batch's images are a list of tensors, one for each
+    transform, so each transform must return images of one size. A MultiCrop is a dataset's whole transform: it cannot
+    be part of a Compose.
+
+    Args:
+        transforms: What to make of each image; see :class:`Compose`. A transform may appear several times.
+
+    Raises:
+        TypeError: If ``transforms`` is not a sequence, or one of the transforms is not callable.
+        ValueError: If there are no transforms.
+
+    Example:
+        >>> from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
+        >>> large = Compose([RandomResizedCrop(224, scale=(0.4, 1.0)), RandomHorizontalFlip()])
+        >>> small = Compose([RandomResizedCrop(96, scale=(0.05, 0.4)), RandomHorizontalFlip()])
+        >>> transform = MultiCrop([large] * 2 + [small] * 8)
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        super().__init__(transforms)
+        if not self.transforms:
+            raise ValueError("MultiCrop needs at least one transform")
 
 
-def _edit(step: Any, images: list[Any], plan: CropPlan | None, step_keys: Words) -> tuple[list[Any], CropPlan]:
-    """Draw the operations of a transform of pixels and add them to the plan."""
-    images, plan = _begin(step, images, plan)
-    return images, plan.edit(draw_operations(step, plan.output_size, step_keys))
+def inner_steps(transform: Any) -> Sequence[Any] | None:
+    """Return the transforms in a Compose or in another library's sequence; None for a single transform."""
+    return transform.transforms if isinstance(transform, Compose) else foreign.steps_of(transform)
 
 
-def _begin(step: Any, images: list[Any], plan: CropPlan | None) -> tuple[list[Any], CropPlan]:
-    """Return images and their plan; a plan that leaves them as they are if they have none."""
-    if plan is not None:
-        return images, plan
-    pictures = [DecodedPicture(as_pixels(step, image)) for image in images]
-    return list(pictures), CropPlan.whole(sizes_of(pictures))
-
-
-def _apply(step: Any, images: list[Any], step_keys: Words) -> list[Any]:
-    """Draw the parameters of any other of shardio's transforms and apply it."""
-    arrays = [step.as_input(image) for image in images]
-    sizes = np.array([array.shape[:2] for array in arrays], dtype=np.int64).reshape(-1, 2)
-    parameters = step.draw(sizes, step_keys)
-    return [step.apply(array, row) for array, row in zip(arrays, parameters, strict=True)]
-
-
-def _apply_chosen(choice: Any, images: list[Any], rng_keys: Words, calls: Calls) -> list[Any]:
-    """Apply the chosen transforms to each image."""
-    numbers = choice.choose(rng_keys)
-    for chosen in numbers.T:
-        for number, transform in enumerate(choice.transforms):
-            rows = np.flatnonzero(chosen == number)
-            if not rows.size:
-                continue
-            keys = keys_of_inner(rng_keys, number)[rows]
-            try:
-                changed = render_all(*plan_transform(transform, [images[row] for row in rows], keys, calls))
-            except DecodeError as error:
-                raise DecodeError(int(rows[error.row]), str(error)) from error
-            except BaseException:
-                if calls.failed_row is not None:
-                    calls.failed_row = int(rows[calls.failed_row])
-                raise
-            for row, image in zip(rows.tolist(), changed, strict=True):
-                images[row] = image
-    return images
-
-
-def refuse_pillow(transform: Callable[[Any], Any] | None) -> None:
-    """Raise TypeError if the first transform is one of shardio's, which do not accept Pillow images."""
-    for step in [next(_steps(each), None) for each in _crops_of(transform)]:
-        if not isinstance(step, Transform):
-            continue
+def check_transform(transform: object) -> None:
+    """Raise TypeError if a transform is not callable, or is a class, which a call would only instantiate."""
+    if isinstance(transform, type) and (issubclass(transform, Transform | Combination) or foreign.is_known(transform)):
+        raise TypeError(f"{transform.__name__} is a class, not a transform: write {transform.__name__}(...)")
+    if isinstance(transform, MultiCrop):
         raise TypeError(
-            f"{step!r} takes uint8 [height, width, 3] arrays, but decode='pil' gives it Pillow images: "
-            "use decode='array', the default, or transforms that accept Pillow images"
+            "a MultiCrop cannot be part of a Compose or of another MultiCrop: pass it to the dataset, as "
+            "transform=MultiCrop([...]), and compose the transforms inside it"
         )
-
-
-def _crops_of(transform: Callable[[Any], Any] | None) -> Sequence[Any]:
-    """Return the transforms of a MultiCrop, or the transform itself."""
-    return transform.transforms if isinstance(transform, MultiCrop) else [transform]
-
-
-def _steps(transform: Any) -> Iterator[Callable[[Any], Any]]:
-    """Yield the single transforms of nested sequences and choices."""
-    if (inner := parts_of(transform)) is not None:
-        for each in inner:
-            yield from _steps(each)
-    elif transform is not None:
-        yield transform
-
-
-def _steps_with_keys(transform: Any, rng_keys: Words) -> Iterator[tuple[Callable[[Any], Any], Words]]:
-    """Yield the transforms of nested sequences, each with its own rng keys. A choice is one of them."""
-    if (inner := inner_steps(transform)) is not None:
-        for index, each in enumerate(inner):
-            yield from _steps_with_keys(each, keys_of_inner(rng_keys, index))
-    elif transform is not None:
-        check_transform(transform)
-        yield transform, rng_keys
+    if isinstance(transform, Compose) and transform.fields is not None:
+        raise TypeError(
+            "a Compose with fields cannot be part of another Compose or of a MultiCrop: pass it to the dataset, as "
+            "transform=Compose([...], fields=...)"
+        )
+    if not callable(transform):
+        raise TypeError(f"a transform must be callable, got {reprlib.repr(transform)}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shardio.images import Boxes, CropPlan, DecodeError, Operations, Pixels, Sizes, make_operations
 from shardio.images.kernel.compiled import operation_records as codes
 from shardio.order import Words
-from shardio.transforms.combined import Compose, MultiCrop
+from shardio.transforms.compose import Compose, MultiCrop
 from shardio.transforms.drawing import draw_units, to_integers
 from shardio.transforms.fills import Fill, check_fill
 from shardio.transforms.geometry import CenterCrop, pair

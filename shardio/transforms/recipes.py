@@ -15,7 +15,7 @@ from shardio.transforms.auto_augment import RandAugment, TrivialAugmentWide
 from shardio.transforms.blurring import GaussianBlur
 from shardio.transforms.choices import RandomApply
 from shardio.transforms.colours import ColorJitter, RandomGrayscale, RandomSolarize
-from shardio.transforms.combined import Compose, MultiCrop
+from shardio.transforms.compose import Compose, MultiCrop
 from shardio.transforms.cropping import RandomCrop
 from shardio.transforms.erasing import RandomErasing
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from shardio.images import Resampling
 from shardio.transforms import foreign
-from shardio.transforms.combined import Compose
+from shardio.transforms.compose import Compose
 from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardio.transforms.transform import Geometry, Transform
 

@@ -17,7 +17,7 @@ from shardio.transforms import (
     Transform,
     is_builtin,
 )
-from shardio.transforms.compose import BUILTINS
+from shardio.transforms.planning import BUILTINS
 
 
 class Cropping(CenterCrop):

@@ -23,7 +23,10 @@ def normalize_image(pixels, planes, means, deviations, result):
         result: float32 [3 n], the planes of red, green and blue.
     """
     num_pixels = len(pixels) // 3
-    split_planes(pixels, num_pixels, planes)
+    red = shaped(planes, 0, (num_pixels,))
+    green = shaped(planes, num_pixels, (num_pixels,))
+    blue = shaped(planes, 2 * num_pixels, (num_pixels,))
+    split_planes(pixels, red, green, blue)
     for colour in range(3):
         values = shaped(planes, colour * num_pixels, (num_pixels,))
         plane = shaped(result, colour * num_pixels, (num_pixels,))

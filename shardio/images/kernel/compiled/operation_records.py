@@ -72,7 +72,10 @@ NORMALIZATION = np.dtype([("num_pixels", np.int64), ("pixels", np.int64), ("plan
                           ("means", np.float32, 3), ("deviations", np.float32, 3)], align=True)  # fmt: skip
 """A conversion of an image to floating-point numbers: the addresses of uint8 [3 n] twice and of float32 [3 n]."""
 
-SLACK = 5120
+BLOCK = 1024
+"""How many pixels are edited together by operations that treat each pixel alone."""
+
+SLACK = 5120 + 3 * BLOCK
 """How many bytes of scratch memory a call needs beyond those of its largest image, without mixtures and blurring."""
 
 BLURRED_AT_ONCE = 4

@@ -1,7 +1,8 @@
 """Apply operations to images in place, one after the other.
 
-Operations that mix colours work on planes, those with neighbours on pixels, and all others on either. An image is split
-and joined only where two operations require it.
+Operations that mix colours work on planes, those with neighbours on pixels, and all others on either. Adjacent
+operations that treat each pixel alone are applied together, block by block. An image is split and joined only where two
+operations require it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]  # It is not in __all__.
 
 from shardio.images.kernel.compiled.blurring import blur
-from shardio.images.kernel.compiled.hue import turn_hue
 from shardio.images.kernel.compiled.memory import kernel_function, pointer, shaped
 from shardio.images.kernel.compiled.mixtures import add_to_mixture, begin_mixture, end_mixture
 from shardio.images.kernel.compiled.neighbours import erase, flip_vertically, sharpen, transform_affinely
@@ -19,38 +19,23 @@ from shardio.images.kernel.compiled.operation_records import (
     AFFINE,
     AUTOCONTRAST,
     BEGIN_MIXTURE,
-    BRIGHTNESS,
+    BLOCK,
     CONTRAST,
     END_MIXTURE,
     EQUALIZE,
     ERASE,
     GAUSSIAN_BLUR,
-    GRAYSCALE,
-    HUE,
     INVERT,
     NEAREST,
     NONE,
     PERSPECTIVE,
-    POSTERIZE,
-    SATURATION,
     SHARPNESS,
     SLACK,
-    SOLARIZE,
     VERTICAL_FLIP,
 )
 from shardio.images.kernel.compiled.planes import join_planes, split_planes
-from shardio.images.kernel.compiled.tones import (
-    blend_with,
-    blend_with_grey,
-    invert,
-    keep_bits,
-    look_up,
-    make_equalizing_table,
-    make_grey,
-    solarize,
-    stretch,
-    sum_grey,
-)
+from shardio.images.kernel.compiled.pointwise import edit_blocks
+from shardio.images.kernel.compiled.tones import look_up, make_equalizing_table, stretch
 from shardio.images.kernel.compiled.warping import moves_by_whole_pixels, warp
 
 _F = np.float32
@@ -77,6 +62,8 @@ def _edit(pixels, height, width, operations, scratch):
     num_pixels = height * width
     size = 3 * num_pixels
     temporary = shaped(scratch, 0, (size + 4,))  # The planes, or a copy of the pixels and some bytes.
+    planes = shaped(scratch, 0, (size,))
+    block = shaped(scratch, size + SLACK - 3 * BLOCK, (3 * BLOCK,))
     table = shaped(scratch, size + 4, (256,))
     # For counts, or for what else an operation needs, such as PLACES.
     counts = carray(pointer(scratch.ctypes.data + (size + 4 + 256 + 63) // 64 * 64), 1024, np.int32)
@@ -86,59 +73,49 @@ def _edit(pixels, height, width, operations, scratch):
     floats = _floats_after(scratch, size + SLACK)  # For blurring, or for a mixture and blurring within it.
     total, original = shaped(floats, 0, (size,)), shaped(scratch, len(scratch) - size, (size,))
     has_mixture = _has_mixture(operations)
-    is_split = False
-    for k in range(len(operations)):
-        code = operations[k].code
-        if code == NONE:
+    is_split, k = False, 0
+    mean, knows_mean = _F(0), False  # Of the grey values.
+    while k < len(operations):
+        code, numbers = operations[k].code, operations[k].numbers
+        if _is_pointwise(code):
+            if code == CONTRAST and not knows_mean:
+                sum_ = edit_blocks(pixels, planes, is_split, True, True, operations[k:k], mean, block)
+                is_split, mean = True, _mean(sum_, num_pixels)
+            stop, follows = _find_end(operations, k)
+            needs_mean = follows == CONTRAST
+            stays_split = needs_mean or follows in (AUTOCONTRAST, EQUALIZE)
+            sum_ = edit_blocks(pixels, planes, is_split, stays_split, needs_mean, operations[k:stop], mean, block)
+            is_split, mean, knows_mean, k = stays_split, _mean(sum_, num_pixels), needs_mean, stop
             continue
-        numbers = operations[k].numbers
-        if not is_split and _needs_planes(code):
-            split_planes(pixels, num_pixels, temporary)
-            is_split = True
-        elif is_split and _needs_pixels(code):
-            join_planes(temporary, num_pixels, pixels)
-            is_split = False
-        values, factor = temporary if is_split else pixels, _F(numbers[0])
-        if code == BRIGHTNESS:
-            blend_with(values, size, _F(0), factor)
-        elif code == CONTRAST:
-            mean = np.int64(np.float64(sum_grey(red, green, blue, num_pixels)) / num_pixels + 0.5)
-            blend_with(values, size, _F(mean), factor)
-        elif code == SATURATION:
-            blend_with_grey(red, green, blue, num_pixels, factor)
-        elif code == HUE:
-            turn_hue(red, green, blue, num_pixels, np.int32(numbers[0]))
-        elif code == GRAYSCALE:
-            make_grey(red, green, blue, num_pixels)
-        elif code == SOLARIZE:
-            if numbers[0] < 256:
-                solarize(values, size, np.uint8(numbers[0]))
-        elif code == POSTERIZE:
-            keep_bits(values, size, np.uint8(numbers[0]))
-        elif code == INVERT:
-            invert(values, size)
-        elif code == AUTOCONTRAST:
+        k, knows_mean = k + 1, False
+        if code in (AUTOCONTRAST, EQUALIZE):
+            if not is_split:
+                split_planes(pixels, red, green, blue)
+                is_split = True
             for plane in (red, green, blue):
-                stretch(plane, num_pixels, table)
-        elif code == EQUALIZE:
-            for plane in (red, green, blue):
-                if make_equalizing_table(plane, num_pixels, counts, table):
+                if code == AUTOCONTRAST:
+                    stretch(plane, num_pixels, table)
+                elif make_equalizing_table(plane, num_pixels, counts, table):
                     look_up(plane, num_pixels, table)
-        elif code == ERASE:
+            continue
+        if is_split:
+            join_planes(red, green, blue, pixels)
+            is_split = False
+        if code == ERASE:
             erase(pixels, height, width, numbers)
         elif code == VERTICAL_FLIP:
             flip_vertically(pixels, height, width)
         elif code == BEGIN_MIXTURE:
-            begin_mixture(pixels, original, total, factor)
+            begin_mixture(pixels, original, total, _F(numbers[0]))
         elif code == ADD_TO_MIXTURE:
-            add_to_mixture(pixels, original, total, factor)
+            add_to_mixture(pixels, original, total, _F(numbers[0]))
         elif code == END_MIXTURE:
             end_mixture(pixels, total)
         else:
             for i in range(size):
                 temporary[i] = pixels[i]
             if code == SHARPNESS:
-                sharpen(temporary, pixels, height, width, factor)
+                sharpen(temporary, pixels, height, width, _F(numbers[0]))
             elif code == GAUSSIAN_BLUR:
                 blur(temporary, pixels, height, width, numbers, floats[size if has_mixture else 0 :])
             elif code == AFFINE and (numbers[9] == NEAREST or moves_by_whole_pixels(numbers)):
@@ -146,7 +123,27 @@ def _edit(pixels, height, width, operations, scratch):
             else:
                 warp(temporary, pixels, height, width, numbers, code == PERSPECTIVE, counts)
     if is_split:
-        join_planes(temporary, num_pixels, pixels)
+        join_planes(red, green, blue, pixels)
+
+
+@kernel_function
+def _is_pointwise(code):
+    """Return whether an operation treats each pixel alone, once the mean is known; these have the lowest codes."""
+    return code <= INVERT
+
+
+@kernel_function
+def _find_end(operations, start):
+    """Return where operations that can be applied together end, and the code of the next one."""
+    stop = start + 1
+    while stop < len(operations) and _is_pointwise(operations[stop].code) and operations[stop].code != CONTRAST:
+        stop += 1
+    return stop, operations[stop].code if stop < len(operations) else np.int64(NONE)
+
+
+@kernel_function
+def _mean(total, num_pixels):
+    return _F(np.int64(np.float64(total) / num_pixels + 0.5))
 
 
 @kernel_function
@@ -162,14 +159,3 @@ def _has_mixture(operations):
     for k in range(len(operations)):
         count += operations[k].code == BEGIN_MIXTURE
     return count > 0
-
-
-@kernel_function
-def _needs_planes(code):
-    return code in (CONTRAST, SATURATION, HUE, GRAYSCALE, AUTOCONTRAST, EQUALIZE)
-
-
-@kernel_function
-def _needs_pixels(code):
-    # Sharpness is the first of these, and none mixes colours.
-    return code >= SHARPNESS
