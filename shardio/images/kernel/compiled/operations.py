@@ -27,14 +27,13 @@ from shardio.images.kernel.compiled.operation_records import (
     GAUSSIAN_BLUR,
     INVERT,
     NEAREST,
-    NONE,
     PERSPECTIVE,
     SHARPNESS,
     SLACK,
     VERTICAL_FLIP,
 )
 from shardio.images.kernel.compiled.planes import join_planes, split_planes
-from shardio.images.kernel.compiled.pointwise import edit_blocks
+from shardio.images.kernel.compiled.pointwise import edit_blocks, mixes_colours
 from shardio.images.kernel.compiled.tones import look_up, make_equalizing_table, stretch
 from shardio.images.kernel.compiled.warping import moves_by_whole_pixels, warp
 
@@ -79,11 +78,12 @@ def _edit(pixels, height, width, operations, scratch):
         code, numbers = operations[k].code, operations[k].numbers
         if _is_pointwise(code):
             if code == CONTRAST and not knows_mean:
-                sum_ = edit_blocks(pixels, planes, is_split, True, True, operations[k:k], mean, block)
-                is_split, mean = True, _mean(sum_, num_pixels)
-            stop, follows = _find_end(operations, k)
-            needs_mean = follows == CONTRAST
-            stays_split = needs_mean or follows in (AUTOCONTRAST, EQUALIZE)
+                splits = is_split or _works_on_planes(operations, k)
+                sum_ = edit_blocks(pixels, planes, is_split, splits, True, operations[k:k], mean, block)
+                is_split, mean = splits, _mean(sum_, num_pixels)
+            stop = _find_end(operations, k)
+            needs_mean = stop < len(operations) and operations[stop].code == CONTRAST
+            stays_split = stop < len(operations) and _works_on_planes(operations, stop)
             sum_ = edit_blocks(pixels, planes, is_split, stays_split, needs_mean, operations[k:stop], mean, block)
             is_split, mean, knows_mean, k = stays_split, _mean(sum_, num_pixels), needs_mean, stop
             continue
@@ -134,11 +134,19 @@ def _is_pointwise(code):
 
 @kernel_function
 def _find_end(operations, start):
-    """Return where operations that can be applied together end, and the code of the next one."""
+    """Return where operations that can be applied together end."""
     stop = start + 1
     while stop < len(operations) and _is_pointwise(operations[stop].code) and operations[stop].code != CONTRAST:
         stop += 1
-    return stop, operations[stop].code if stop < len(operations) else np.int64(NONE)
+    return stop
+
+
+@kernel_function
+def _works_on_planes(operations, start):
+    """Return whether the next operations that are applied together are faster with planes than with pixels."""
+    if operations[start].code in (AUTOCONTRAST, EQUALIZE):
+        return True
+    return _is_pointwise(operations[start].code) and mixes_colours(operations[start : _find_end(operations, start)])
 
 
 @kernel_function

@@ -49,7 +49,7 @@ def edit_blocks(pixels, planes, is_split, stays_split, sums_grey, operations, me
         The sum of the grey values, or 0.
     """
     num_pixels, total = len(pixels) // 3, np.uint64(0)
-    works_on_planes = is_split or stays_split or sums_grey or _mixes_colours(operations)
+    works_on_planes = is_split or stays_split or sums_grey or mixes_colours(operations)
     for first in range(0, num_pixels, BLOCK):
         count = min(BLOCK, num_pixels - first)
         part = shaped(pixels, 3 * first, (3 * count,))
@@ -69,13 +69,14 @@ def edit_blocks(pixels, planes, is_split, stays_split, sums_grey, operations, me
             _edit_colours(operations[k], red, green, blue, mean)
         if sums_grey:
             total += sum_grey(red, green, blue, count)
-        if not stays_split:
+        if not stays_split and (is_split or len(operations) > 0):
             join_planes(red, green, blue, part)
     return total
 
 
 @kernel_function
-def _mixes_colours(operations):
+def mixes_colours(operations):
+    """Return whether one of some operations mixes the colours of a pixel."""
     count = 0
     for k in range(len(operations)):
         count += operations[k].code in (SATURATION, HUE, GRAYSCALE)
