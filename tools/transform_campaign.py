@@ -2,8 +2,10 @@
 
     python -m tools.transform_campaign operations --cases 100000 --seed 1   random images, operations and sequences
     python -m tools.transform_campaign hues                                 all 2^24 colours, each of 256 shifts
+    python -m tools.transform_campaign blurs --cases 20000 --seed 1         random images and Gaussian blurs
 
-The exit code is 1 if any pixel differs.
+The exit code is 1 if any pixel differs; for blurs, if one differs from the definition, or by more than 1 from
+torchvision.
 """
 
 from __future__ import annotations
@@ -12,10 +14,19 @@ import time
 
 import numpy as np
 import typer
+from PIL import Image
 
 from shardio.images.editing_by_pillow import edit_by_pillow
 from shardio.images.kernel.compiled import operation_records as codes
-from tests.images.test_editing import as_operations, edit_by_torchvision, edit_compiled, make_image, make_steps
+from tests.images.test_blurring import make_blur
+from tests.images.test_editing import (
+    as_operations,
+    edit_by_torchvision,
+    edit_compiled,
+    functional,
+    make_image,
+    make_steps,
+)
 
 PLANE = np.stack(np.meshgrid(np.arange(256), np.arange(256), indexing="ij"), axis=2).astype(np.uint8)
 
@@ -46,6 +57,27 @@ def hues() -> None:
             pixels = np.concatenate([PLANE, np.full((256, 256, 1), blue, np.uint8)], axis=2)
             num_different += int((edit_compiled(pixels, turn) != edit_by_pillow(pixels, turn)).any(axis=2).sum())
     _report(f"{num_different} of {1 << 32} colours and shifts differ", num_different, began)
+
+
+@app.command()
+def blurs(cases: int = 20_000, seed: int = 0) -> None:
+    """Blur some images, also such that are smaller than the kernel, which torchvision refuses."""
+    began, random = time.monotonic(), np.random.default_rng(seed)
+    num_wrong, num_by_one, num_values = 0, 0, 0
+    for _ in range(cases):
+        pixels, radii = make_image(random), tuple(random.integers(0, 16, 2).tolist())
+        sigmas = tuple(random.uniform(0.05, 5, 2).tolist())
+        operation = make_blur(radii, sigmas)
+        blurred = edit_compiled(pixels, operation)
+        num_wrong += int((blurred != edit_by_pillow(pixels, operation)).any())
+        if radii[0] < pixels.shape[0] and radii[1] < pixels.shape[1]:
+            size = [2 * radii[1] + 1, 2 * radii[0] + 1]
+            expected = np.array(functional.gaussian_blur(Image.fromarray(pixels), size, list(sigmas[::-1])))
+            difference = np.abs(blurred.astype(int) - expected)
+            num_wrong += int((difference > 1).any())
+            num_by_one, num_values = num_by_one + int((difference == 1).sum()), num_values + difference.size
+    found = f"{num_wrong} of {cases} images are wrong; {num_by_one} of {num_values} values differ by 1 from torchvision"
+    _report(found, num_wrong, began)
 
 
 def _report(found: str, num_different: int, began: float) -> None:

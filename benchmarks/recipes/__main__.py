@@ -12,10 +12,10 @@ import importlib
 import importlib.util
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter as now
 from typing import Annotated, Any
 
 import cv2
@@ -101,15 +101,30 @@ def make_nodes(files: Photographs) -> Iterable[Any]:
     return nodes.Loader(prefetcher, restart_on_stop_iteration=True)  # type: ignore[no-any-return]
 
 
+def settle() -> None:
+    """Wait until nothing works in the background: some loaders prepare the next epoch's first batches."""
+    before = cpu_s()
+    while True:
+        time.sleep(0.3)
+        if (after := cpu_s()) - before < 0.01:
+            return
+        before = after
+
+
 def measure(loader: Iterable[Any]) -> tuple[float, float, float]:
-    """Load an epoch; return images/s, the CPU time of all processes in µs per image, and the mean of all pixels."""
-    began, cpu_before, num_images, total, num_pixels = now(), cpu_s(), 0, 0.0, 0
+    """Load an epoch after everything has settled.
+
+    Returns:
+        Images/s, the CPU time of all processes in µs per image, and the mean of all pixels.
+    """
+    settle()
+    began, cpu_before, num_images, total, num_pixels = time.perf_counter(), cpu_s(), 0, 0.0, 0
     for images, labels in loader:
         num_images += len(labels)
         for crop in images if isinstance(images, list | tuple) else [images]:
             part = np.asarray(crop[:4])  # The mean only shows that all loaders do the same.
             total, num_pixels = total + float(part.sum(dtype=np.float64)), num_pixels + part.size
-    return num_images / (now() - began), 1e6 * (cpu_s() - cpu_before) / num_images, total / num_pixels
+    return num_images / (time.perf_counter() - began), 1e6 * (cpu_s() - cpu_before) / num_images, total / num_pixels
 
 
 def race(recipe: str, folder: Path, tiled: Path, rounds: int) -> None:
