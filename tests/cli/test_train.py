@@ -309,7 +309,7 @@ def test_your_own_transform_trains(packed: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--recipe", "trivial_augmen"], "did you mean trivial_augment?"),
+        (["--recipe", "trivial_augmen"], "did you mean trivial_augment"),
         (["--recipe", "simclr"], "simclr makes several crops of each image"),
         (["--recipe", "cifar", "--transform", "a.py:b"], "pass either --recipe or --transform"),
         (["--mixup", "-1"], "mixup"),
