@@ -14,7 +14,6 @@ from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.transforms import (
     Compose,
     Decode,
-    Geometry,
     Mask,
     count_crops,
     field_kinds_of,
@@ -122,7 +121,7 @@ class FieldSettings:
         transform, _ = self.pipeline
         if transform is self.transform or not isinstance(transform, Compose):
             return []
-        return list(takewhile(lambda step: isinstance(step, Geometry), transform.transforms))
+        return list(takewhile(is_builtin, transform.transforms))
 
     @property
     def python_steps(self) -> list[Callable[..., Any]]:

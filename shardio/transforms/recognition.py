@@ -1,9 +1,10 @@
-"""Recognition of other libraries' crops, resizes and flips, which shardio's own replace where the pixels are the same.
+"""Recognition of other libraries' transforms, which shardio's own replace where the pixels are the same.
 
 What a pipeline begins with is then drawn from the same distribution, as a function of the sample, and only the part of
 an image that the crop needs is decoded.
 
-- torchvision's, on Pillow images: it resizes by Pillow, whose pixels shardio's transforms give with ``antialias=True``.
+- torchvision's, on Pillow images: crops, resizes, flips, rotations, colours and automatic augmentations (see
+  :mod:`shardio.transforms.of_torchvision`). It resizes by Pillow, whose pixels shardio gives with ``antialias=True``.
   (Pillow 13 resizes some crops down first and then across. shardio always resizes as earlier versions do, so these
   crops may differ by 1: see decision 0027.) Not on tensors, where torchvision's own resize differs from Pillow's by 1
   in 4 % of the values.
@@ -18,13 +19,13 @@ from typing import Any, Literal
 from shardio.images import Resampling
 from shardio.transforms import foreign
 from shardio.transforms.compose import Compose
-from shardio.transforms.geometry import CenterCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.geometry import RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms.of_torchvision import replace_torchvision
 from shardio.transforms.transform import Geometry, Transform
 
 Decode = Literal["array", "pil"]
 """What a dataset's transform takes: arrays or Pillow images."""
 
-_FROM_TORCHVISION = ("torchvision.transforms.v2._geometry", "torchvision.transforms.transforms")
 _FROM_ALBUMENTATIONS = "albumentations.augmentations."
 _CONVERSIONS = frozenset({"ToTensor", "PILToTensor", "MaybePILToTensor", "ToImage", "ToNumpy"})
 """The classes that convert Pillow images."""
@@ -56,7 +57,7 @@ def replace_leading(transform: Callable[[Any], Any] | None, decode: Decode) -> C
         The pipeline; None if the transform does not begin with one that is recognised.
     """
     steps = list(_flatten(transform))
-    own = list[Geometry]()
+    own = list[Callable[[Any], Any]]()
     for step in steps:
         if (found := recognise(step, decode)) is None:
             break
@@ -79,32 +80,16 @@ def is_made_for_pillow(transform: Callable[[Any], Any] | None) -> bool:
     return any(kind.__name__ in _CONVERSIONS and kind.__module__.startswith(_OF_PILLOW_USERS) for kind in kinds)
 
 
-def recognise(transform: Any, decode: Decode) -> Geometry | None:
+def recognise(transform: Any, decode: Decode) -> Callable[[Any], Any] | None:
     """Return the transform of shardio's that equals another library's; None if there is none."""
     kind = type(transform)
     try:
-        if decode == "pil" and kind.__module__ in _FROM_TORCHVISION:  # A subclass of the user's may do anything.
-            return _replace_torchvision(kind.__name__, transform)
-        if decode == "array" and kind.__module__.startswith(_FROM_ALBUMENTATIONS):
+        if decode == "pil":
+            return replace_torchvision(transform)
+        if kind.__module__.startswith(_FROM_ALBUMENTATIONS):
             return _replace_albumentations(kind.__name__, transform)
     except (AttributeError, TypeError, ValueError):  # Settings that shardio's transform does not have.
         return None
-    return None
-
-
-def _replace_torchvision(name: str, transform: Any) -> Geometry | None:
-    match name:
-        case "RandomResizedCrop":
-            resampling = {"interpolation": transform.interpolation, "antialias": True}
-            return RandomResizedCrop(transform.size, tuple(transform.scale), tuple(transform.ratio), **resampling)
-        case "Resize" if transform.max_size is None:
-            is_single = isinstance(transform.size, list) and len(transform.size) == 1
-            size = transform.size[0] if is_single else transform.size
-            return Resize(size, interpolation=transform.interpolation, antialias=True)
-        case "CenterCrop":
-            return CenterCrop(transform.size)
-        case "RandomHorizontalFlip":
-            return RandomHorizontalFlip(transform.p)
     return None
 
 

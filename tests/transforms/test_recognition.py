@@ -15,7 +15,32 @@ from PIL import Image
 
 from shardio import DataLoader, ShardMapDataset
 from shardio.models import import_library
-from shardio.transforms import CenterCrop, Compose, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardio.transforms import (
+    AutoAugment,
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    Pad,
+    RandAugment,
+    RandomAdjustSharpness,
+    RandomAffine,
+    RandomApply,
+    RandomAutocontrast,
+    RandomChoice,
+    RandomCrop,
+    RandomEqualize,
+    RandomGrayscale,
+    RandomHorizontalFlip,
+    RandomInvert,
+    RandomOrder,
+    RandomPosterize,
+    RandomResizedCrop,
+    RandomRotation,
+    RandomSolarize,
+    RandomVerticalFlip,
+    Resize,
+    TrivialAugmentWide,
+)
 from shardio.transforms.recognition import PlainRandomResizedCrop, PlainResize, recognise, replace_leading
 
 import_library("torchvision")
@@ -42,12 +67,45 @@ RECOGNISED: dict[str, tuple[Any, Any]] = {
     "Resize of both sides": (v2.Resize((25, 31)), Resize((25, 31), antialias=True)),
     "CenterCrop": (v2.CenterCrop(70), CenterCrop(70)),
     "RandomHorizontalFlip": (v2.RandomHorizontalFlip(0.3), RandomHorizontalFlip(0.3)),
+    "RandomVerticalFlip of v1": (v1.RandomVerticalFlip(0.3), RandomVerticalFlip(0.3)),
+    "RandomCrop": (v2.RandomCrop(20, (1, 2, 3, 4), True, 9), RandomCrop(20, (1, 2, 3, 4), True, 9)),
+    "RandomCrop of v1": (v1.RandomCrop(20, (1, 2)), RandomCrop(20, (1, 2))),
+    "Pad": (v2.Pad((1, 2, 3, 4), padding_mode="edge"), Pad((1, 2, 3, 4), padding_mode="edge")),
+    "RandomRotation": (v2.RandomRotation(15, BICUBIC, fill=7), RandomRotation(15, "bicubic", fill=7)),
+    "RandomAffine of v1": (v1.RandomAffine(9, (0.1, 0.2), shear=5), RandomAffine(9, (0.1, 0.2), shear=5)),
+    "ColorJitter": (v2.ColorJitter(0.4, (0.2, 3), None, 0.1), ColorJitter(0.4, (0.2, 3), None, 0.1)),
+    "ColorJitter of v1": (v1.ColorJitter(0.4), ColorJitter(0.4)),
+    "RandomGrayscale": (v2.RandomGrayscale(0.2), RandomGrayscale(0.2)),
+    "RandomInvert": (v2.RandomInvert(0.2), RandomInvert(0.2)),
+    "RandomAutocontrast": (v2.RandomAutocontrast(0.2), RandomAutocontrast(0.2)),
+    "RandomEqualize of v1": (v1.RandomEqualize(0.2), RandomEqualize(0.2)),
+    "RandomSolarize": (v2.RandomSolarize(99, 0.2), RandomSolarize(99, 0.2)),
+    "RandomPosterize": (v2.RandomPosterize(3, 0.2), RandomPosterize(3, 0.2)),
+    "RandomAdjustSharpness": (v2.RandomAdjustSharpness(3, 0.2), RandomAdjustSharpness(3, 0.2)),
+    "RandAugment": (v2.RandAugment(3, 7, 11, BICUBIC, [1, 2, 3]), RandAugment(3, 7, 11, "bicubic", [1, 2, 3])),
+    "TrivialAugmentWide of v1": (v1.TrivialAugmentWide(), TrivialAugmentWide()),
+    "AutoAugment": (v2.AutoAugment(v2.AutoAugmentPolicy.SVHN), AutoAugment("svhn")),
+    "RandomApply": (
+        v2.RandomApply([v2.ColorJitter(0.4), v2.Compose([v2.RandomInvert()])], 0.8),
+        RandomApply([ColorJitter(0.4), Compose([RandomInvert()])], 0.8),
+    ),
+    "RandomChoice": (
+        v2.RandomChoice([v2.RandomInvert(), v2.RandomGrayscale()], [3, 1]),
+        RandomChoice([RandomInvert(), RandomGrayscale()], [3, 1]),
+    ),
+    "RandomOrder of v1": (
+        v1.RandomOrder([v1.RandomInvert(), v1.RandomGrayscale()]),
+        RandomOrder([RandomInvert(), RandomGrayscale()]),
+    ),
 }
 OTHERS: dict[str, Any] = {
     "a subclass": Subclass(),
     "Resize with a longest side": v2.Resize(25, max_size=40),
     "another interpolation": v2.Resize(25, interpolation=v2.InterpolationMode.NEAREST),
-    "RandomCrop": v2.RandomCrop(20),
+    "a blur, whose pixels may differ": v2.GaussianBlur(3),
+    "a rotation that changes the size": v2.RandomRotation(9, expand=True),
+    "colours of several kinds of images": v2.RandomAffine(9, fill={Image.Image: 7}),
+    "a choice with something else": v2.RandomApply([v2.RandomInvert(), v2.GaussianBlur(3)]),
     "a function": np.asarray,
 }
 
@@ -88,6 +146,28 @@ def test_pixels_are_those_of_pillow(packed: Path) -> None:
     evaluated = v2.Compose([v2.CenterCrop(70), v2.RandomHorizontalFlip(1.0)])
     for image, original in zip(pixels_of(packed, evaluated), originals, strict=True):
         assert np.array_equal(image, np.asarray(evaluated(original)))
+
+
+@pytest.mark.parametrize("library", [v1, v2], ids=["v1", "v2"])
+def test_pixels_of_operations_are_torchvisions(packed: Path, library: Any) -> None:
+    """With settings that leave nothing to chance."""
+    originals = [Image.fromarray(image) for image in pixels_of(packed, None)]
+    pipeline = library.Compose(
+        [
+            library.Pad((2, 3), fill=50),
+            library.RandomVerticalFlip(1.0),
+            library.RandomRotation((20, 20), library.InterpolationMode.BILINEAR, fill=9),
+            library.ColorJitter((1.3, 1.3)),
+            library.ColorJitter(hue=(0.2, 0.2)),
+            library.RandomApply([library.RandomPosterize(3, 1.0), library.RandomEqualize(1.0)], 1.0),
+            library.RandomAffine((5, 5), shear=(3, 3)),
+        ]
+    )
+    replaced = replace_leading(pipeline, "pil")
+    assert replaced is not None
+    assert not [step for step in replaced.transforms if type(step).__module__.startswith("torchvision")]
+    for image, original in zip(pixels_of(packed, pipeline), originals, strict=True):
+        assert np.array_equal(image, np.asarray(pipeline(original)))
 
 
 def test_the_rest_of_a_pipeline_gets_pillow_images(packed: Path) -> None:
