@@ -12,9 +12,11 @@ from shardio.decoding.field_values import Missing, check_decoders
 from shardio.decoding.planned_fields import LocatedValue, locate_values
 from shardio.images import DEFAULT_MAX_PIXELS, Orientation
 from shardio.transforms import (
+    Combination,
     Compose,
     Decode,
     Mask,
+    Transform,
     count_crops,
     field_kinds_of,
     is_builtin,
@@ -121,7 +123,7 @@ class FieldSettings:
         transform, _ = self.pipeline
         if transform is self.transform or not isinstance(transform, Compose):
             return []
-        return list(takewhile(is_builtin, transform.transforms))
+        return list(takewhile(lambda step: isinstance(step, Transform | Combination), transform.transforms))
 
     @property
     def python_steps(self) -> list[Callable[..., Any]]:

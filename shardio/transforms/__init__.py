@@ -29,7 +29,7 @@ from shardio.transforms.colours import (
     RandomPosterize,
     RandomSolarize,
 )
-from shardio.transforms.compose import Compose, MultiCrop
+from shardio.transforms.compose import Combination, Compose, MultiCrop
 from shardio.transforms.conversion import Normalize, ToDtype
 from shardio.transforms.cropping import CornerCrop, FiveCrop, Pad, RandomCrop
 from shardio.transforms.erasing import RandomErasing
@@ -66,6 +66,7 @@ __all__ = [
     "Calls",
     "CenterCrop",
     "ColorJitter",
+    "Combination",
     "Compose",
     "CornerCrop",
     "Decode",
