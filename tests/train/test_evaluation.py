@@ -54,7 +54,7 @@ def test_samples_that_are_marked_as_repeated_do_not_count() -> None:
 @pytest.mark.parametrize("mode", [True, False])
 def test_evaluation_does_not_change_the_model(mode: bool) -> None:
     """Neither its weights and BatchNorm statistics, nor its mode. So a second evaluation gives the same score."""
-    model, batches = small_resnet(3, 16, width=4).train(mode), make_batches([6, 5], side=16)
+    model, batches = small_resnet(3, 16, width=8).train(mode), make_batches([6, 5], side=16)
     before = weights_of(model)
     first, second = evaluate(model, batches, _config()), evaluate(model, batches, _config())
     assert (first.loss, first.accuracy) == (second.loss, second.accuracy)
