@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -17,8 +18,7 @@ MAX_FIELDS = 1024
 """The maximum number of fields. A tar with more does not follow WebDataset's naming."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredField:
+class StoredField(NamedTuple):
     """The offset in the tar, the size and the xxh3-64 of a field's content."""
 
     offset: int
@@ -26,12 +26,14 @@ class StoredField:
     hash: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSample:
+class StoredSample(NamedTuple):
     """The key of one sample, and its fields by name."""
 
     key: str
     fields: Mapping[str, StoredField]
+
+
+_MISSING = StoredField(-1, -1, 0)
 
 
 def write_index(
@@ -56,14 +58,11 @@ def write_index(
             f"{tar.location} has {len(fields)} different fields, but an index holds at most {MAX_FIELDS}: name its "
             "members key.field, as WebDataset expects"
         )
-    field_indices = {field: i for i, field in enumerate(fields)}
-    offset = np.full((len(fields), len(samples)), -1, dtype="<i8")
-    size = offset.copy()
-    content_hash = np.zeros(offset.shape, dtype="<u8")
-    for i, sample in enumerate(samples):
-        for name, field in sample.fields.items():
-            at = field_indices[name], i
-            offset[at], size[at], content_hash[at] = field.offset, field.size, field.hash
+    columns = [[sample.fields.get(field, _MISSING) for sample in samples] for field in fields]
+    offset, size, content_hash = (
+        np.array([[field[place] for field in column] for column in columns], dtype).reshape(len(fields), len(samples))
+        for place, dtype in enumerate(("<i8", "<i8", "<u8"))
+    )
     keys = [sample.key.encode(errors="surrogateescape") for sample in samples]
     header = IndexHeader(
         format=INDEX_FORMAT,

@@ -16,6 +16,9 @@ from shardio.shards.shard import Shard
 from shardio.shards.tar import END, make_header, make_padding
 from shardio.storage import Location, Writer
 
+PIECE = 2**20
+"""The number of bytes that are collected before they are written and hashed: few calls, and the bytes are in cache."""
+
 
 def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
     """Write samples to a tar in the given order, and write its index next to it.
@@ -26,40 +29,75 @@ def write_shard(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, t
         The shard's entry for the manifest, and the names of its fields.
     """
     with tar.write_whole() as file:
-        writer = _HashingWriter(file)
-        stored = [_write_sample(writer, sample) for sample in samples]
-        writer.write(END)
+        writer = TarWriter(file)
+        for sample in samples:
+            writer.add(sample)
+        writer.end()
     index = index_location(tar)
     with closing(tar.open()) as opened:
-        write_index(index, opened, stored, writer.digest.hexdigest())
+        write_index(index, opened, writer.stored, writer.digest)
     with Shard(tar, index) as shard:
         return shard.entry, shard.index.header.fields
 
 
-class _HashingWriter:
-    """Writes to a file and hashes what it writes.
+class TarWriter:
+    """Writes samples to a tar, and records where their fields are.
 
     Attributes:
-        position: The number of bytes written.
-        digest: The xxh3-128 of these bytes.
+        num_bytes: The size of the tar so far, in bytes.
+        stored: The samples, in tar order.
+
+    Args:
+        file: Where to write the tar.
     """
 
     def __init__(self, file: Writer) -> None:
         self._file = file
-        self.position, self.digest = 0, xxhash.xxh3_128()
+        self._pieces, self._num_pending = list[bytes](), 0
+        self._hash = xxhash.xxh3_128()
+        self.num_bytes = 0
+        self.stored = list[StoredSample]()
 
-    def write(self, content: bytes) -> None:
+    @property
+    def digest(self) -> str:
+        """The xxh3-128 of the tar in hexadecimal, after :meth:`end`."""
+        return self._hash.hexdigest()
+
+    def add(self, sample: Sample) -> None:
+        """Write a sample."""
+        fields = dict[str, StoredField]()
+        for name, content in sample.fields.items():
+            size = len(content)
+            header, padding = make_header(join_name(sample.key, name), size), make_padding(size)
+            start = self.num_bytes + len(header)
+            fields[name] = StoredField(start, size, xxhash.xxh3_64_intdigest(content))
+            self.num_bytes = start + size + len(padding)
+            if size >= PIECE:  # It is not copied.
+                self._collect(header)
+                self._flush()
+                self._write(content)
+                self._collect(padding)
+            else:
+                self._collect(header, content, padding)
+        self.stored.append(StoredSample(sample.key, fields))
+
+    def end(self) -> None:
+        """Write the end of the tar."""
+        self._collect(END)
+        self.num_bytes += len(END)
+        self._flush()
+
+    def _collect(self, *pieces: bytes) -> None:
+        self._pieces += pieces
+        self._num_pending += sum(map(len, pieces))
+        if self._num_pending >= PIECE:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._write(b"".join(self._pieces))
+        self._pieces.clear()
+        self._num_pending = 0
+
+    def _write(self, content: bytes) -> None:
         self._file.write(content)
-        self.digest.update(content)
-        self.position += len(content)
-
-
-def _write_sample(writer: _HashingWriter, sample: Sample) -> StoredSample:
-    fields = dict[str, StoredField]()
-    for name, content in sample.fields.items():
-        writer.write(make_header(join_name(sample.key, name), len(content)))
-        content_hash = xxhash.xxh3_64_intdigest(content)
-        fields[name] = StoredField(offset=writer.position, size=len(content), hash=content_hash)
-        writer.write(content)
-        writer.write(make_padding(len(content)))
-    return StoredSample(key=sample.key, fields=fields)
+        self._hash.update(content)
