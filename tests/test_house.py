@@ -152,6 +152,7 @@ OPENING = {"open", "fdopen", "pread", "preadv", "mmap", "memmap", "fromfile", "F
 """Functions and methods that open, read or write a file. ``location.open()``, without arguments, asks a store."""
 
 OTHER_FILES = {
+    "packing/journal.py": "appends to a local file, which no dataset contains",
     "shards/forward.py": "tarfile reads from an object of a store",
 }
 """Files of the folders below that call one of these, and why they may."""

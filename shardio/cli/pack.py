@@ -6,7 +6,6 @@ import json
 import time
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.packing import (
     DEFAULT_QUALITY,
     DEFAULT_SHARD_SIZE,
+    REJECTED_NAME,
     TILED,
     FileProblem,
     JpegMode,
@@ -80,7 +80,15 @@ def pack(
         bool,
         typer.Option(
             "--strict",
-            help="Fail if an image's content does not match its suffix, or if a JPEG to be rewritten is damaged.",
+            help="Fail if an image cannot be decoded or its content does not match its suffix.",
+        ),
+    ] = False,
+    no_check: Annotated[
+        bool,
+        typer.Option(
+            "--no-check",
+            help="Pack all files as they are, at full speed. By default, each image is decoded first. Images that "
+            f"cannot be decoded are left out and listed in OUT/{REJECTED_NAME}.",
         ),
     ] = False,
     jpeg: Annotated[
@@ -101,14 +109,17 @@ def pack(
         typer.Option(
             min=1,
             show_default=str(DEFAULT_MAX_PIXELS),
-            help="With reencode: images with more pixels are stored unchanged.",
+            help="Maximum number of pixels of an image. Larger images are left out.",
         ),
     ] = None,
     num_workers: Annotated[
         int | None,
         typer.Option(
+            "--num-workers",
+            "--workers",
             min=1,
-            help="Number of shards to write at a time; does not affect the output. Leave unset to let shardio choose.",
+            help="Number of worker processes. Each writes one shard at a time. Does not affect the output. "
+            "Leave unset to let shardio choose.",
         ),
     ] = None,
     layout: Annotated[
@@ -150,6 +161,7 @@ def pack(
             max_side=max_side,
             quality=quality,
             max_pixels=max_pixels,
+            check=not no_check,
         )
         names = None if classes is None else _read_classes(classes)
     start = time.perf_counter()
@@ -230,16 +242,16 @@ def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
             "bytes_after": jpegs.num_bytes_after,
             "damaged": [_as_row(problem) for problem in jpegs.damaged],
         },
-        "mislabelled": [_as_row(problem) for problem in scan.mislabelled],
+        "mislabelled": [_as_row(problem) for problem in result.mislabelled],
         "packed_again": [_as_row(problem) for problem in result.damaged_shards],
         "changed": [_as_row(problem) for problem in result.changed],
-        "left_out": [_as_row(problem) for problem in scan.unreadable],
+        "rejected": [sample._asdict() for sample in result.rejected],
         "ignored": [str(path) for path in scan.ignored],
     }
 
 
 def _as_row(problem: FileProblem) -> dict[str, str]:
-    return {name: str(value) for name, value in asdict(problem).items()}
+    return {"path": str(problem.path), "what": problem.what}
 
 
 def _print(result: PackResult, summary: dict[str, Any]) -> None:
@@ -257,9 +269,9 @@ def _print(result: PackResult, summary: dict[str, Any]) -> None:
     for problem in result.damaged_shards:
         echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
     scan = result.scan
-    _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in scan.mislabelled])
+    _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in result.mislabelled])
     _print_files("changed during the pack (samples left out)", [f"{p.path} {p.what}" for p in result.changed])
-    _print_files("left out", [f"{p.path} {p.what}" for p in scan.unreadable])
+    _print_files(f"left out (listed in {REJECTED_NAME})", [f"{s.file} {s.reason}" for s in result.rejected])
     _print_files("ignored (not part of any sample)", [str(path) for path in scan.ignored])
 
 

@@ -2,14 +2,17 @@
 
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
 from shardio.packing.layouts import Layout
-from shardio.packing.packer import DEFAULT_SHARD_SIZE, PackResult, pack, pack_directory
+from shardio.packing.packed_shard import RejectedSample
+from shardio.packing.packer import DEFAULT_SHARD_SIZE, REJECTED_NAME, PackResult, pack, pack_directory
 from shardio.packing.plan import JpegMode, PackSettings
-from shardio.packing.shard_writer import OnChanged, PackProgress
+from shardio.packing.progress import PackProgress
+from shardio.packing.shard_job import OnChanged
 from shardio.packing.sources import FileProblem
 
 __all__ = [
     "DEFAULT_QUALITY",
     "DEFAULT_SHARD_SIZE",
+    "REJECTED_NAME",
     "TILED",
     "FileProblem",
     "JpegMode",
@@ -19,6 +22,7 @@ __all__ = [
     "PackProgress",
     "PackResult",
     "PackSettings",
+    "RejectedSample",
     "pack",
     "pack_directory",
 ]

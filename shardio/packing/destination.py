@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from shardio.errors import PackError
-from shardio.packing.finished import record_path, refuse_unplanned
+from shardio.packing.finished import refuse_unplanned
+from shardio.packing.journal import JOURNAL_NAME
 from shardio.packing.plan import PackPlan
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
-    index_location,
     write_manifest,
 )
 from shardio.storage import parse_location
@@ -55,16 +55,18 @@ def locked(src: Path, dst: Path) -> Iterator[None]:
         PackError: If the destination cannot be created or written, another process is packing into it, or it can no
             longer be packed into.
     """
+    existed = dst.exists()
     try:
         dst.mkdir(parents=True, exist_ok=True)
         with FileLock(dst / LOCK_NAME, timeout=0):
             try:
                 check_destination(src, dst)
-            except PackError:
+                yield
+            finally:
                 (dst / LOCK_NAME).unlink(missing_ok=True)
-                raise
-            yield
-            (dst / LOCK_NAME).unlink(missing_ok=True)
+                if not existed:
+                    with suppress(OSError):  # It is not empty.
+                        dst.rmdir()
     except Timeout as error:
         raise PackError(
             f"another process is packing into {dst}: wait until it has finished, or choose another destination"
@@ -78,8 +80,9 @@ def locked(src: Path, dst: Path) -> Iterator[None]:
         ) from error
 
 
-def begin(dst: Path, plan: PackPlan) -> None:
-    """Prepare the destination to start or resume a plan.
+@contextmanager
+def begun(dst: Path, plan: PackPlan) -> Iterator[None]:
+    """Prepare the destination to start or resume a plan. If that fails before a shard is finished, leave nothing there.
 
     Raises:
         PackError: If the destination holds an unfinished pack of another plan, or a tar that is not in this plan.
@@ -92,21 +95,22 @@ def begin(dst: Path, plan: PackPlan) -> None:
                 f"{dst} holds an unfinished pack of different images or with different settings: delete {dst} or "
                 "choose another destination"
             )
-        refuse_unplanned(dst, plan)
-        return
-    with write_whole(marker) as file:
-        file.write(plan.digest.encode())
-
-
-def remove_shard(path: Path) -> None:
-    """Remove a shard that has no samples, with its index and its record."""
-    shard = parse_location(path)
-    for each in shard, index_location(shard), parse_location(record_path(path)):
-        each.remove()
+        refuse_unplanned(dst, plan.names)
+    else:
+        with write_whole(marker) as file:
+            file.write(plan.digest.encode())
+    try:
+        yield
+    except Exception:
+        remove_unfinished(dst)
+        if not any(dst.glob("*.tar")):
+            (dst / JOURNAL_NAME).unlink(missing_ok=True)
+            marker.unlink(missing_ok=True)
+        raise
 
 
 def finish(dst: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the destination a dataset, and remove the pack's temporary records.
+    """Write the manifest, which makes the destination a dataset, and remove the pack's journal.
 
     Raises:
         PackError: If the destination was removed during the pack, so that shards are lost.
@@ -116,8 +120,7 @@ def finish(dst: Path, manifest: Manifest) -> None:
             f"{dst} was removed during the pack: delete the directory of that name, if there is one, and pack again"
         )
     write_manifest(parse_location(dst / MANIFEST_NAME), manifest)
-    for shard in manifest.shards:
-        record_path(dst / shard.name).unlink(missing_ok=True)
+    (dst / JOURNAL_NAME).unlink(missing_ok=True)
     (dst / UNFINISHED_NAME).unlink()
 
 

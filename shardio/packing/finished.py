@@ -1,100 +1,89 @@
-"""Shards that an earlier run of the same pack finished: how they are recorded and recognised."""
+"""Shards that an earlier run of the same pack finished: how they are recognised."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from shardio.errors import FormatError, PackError
-from shardio.packing.jpegs import JpegTally
-from shardio.packing.plan import PackPlan, ShardPlan
-from shardio.packing.sources import FileProblem
-from shardio.shards import Shard, ShardEntry, index_location, list_names, split_name
+from shardio.packing.packed_shard import PackedShard
+from shardio.packing.sample_table import SourceSample
+from shardio.shards import Shard, index_location, list_names, split_name
 from shardio.storage import Location, parse_location, read_pieces
-from shardio.whole_writes import write_whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedShard:
-    """A finished shard.
+def find_finished(path: Path, samples: Sequence[SourceSample], earlier: PackedShard | None) -> PackedShard | str | None:
+    """Return the shard that an earlier run finished, if its tar and its index are unchanged.
 
-    Attributes:
-        entry: Its entry in the manifest.
-        fields: The names of its fields.
-        jpegs: How its JPEGs are stored.
-        was_kept: Whether an earlier run wrote it.
-    """
-
-    entry: ShardEntry
-    fields: tuple[str, ...]
-    jpegs: JpegTally
-    was_kept: bool
-
-
-def record_finished(path: Path, tally: JpegTally) -> None:
-    """Record the digest of a shard's index, which contains the tar's digest, and the tally of its JPEGs."""
-    digest = _digest_file(index_location(parse_location(path)))
-    with write_whole(record_path(path)) as file:
-        file.write(digest.encode() + b"\n" + tally.dump())
-
-
-def record_path(shard: Path) -> Path:
-    """Return the path of a finished shard's record, which exists until the whole pack is finished."""
-    return shard.with_name(f".{shard.name}.jpegs")
-
-
-def find_finished(dst: Path, plan: ShardPlan) -> FinishedShard | FileProblem | None:
-    """Return a shard that an earlier run finished, if its tar and its index are unchanged.
+    Args:
+        path: The shard's path.
+        samples: The samples that it must hold.
+        earlier: What the journal says about it.
 
     Returns:
-        The shard; a problem if it was damaged and must be packed again; None if no run finished it.
+        The shard; what is wrong with it if it was damaged and must be packed again; None if no run finished it.
 
     Raises:
         PackError: If a tar that is not part of this pack has the shard's name.
     """
-    path, problem = dst / plan.name, None
-    try:
-        written = _read_finished(path)
-        # Missing samples were left out because their files had changed. By now, the files may be restored.
-        return written if written.entry.num_samples == len(plan.samples) else None
-    except FileNotFoundError:
-        pass  # The run was killed before it recorded the shard.
-    except FormatError as error:
-        problem = FileProblem(path=path, what=f"was damaged after it was written: {error}")
-    _refuse_foreign(path, plan, is_recorded=problem is not None)
-    return problem
+    damage = None
+    if earlier is not None:
+        if earlier.changed:
+            return None  # Files had changed, and their samples were left out. By now, the files may be restored.
+        if (damage := _find_damage(path, earlier)) is None:
+            return earlier.as_kept()
+    _refuse_foreign(path, samples, is_recorded=damage is not None)
+    return damage
 
 
-def refuse_unplanned(dst: Path, plan: PackPlan) -> None:
-    """Raise PackError if the destination holds a tar whose name is not in the plan."""
-    names = {shard.name for shard in plan.shards}
-    for path in sorted(dst.glob("*.tar")):
+def refuse_unplanned(folder: Path, names: Collection[str]) -> None:
+    """Raise PackError if a folder holds a tar that is not one of the plan's."""
+    for path in sorted(folder.glob("*.tar")):
         if path.name not in names and not path.name.startswith("."):
             raise PackError(_explain_foreign(path, f"none of the pack's {len(names)} shards has that name"))
 
 
-def _read_finished(path: Path) -> FinishedShard:
-    """Return a finished shard; raise FileNotFoundError if it has no record, and FormatError if it has changed."""
-    digest, _, tally = parse_location(record_path(path)).read_whole().partition(b"\n")
+def remove_shard(path: Path) -> None:
+    """Remove a shard that has no samples, with its index."""
+    shard = parse_location(path)
+    for each in shard, index_location(shard):
+        each.remove()
+
+
+def digest_file(location: Location) -> str:
+    """Return the xxh3-128 of a file's content in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with closing(location.open()) as file:
+        for piece in read_pieces(file):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _find_damage(path: Path, earlier: PackedShard) -> str | None:
+    """Return what is wrong with a shard that a run finished; None if it is as that run left it."""
+    if not earlier.entry.num_samples:
+        return None
     tar = parse_location(path)
-    jpegs, index = JpegTally.load(tally), index_location(tar)
+    index = index_location(tar)
     try:
-        if _digest_file(index).encode() != digest:
+        if digest_file(index) != earlier.index_digest:
             raise FormatError(f"the content of {index.name} has changed")
         with Shard(tar, index) as shard:
-            if _digest_file(tar) != shard.entry.digest:
+            if digest_file(tar) != shard.entry.digest:
                 raise FormatError("its content does not match its index")
-            return FinishedShard(entry=shard.entry, fields=shard.index.header.fields, jpegs=jpegs, was_kept=True)
     except FileNotFoundError as error:
-        raise FormatError(f"{error.filename} is missing") from error
+        return f"was damaged after it was written: {error.filename} is missing"
+    except FormatError as error:
+        return f"was damaged after it was written: {error}"
+    return None
 
 
-def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
-    """Raise PackError if a tar holds samples that are not in the plan, or is unreadable and was not recorded."""
+def _refuse_foreign(path: Path, samples: Sequence[SourceSample], *, is_recorded: bool) -> None:
+    """Raise PackError if a tar holds samples that are not planned, or is unreadable and was not recorded."""
     if not os.path.lexists(path):
         return
     try:
@@ -104,7 +93,7 @@ def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
         if is_recorded:
             return
         raise PackError(_explain_foreign(path, f"it is not a readable tar ({error})")) from error
-    planned = {sample.key for sample in plan.samples}
+    planned = {sample.key for sample in samples}
     for name in names:
         if name is None:
             raise PackError(_explain_foreign(path, "it holds a member whose name has no key"))
@@ -114,12 +103,3 @@ def _refuse_foreign(path: Path, plan: ShardPlan, *, is_recorded: bool) -> None:
 
 def _explain_foreign(path: Path, why: str) -> str:
     return f"{path} is not a shard of the unfinished pack in {path.parent}: {why}. Move it away or delete it"
-
-
-def _digest_file(location: Location) -> str:
-    """Return the xxh3-128 of a file's content in hexadecimal."""
-    digest = xxhash.xxh3_128()
-    with closing(location.open()) as file:
-        for piece in read_pieces(file):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from shardio.errors import FormatError, PackError
+from shardio.errors import PackError
 from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, TooManyPixels
 from shardio.images.jpeg import has_tiles
 from shardio.images.kernel import compiled_functions
 from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
-from shardio.json_text import parse_json
 from shardio.packing.plan import PackSettings
-from shardio.packing.scan import SourceSample
+from shardio.packing.sample_table import SourceSample
 from shardio.packing.sources import FileProblem
 from shardio.sample import Sample
 
@@ -54,31 +53,27 @@ class JpegTally:
         self.num_bytes_after += after
         if reason.startswith("damaged"):
             verb = "has a" if reason.startswith("damaged header") else "is"
-            self.damaged.append(FileProblem(path=path, what=f"{verb} {outcome}"))
+            self.damaged.append(FileProblem(path, f"{verb} {outcome}"))
 
-    def dump(self) -> bytes:
-        """Return the tally as JSON."""
-        damaged = [[str(problem.path), problem.what] for problem in self.damaged]
-        values = [self.outcomes, self.num_bytes_before, self.num_bytes_after, damaged]
-        return json.dumps(values).encode()
+    def dump(self) -> list[Any]:
+        """Return the tally as JSON values."""
+        damaged = [(str(problem.path), problem.what) for problem in self.damaged]
+        return [self.outcomes, self.num_bytes_before, self.num_bytes_after, damaged]
 
     @classmethod
-    def load(cls, content: bytes) -> JpegTally:
-        """Return the tally that :meth:`dump` wrote.
+    def load(cls, values: Any) -> JpegTally:
+        """Return the tally that :meth:`dump` returned.
 
         Raises:
-            FormatError: If ``content`` is not a tally.
+            ValueError, TypeError: If ``values`` are not a tally.
         """
-        try:
-            outcomes, before, after, damaged = parse_json(content)
-            return cls(
-                outcomes=Counter(outcomes),
-                num_bytes_before=before,
-                num_bytes_after=after,
-                damaged=[FileProblem(path=Path(path), what=what) for path, what in damaged],
-            )
-        except (ValueError, TypeError) as error:
-            raise FormatError(f"not a tally of JPEGs: {content[:40]!r}") from error
+        outcomes, before, after, damaged = values
+        return cls(
+            outcomes=Counter(outcomes),
+            num_bytes_before=before,
+            num_bytes_after=after,
+            damaged=[FileProblem(Path(path), what) for path, what in damaged],
+        )
 
 
 def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
@@ -146,5 +141,5 @@ def rewrite_sample(rewrite: Rewrite, source: SourceSample, sample: Sample, tally
     for name, before in sample.fields.items():
         if name in IMAGE_FIELDS and before.startswith(_JPEG_START):
             fields[name], outcome = rewrite(before)
-            tally.count(source.files[name].path, outcome, len(before), len(fields[name]))
+            tally.count(Path(source.files[name].path), outcome, len(before), len(fields[name]))
     return Sample(key=sample.key, fields=fields, origin=sample.origin)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+import numpy as np
+
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
+from shardio.packing.sample_table import SampleTable
 from shardio.packing.sources import SHOWN
-from shardio.storage import find_url
+from shardio.storage import FolderFiles, find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]
 """``classes``: each folder is a class. ``flat``: no classes. ``pairs``: files with the same name are one sample."""
@@ -53,7 +56,7 @@ def quote(path: str | Path) -> str:
     return shlex.quote(str(path))
 
 
-def refuse_ambiguous_layouts(src: Path, dst: Path, files: Sequence[PurePosixPath], *, rename_dots: bool) -> None:
+def refuse_ambiguous_layouts(src: Path, dst: Path, folders: Sequence[FolderFiles], *, rename_dots: bool) -> None:
     """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
     Otherwise, folders that are not classes would become classes. Images in different class folders may have the same
@@ -62,25 +65,36 @@ def refuse_ambiguous_layouts(src: Path, dst: Path, files: Sequence[PurePosixPath
     Args:
         src: The source.
         dst: The destination, which the command names.
-        files: All files, relative to the source.
+        folders: All files.
         rename_dots: Whether dots in stems become underscores.
     """
-    _refuse_splits(src, dst, files)
-    _refuse_parallel_folders(src, dst, files)
-    _refuse_one_folder_of_folders(src, dst, files)
+    _refuse_splits(src, dst, folders)
+    _refuse_parallel_folders(src, dst, folders)
+    _refuse_one_folder_of_folders(src, dst, folders)
     if rename_dots:
-        _refuse_companions(src, dst, files)
+        _refuse_companions(src, dst, folders)
 
 
-def find_images_folder(files: Sequence[PurePosixPath]) -> str | None:
+def split_suffix(name: str) -> tuple[str, str]:
+    """Split a file's name before its last dot. Like a path's suffix, it is empty if the name ends with the dot."""
+    stem, dot, suffix = name.rpartition(".")
+    return (stem, dot + suffix) if stem and suffix else (name, "")
+
+
+def is_named_image(name: str) -> bool:
+    """Return whether a file has an image's suffix."""
+    return split_suffix(name)[1][1:].lower() in IMAGE_FORMATS
+
+
+def find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
     """Return the name of the folder of images if there are other folders, such as masks/; otherwise None.
 
     Raises:
         PackError: If several folders are named like a folder of images.
     """
-    folders = sorted({file.parts[0] for file in files if len(file.parts) > 1})
-    found = [name for name in folders if IMAGES.fullmatch(_last_word(name))]
-    if len(folders) < 2 or not found:
+    names = sorted({_top(folder) for folder in folders if folder.path and folder.names})
+    found = [name for name in names if IMAGES.fullmatch(_last_word(name))]
+    if len(names) < 2 or not found:
         return None
     if len(found) > 1:
         raise PackError(
@@ -90,50 +104,40 @@ def find_images_folder(files: Sequence[PurePosixPath]) -> str | None:
     return found[0]
 
 
-def find_undotted_images(files: Sequence[PurePosixPath]) -> set[PurePosixPath]:
-    """Return the stems of the images without a dot in their stem, such as a.jpg, to which a.mask.png can belong."""
-    return {file.with_suffix("") for file in files if "." not in file.stem and file.suffix[1:].lower() in IMAGE_FORMATS}
+def find_undotted_images(folder: FolderFiles) -> frozenset[str]:
+    """Return the stems of a folder's images without a dot in their stem: a.mask.png can belong to a.jpg."""
+    stems = (split_suffix(name)[0] for name in folder.names if is_named_image(name))
+    return frozenset(stem for stem in stems if "." not in stem)
 
 
-def match_to_pair(
-    file: PurePosixPath, images: str | None, undotted: set[PurePosixPath]
-) -> tuple[PurePosixPath, str] | None:
-    """Return the stem of a file's sample and the file's field in the layout ``pairs``; None if the file has no pair."""
-    if images is not None:
-        if len(file.parts) < 2:
-            return None
-        folder, inner, suffix = file.parts[0], PurePosixPath(*file.parts[1:]), file.suffix[1:].lower()
-        return inner.with_suffix(""), suffix if folder == images else f"{folder.lower()}.{suffix}"
-    base, _, field = file.name.partition(".")
-    return (file.parent / base, field.lower()) if base and file.parent / base in undotted else None
-
-
-def check_pairs(
-    src: Path, images: str | None, groups: Mapping[str, Mapping[str, Path]], ignored: Sequence[Path]
-) -> None:
+def check_pairs(src: Path, images: str | None, samples: SampleTable, ignored: Sequence[str]) -> None:
     """Raise PackError if there are no pairs, or if companions (masks, labels, captions) or their images are missing.
 
     Args:
         src: The source.
         images: The name of the folder of images, if there is one.
-        groups: The files of each sample, by field.
-        ignored: The files that do not belong to a sample, which need not be companions.
+        samples: The samples.
+        ignored: The paths of files that do not belong to a sample, relative to the source.
     """
-    kinds = Counter(field.rpartition(".")[0] for files in groups.values() for field in files if "." in field)
-    if not kinds:
+    num_samples = np.bincount(samples.kind_ids, minlength=len(samples.kinds)).tolist()
+    companions = [{name.field.rpartition(".")[0] for name in kind} - {""} for kind in samples.kinds]
+    counts = Counter[str]()
+    for kind, num_of_kind in zip(companions, num_samples, strict=True):
+        counts.update(dict.fromkeys(kind, num_of_kind))
+    if not counts:
         where = f"{images}/a.jpg and masks/a.png" if images else "images/a.jpg and masks/a.png, or a.jpg and a.mask.png"
         raise PackError(f"{src} holds no pairs: the files of a sample must have matching names, such as {where}")
-    for files in groups.values():
-        missing = sorted(set(kinds) - {field.rpartition(".")[0] for field in files})
-        if missing:
-            image = next(path for field, path in files.items() if field in IMAGE_FORMATS)
-            num_found = kinds[missing[0]]
+    for kind_id, kind in enumerate(companions):
+        if missing := sorted(set(counts) - kind):
+            files = samples.sample(int(np.flatnonzero(samples.kind_ids == kind_id)[0])).files
+            image = next(file.path for field, file in files.items() if field in IMAGE_FORMATS)
+            num_found = counts[missing[0]]
             raise PackError(
-                f"{image} has no {missing[0]!r} file, but {num_found} of {len(groups)} samples "
+                f"{image} has no {missing[0]!r} file, but {num_found} of {len(samples)} samples "
                 f"{'has' if num_found == 1 else 'have'} one: add the file, or remove all files of this sample"
             )
-    fields = {field for files in groups.values() for field in files if "." in field}
-    orphans = [path for path in ignored if _is_companion(PurePosixPath(path.relative_to(src)), images, fields)]
+    fields = {field for field in samples.fields if "." in field}
+    orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, fields)]
     if orphans:
         more = [f"and {len(orphans) - SHOWN} more"] if len(orphans) > SHOWN else []
         one, several = "1 file belongs to an image that is", f"{len(orphans)} files belong to images that are"
@@ -141,7 +145,7 @@ def check_pairs(
             "\n".join(
                 [
                     f"{one if len(orphans) == 1 else several} missing:",
-                    *map(str, orphans[:SHOWN]),
+                    *(str(src / path) for path in orphans[:SHOWN]),
                     *more,
                     "Add the images or remove these files",
                 ]
@@ -165,12 +169,12 @@ def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[st
     return field in fields or (suffix in IMAGE_FORMATS and any(kind == other.rpartition(".")[0] for other in fields))
 
 
-def _refuse_splits(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
-    folders = _folders(files)
-    if not folders or not all(_is_split(name) for name in folders):
+def _refuse_splits(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
+    tops = {_top(folder) for folder in folders if folder.path and _has_images(folder)}
+    if not tops or not all(_is_split(name) for name in tops):
         return
-    names = sorted(folders, key=lambda name: (not name.lower().startswith("train"), name))
-    has_classes = any(len(file.parts) > 2 for file in files)
+    names = sorted(tops, key=lambda name: (not name.lower().startswith("train"), name))
+    has_classes = any("/" in folder.path and folder.names for folder in folders)
     lines = [f"  shardio pack {quote(src / name)} {quote(dst / name)}" for name in names]
     if has_classes:
         lines[1:] = [f"{line} --classes {quote(dst / names[0])}" for line in lines[1:]]
@@ -181,14 +185,18 @@ def _refuse_splits(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None
     )
 
 
-def _refuse_parallel_folders(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
-    stems = defaultdict[str, set[PurePosixPath]](set)
-    for file in files:
-        if len(file.parts) > 1:
-            stems[file.parts[0]].add(PurePosixPath(*file.parts[1:]).with_suffix(""))
-    images = [name for name in stems if IMAGES.fullmatch(_last_word(name))]
-    companions = [name for name in stems if COMPANIONS.fullmatch(_last_word(name))]
-    others = [stems[name] for name in stems if name not in (*images, *companions)]
+def _refuse_parallel_folders(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
+    tops = list(dict.fromkeys(_top(folder) for folder in folders if folder.path and folder.names))
+    images = [name for name in tops if IMAGES.fullmatch(_last_word(name))]
+    companions = [name for name in tops if COMPANIONS.fullmatch(_last_word(name))]
+    if not images or not companions:
+        return
+    stems = defaultdict[str, set[str]](set)
+    for folder in folders:
+        top, _, inner = folder.path.partition("/")
+        if top:
+            stems[top].update(f"{inner}/{split_suffix(name)[0]}" for name in folder.names)
+    others = [stems[name] for name in tops if name not in (*images, *companions)]
     for image in images:
         for companion in companions:
             shared = stems[image] & stems[companion]
@@ -201,16 +209,16 @@ def _refuse_parallel_folders(src: Path, dst: Path, files: Sequence[PurePosixPath
                 )
 
 
-def _are_common_numbers(stems: set[PurePosixPath], others: Sequence[set[PurePosixPath]]) -> bool:
+def _are_common_numbers(stems: set[str], others: Sequence[set[str]]) -> bool:
     """Return whether stems differ only in numbers and most other folders also have them. They do not indicate pairs."""
     num_with_same = sum(2 * len(stems & other) >= min(len(stems), len(other)) for other in others)
-    return len({re.sub(r"[0-9]+", "", str(stem)) for stem in stems}) == 1 and 2 * num_with_same > len(others)
+    return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 
 
-def _refuse_one_folder_of_folders(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
-    images = [file for file in files if file.suffix[1:].lower() in IMAGE_FORMATS]
-    tops = {file.parts[0] for file in images}
-    if len(tops) == 1 and all(len(file.parts) > 2 for file in images) and len({file.parts[1] for file in images}) > 1:
+def _refuse_one_folder_of_folders(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
+    paths = [folder.path for folder in folders if _has_images(folder)]
+    tops, seconds = {path.split("/")[0] for path in paths}, {path.split("/")[1] for path in paths if "/" in path}
+    if len(tops) == 1 and all("/" in path for path in paths) and len(seconds) > 1:
         inner = src / tops.pop()
         raise PackError(
             f"{src} holds only the folder {inner.name}/, which holds folders of images: all images would get label "
@@ -218,16 +226,18 @@ def _refuse_one_folder_of_folders(src: Path, dst: Path, files: Sequence[PurePosi
         )
 
 
-def _refuse_companions(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> None:
-    undotted = find_undotted_images(files)
-    companions = defaultdict[str, list[PurePosixPath]](list)
-    for file in files:
-        base, _, middle = file.stem.partition(".")
-        if middle and file.suffix[1:].lower() in IMAGE_FORMATS and file.parent / base in undotted:
-            companions[middle.lower()].append(file)
+def _refuse_companions(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
+    num_undotted, companions = 0, defaultdict[str, list[str]](list)
+    for folder in folders:
+        undotted = find_undotted_images(folder)
+        num_undotted += len(undotted)
+        for name in folder.names:
+            base, _, middle = split_suffix(name)[0].partition(".")
+            if middle and is_named_image(name) and base in undotted:
+                companions[middle.lower()].append(f"{folder.path}/{name}" if folder.path else name)
     for middle, dotted in companions.items():
         # photo.1.jpg is a separate photo. So is photo.edited.jpg if there are few such files.
-        is_rare = 2 * len(dotted) < len(undotted)
+        is_rare = 2 * len(dotted) < num_undotted
         if middle.isdigit() or (is_rare and not COMPANIONS.fullmatch(_last_word(middle))):
             continue
         more = f" and {len(dotted) - 1} more are" if len(dotted) > 1 else " is"
@@ -240,9 +250,13 @@ def _refuse_companions(src: Path, dst: Path, files: Sequence[PurePosixPath]) -> 
         )
 
 
-def _folders(files: Sequence[PurePosixPath]) -> set[str]:
-    """Return the names of the source's folders that hold images."""
-    return {file.parts[0] for file in files if len(file.parts) > 1 and file.suffix[1:].lower() in IMAGE_FORMATS}
+def _top(folder: FolderFiles) -> str:
+    """Return the name of the source's folder that holds a folder, or is it."""
+    return folder.path.partition("/")[0]
+
+
+def _has_images(folder: FolderFiles) -> bool:
+    return any(map(is_named_image, folder.names))
 
 
 def _words(name: str) -> list[str]:

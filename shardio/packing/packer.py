@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.images import describe_other_images
 from shardio.packing import destination
-from shardio.packing.finished import FinishedShard
+from shardio.packing.executors import PackExecutor, choose_executor
+from shardio.packing.journal import open_journal
 from shardio.packing.jpegs import JpegTally, choose_rewrite, describe_jpegs, sum_tallies
 from shardio.packing.layouts import Layout, refuse_urls
-from shardio.packing.plan import JpegMode, PackSettings, make_plan
+from shardio.packing.packed_shard import PackedShard, RejectedSample
+from shardio.packing.plan import JpegMode, PackPlan, PackSettings, make_plan
+from shardio.packing.progress import PackProgress
+from shardio.packing.sample_table import SampleTable
 from shardio.packing.scan import SourceScan, scan_directory
-from shardio.packing.shard_writer import OnChanged, PackProgress, ShardWriter
+from shardio.packing.shard_job import OnChanged, ShardJob
 from shardio.packing.sources import FileChangedError, FileProblem, explain_changes
 from shardio.shards import Manifest
-from shardio.storage import make_path
+from shardio.storage import make_path, parse_location
 from shardio.values import check_choice, check_optional_integer
+
+REJECTED_NAME = "rejected.jsonl"
+"""The file in a packed dataset that lists the samples that were left out."""
 
 DEFAULT_SHARD_SIZE = 256 * 2**20
 """256 MiB."""
@@ -38,6 +48,8 @@ class PackResult:
         scan: The contents of the source.
         num_kept: The number of samples in shards that an earlier run had finished.
         jpegs: How the JPEGs are stored.
+        mislabelled: Images whose format does not match their suffix. They were packed anyway.
+        rejected: Samples whose images cannot be decoded. They were left out.
         changed: Files that changed during the pack. Their samples were left out.
         damaged_shards: Shards that were damaged after an earlier run had finished them. They were packed again.
     """
@@ -46,6 +58,8 @@ class PackResult:
     scan: SourceScan
     num_kept: int
     jpegs: JpegTally
+    mislabelled: list[FileProblem]
+    rejected: list[RejectedSample]
     changed: list[FileProblem]
     damaged_shards: list[FileProblem]
 
@@ -59,6 +73,7 @@ def pack(
     shuffle_seed: int | None = 0,
     rename_dots: bool = False,
     strict: bool = False,
+    check: bool = True,
     jpeg: JpegMode = "copy",
     max_side: int | None = None,
     quality: int | None = None,
@@ -83,15 +98,18 @@ def pack(
         max_shard_samples: The maximum number of samples in a shard.
         shuffle_seed: The seed of the packing order, which mixes the classes; None packs in the order of the keys.
         rename_dots: Whether to replace each dot in a file's stem with an underscore.
-        strict: Whether to raise an error for a file whose content does not match its suffix, and for a damaged JPEG
-            that ``jpeg`` says to rewrite.
+        strict: Whether to raise an error for an image that would be rejected, or whose format does not match its
+            suffix.
+        check: Whether to decode each image first. Samples with an image that cannot be decoded are then left out, and
+            listed in ``dst/rejected.jsonl``. Without the check, all files are packed as they are, at full speed.
         jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
             with ``max_side``, smaller.
         max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
         quality: With ``reencode``, the JPEG quality, 1 to 100; by default, 90.
-        max_pixels: With ``reencode``, images with more pixels are stored unchanged; by default, Pillow's limit.
-        num_workers: The number of shards to write at a time. It does not affect the output.
+        max_pixels: Images with more pixels are rejected; by default, Pillow's limit for decompression bombs.
+        num_workers: The number of worker processes; 1 for none. Each writes one shard at a time. The number does not
+            affect the output.
         layout: ``auto`` accepts class folders or a flat directory, and refuses a source that looks different: one
             with splits, or with images and masks. ``classes`` makes each folder a class, whatever its name. ``flat``
             makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
@@ -123,6 +141,7 @@ def pack(
         max_side=max_side,
         quality=quality,
         max_pixels=max_pixels,
+        check=check,
     )
     result = pack_directory(
         make_path(src),
@@ -135,10 +154,10 @@ def pack(
         strict=strict,
         num_workers=num_workers,
     )
-    for problem in result.scan.mislabelled:
+    for problem in result.mislabelled:
         logger.warning("%s %s: packed anyway", problem.path, problem.what)
-    for problem in result.scan.unreadable:
-        logger.warning("%s %s: left out", problem.path, problem.what)
+    for sample in result.rejected:
+        logger.warning("%s %s: left out", Path(src, sample.file), sample.reason)
     if left_out := describe_other_images(result.scan.ignored):
         logger.warning("%s: %s", src, left_out)
     for problem in result.changed:
@@ -165,55 +184,98 @@ def pack_directory(
 ) -> PackResult:
     """Pack as :func:`pack` does, report to ``progress``, and return the manifest with details."""
     progress = progress or PackProgress()
-    rewrite = choose_rewrite(settings)
+    choose_rewrite(settings)  # It raises an error if packages are missing.
     refuse_urls(src, dst)
     destination.check_destination(src, dst)
     scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes)
-    problems = [*scan.unreadable, *scan.mislabelled]
-    if strict and problems:
-        num_more = len(problems) - 1
-        more = f" ({num_more} more {'file has' if num_more == 1 else 'files have'} such problems)" if num_more else ""
-        raise PackError(
-            f"{problems[0].path} {problems[0].what}{more}: nothing was packed. Rename, repair or remove the "
-            f"{'file' if len(problems) == 1 else 'files'}, or omit --strict (strict=True)"
-        )
-    plan = make_plan(scan, settings)
-    with destination.locked(src, dst):
-        destination.begin(dst, plan)
-        progress.planned(len(scan.samples), plan.num_bytes)
-        writer = ShardWriter(dst, rewrite, strict, on_changed, progress)
+    plan = make_plan(scan.samples, scan.classes, settings)
+    execute = choose_executor(num_workers, len(plan), scan.samples.num_bytes, settings)
+    with destination.locked(src, dst), destination.begun(dst, plan):
+        progress.planned(len(scan.samples), scan.samples.num_bytes)
+        jobs = partial(ShardJob, root=scan.samples.root, settings=settings, strict=strict, on_changed=on_changed)
         try:
-            finished = writer.write_all(plan.shards, num_workers)
+            shards = _write_shards(dst, scan.samples, plan, jobs, execute, progress)
         except FileChangedError as change:
-            files = (file for sample in scan.samples for file in sample.files.values())
-            raise explain_changes(change, files, dst) from change
-        if not finished:
-            raise PackError(
-                f"all samples of {src} changed during the pack: delete {dst}, and pack again when nothing is "
-                "writing to the source"
-            )
-        jpegs = sum_tallies([shard.jpegs for shard in finished])
-        manifest = _make_manifest(finished, scan, settings, jpegs)
+            raise explain_changes(change, scan.samples.files(), dst) from change
+        rejected = [sample for shard in shards for sample in shard.rejected]
+        manifest = _make_manifest(shards, scan, settings)
+        if not manifest.num_samples:
+            raise PackError(_explain_nothing_left(src, rejected))
+        _write_rejected(dst, rejected)
         destination.finish(dst, manifest)
     return PackResult(
         manifest=manifest,
         scan=scan,
-        num_kept=sum(shard.entry.num_samples for shard in finished if shard.was_kept),
-        jpegs=jpegs,
-        changed=sorted(writer.changed, key=lambda problem: problem.path),  # Threads append in any order.
-        damaged_shards=writer.damaged,
+        num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
+        jpegs=sum_tallies([shard.jpegs for shard in shards]),
+        mislabelled=sorted(problem for shard in shards for problem in shard.mislabelled),
+        rejected=sorted(rejected),
+        changed=sorted(problem for shard in shards for problem in shard.changed),
+        damaged_shards=[FileProblem(dst / shard.entry.name, shard.damage) for shard in shards if shard.damage],
     )
 
 
-def _make_manifest(shards: list[FinishedShard], scan: SourceScan, settings: PackSettings, jpegs: JpegTally) -> Manifest:
+def _write_shards(
+    dst: Path,
+    samples: SampleTable,
+    plan: PackPlan,
+    make_job: Callable[..., ShardJob],
+    execute: PackExecutor,
+    progress: PackProgress,
+) -> list[PackedShard]:
+    """Write the shards of a plan, and record each one when it is finished; return them in manifest order."""
+    with open_journal(dst) as journal:
+        jobs = (
+            make_job(
+                number=number,
+                path=dst / shard.name,
+                samples=samples.take(shard.rows),
+                earlier=journal.finished.get(shard.name),
+            )
+            for number, shard in enumerate(plan)
+        )
+        shards = dict[int, PackedShard]()
+        try:
+            with closing(execute(jobs, progress)) as packed:
+                for number, shard in packed:
+                    shards[number] = shard
+                    if not shard.was_kept:
+                        journal.add(shard)
+        except OSError as error:
+            raise PackError(
+                f"packing into {dst} failed: {error}. {len(shards)} of {len(plan)} shards are finished and kept. Fix "
+                "the cause (if the disk is full, free some space) and rerun the same command to resume"
+            ) from error
+        return [shards[number] for number in range(len(plan))]
+
+
+def _write_rejected(dst: Path, rejected: Sequence[RejectedSample]) -> None:
+    """Write the list of rejected samples; remove it if there are none."""
+    location = parse_location(dst / REJECTED_NAME)
+    if not rejected:
+        location.remove()
+        return
+    with location.write_whole() as file:
+        for sample in sorted(rejected):
+            file.write(json.dumps(sample._asdict(), ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
+
+
+def _explain_nothing_left(src: Path, rejected: Sequence[RejectedSample]) -> str:
+    if rejected:
+        more = f" (there are {len(rejected)} such images)" if len(rejected) > 1 else ""
+        return f"{src} holds no images that can be packed: {src / rejected[0].file} {rejected[0].reason}{more}"
+    return f"all samples of {src} changed during the pack: pack again when nothing is writing to the source"
+
+
+def _make_manifest(shards: Sequence[PackedShard], scan: SourceScan, settings: PackSettings) -> Manifest:
     return Manifest(
-        shards=tuple(shard.entry for shard in shards),
+        shards=tuple(shard.entry for shard in shards if shard.entry.num_samples),
         fields=tuple(sorted({field for shard in shards for field in shard.fields})),
         classes=scan.classes,
         pack={
             "max_shard_size": settings.max_shard_size,
             "max_shard_samples": settings.max_shard_samples,
             "shuffle_seed": settings.shuffle_seed,
-            **describe_jpegs(settings, jpegs),
+            **describe_jpegs(settings, sum_tallies([shard.jpegs for shard in shards])),
         },
     )

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from shardio.order import make_rng_key, permute
-from shardio.packing.scan import SourceSample, SourceScan
-from shardio.shards import END, LABEL_FIELD, join_name, size_in_tar
-from shardio.values import check_choice, check_integer, check_optional_integer
+from shardio.packing.sample_table import SampleTable
+from shardio.shards import END
+from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
 
 JpegMode = Literal["copy", "tile", "reencode"]
 """How JPEGs are stored."""
@@ -26,16 +28,18 @@ class PackSettings:
             JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard; None for no limit.
         shuffle_seed: The seed of the packing order; None packs in the order of the keys.
+        check: Whether each image is decoded before it is packed, and rejected if that fails.
         jpeg: ``copy`` stores JPEGs unchanged, ``tile`` rewrites them losslessly so that crops decode faster,
             ``reencode`` shrinks and tiles them.
         max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
         quality: With ``reencode``, the JPEG quality, 1 to 100; None for 90.
-        max_pixels: With ``reencode``, images with more pixels are stored unchanged; None for Pillow's limit.
+        max_pixels: Images with more pixels are rejected; None for Pillow's limit.
     """
 
     max_shard_size: int
     max_shard_samples: int | None = None
     shuffle_seed: int | None = 0
+    check: bool = True
     jpeg: JpegMode = "copy"
     max_side: int | None = None
     quality: int | None = None
@@ -53,68 +57,79 @@ class PackSettings:
             value = check_optional_integer(name, getattr(self, name), at_least=at_least, below=below)
             object.__setattr__(self, name, value)
         object.__setattr__(self, "max_shard_size", check_integer("max_shard_size", self.max_shard_size, at_least=1))
+        object.__setattr__(self, "check", check_flag("check", self.check))
         object.__setattr__(self, "jpeg", check_choice("jpeg", self.jpeg, JpegMode))
         if self.jpeg != "reencode":
-            for name in ("max_side", "quality", "max_pixels"):
+            for name in ("max_side", "quality"):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"--{name.replace('_', '-')} ({name}) applies only with --jpeg reencode (jpeg='reencode')"
                     )
+        if self.max_pixels is not None and not self.check and self.jpeg != "reencode":
+            raise ValueError("--max-pixels (max_pixels) does not apply with --no-check (check=False)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlan:
-    """One shard to write: its file name and its samples in order."""
+    """One shard to write: its file name, and the rows of its samples in order, int64 [n]."""
 
     name: str
-    samples: tuple[SourceSample, ...]
+    rows: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """All shards to write.
+    """All shards to write, in manifest order.
 
     Attributes:
-        shards: The shards in manifest order.
-        num_bytes: The total size of the files to pack.
+        order: The rows of all samples in packing order, int64 [n].
+        stops: Where each shard ends in this order, int64 [shards].
         digest: The digest of the samples, their labels, their files' sizes and times, and the settings. It identifies
             an unfinished pack.
     """
 
-    shards: tuple[ShardPlan, ...]
-    num_bytes: int
+    order: NDArray[np.int64]
+    stops: NDArray[np.int64]
     digest: str
 
+    def __len__(self) -> int:
+        return len(self.stops)
 
-def make_plan(scan: SourceScan, settings: PackSettings) -> PackPlan:
-    """Order the samples of a scan and distribute them over shards."""
-    shards: list[ShardPlan] = []
-    current: list[SourceSample] = []
-    digest = xxhash.xxh3_128(repr((settings, scan.classes)).encode())
-    size = num_bytes = 0
+    def __iter__(self) -> Iterator[ShardPlan]:
+        start = 0
+        for number, stop in enumerate(self.stops.tolist()):
+            yield ShardPlan(name=_shard_name(number), rows=self.order[start:stop])
+            start = stop
 
-    def finish_shard() -> None:
-        shards.append(ShardPlan(name=f"shard-{len(shards):06d}.tar", samples=tuple(current)))
-        current.clear()
-
-    for sample in _pack_order(scan.samples, settings.shuffle_seed):
-        sample_size = 0 if sample.label is None else size_in_tar(join_name(sample.key, LABEL_FIELD), 1)
-        for field, file in sorted(sample.files.items()):
-            sample_size += size_in_tar(join_name(sample.key, field), file.size)
-            num_bytes += file.size
-            digest.update(f"{sample.key}\0{field}\0{sample.label}\0{file.size}\0{file.mtime_ns}\n".encode())
-        is_full = size + sample_size > settings.max_shard_size or len(current) == settings.max_shard_samples
-        if current and is_full:
-            finish_shard()
-            size = 0
-        size = (size or len(END)) + sample_size
-        current.append(sample)
-    finish_shard()
-    return PackPlan(shards=tuple(shards), num_bytes=num_bytes, digest=digest.hexdigest())
+    @property
+    def names(self) -> set[str]:
+        """The file names of all shards."""
+        return set(map(_shard_name, range(len(self))))
 
 
-def _pack_order(samples: list[SourceSample], shuffle_seed: int | None) -> list[SourceSample]:
-    if shuffle_seed is None:
-        return samples
-    order = permute(np.arange(len(samples)), np.array([len(samples)]), make_rng_key(shuffle_seed, "pack"))
-    return [samples[i] for i in order.tolist()]
+def make_plan(samples: SampleTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
+    """Order the samples of a source and distribute them over shards."""
+    rows = np.arange(len(samples))
+    if settings.shuffle_seed is None:
+        order = rows
+    else:
+        order = permute(rows, np.array([len(samples)]), make_rng_key(settings.shuffle_seed, "pack"))
+    digest = xxhash.xxh3_128(repr((settings, tuple(classes))).encode() + samples.digest())
+    sizes = samples.sizes_in_tar()[order]
+    return PackPlan(order=order, stops=np.array(_cut(sizes, settings), np.int64), digest=digest.hexdigest())
+
+
+def _cut(sizes: NDArray[np.int64], settings: PackSettings) -> list[int]:
+    """Return where each shard ends, given the samples' sizes in a tar in packing order."""
+    ends, stops, start = np.cumsum(sizes), list[int](), 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = int(np.searchsorted(ends, before + settings.max_shard_size - len(END), side="right"))
+        most = start + (settings.max_shard_samples or len(sizes))
+        start = min(max(stop, start + 1), most)
+        stops.append(start)
+    return stops
+
+
+def _shard_name(number: int) -> str:
+    return f"shard-{number:06d}.tar"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from shardio.errors import PackError
 from shardio.storage import read_and_stat
@@ -14,19 +14,17 @@ SHOWN = 20
 """The maximum number of files that an error names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileProblem:
-    """A file whose content does not match its suffix, or that has changed or is damaged."""
+class FileProblem(NamedTuple):
+    """A file that has changed, is damaged or is not what its suffix says."""
 
     path: Path
     what: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFile:
+class SourceFile(NamedTuple):
     """A file at the time of the scan: its path, its size in bytes, and its modification time in nanoseconds."""
 
-    path: Path
+    path: str
     size: int
     mtime_ns: int
 
@@ -35,32 +33,28 @@ class FileChangedError(Exception):
     """A file has changed since the scan."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} {what}")
-        self.problem = FileProblem(path=path, what=what)
+        super().__init__(path, what)  # All of it, so that the error can be pickled.
+        self.problem = FileProblem(path, what)
 
-
-def stat_file(path: Path) -> SourceFile:
-    """Return the current state of a file."""
-    status = path.stat()
-    return SourceFile(path=path, size=status.st_size, mtime_ns=status.st_mtime_ns)
+    def __str__(self) -> str:
+        return f"{self.problem.path} {self.problem.what}"
 
 
 def read_unchanged(file: SourceFile) -> bytes:
     """Return a file's content if the file has not changed since the scan.
 
-    The open file is checked both before and after reading, which detects writes by other programs.
+    The open file's status is checked after the read, which detects writes by other programs up to then.
 
     Raises:
         FileChangedError: If its size or modification time differs, or it is missing or unreadable.
     """
     try:
-        before, content, after = read_and_stat(file.path)
+        content, status = read_and_stat(file.path, file.size)
     except OSError as error:
-        raise FileChangedError(file.path, _describe(error)) from error
-    _compare(file, before)
-    _compare(file, after)
+        raise FileChangedError(Path(file.path), _describe(error)) from error
+    _compare(file, status)
     if len(content) != file.size:
-        raise FileChangedError(file.path, f"has {file.size} bytes, but only {len(content)} could be read")
+        raise FileChangedError(Path(file.path), f"has {file.size} bytes, but only {len(content)} could be read")
     return content
 
 
@@ -69,7 +63,7 @@ def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: P
     problems = {first.problem.path: first.problem}
     for file in files:
         if (problem := _find_change(file)) is not None:
-            problems.setdefault(file.path, problem)
+            problems.setdefault(problem.path, problem)
     lines = [f"{problem.path} {problem.what}" for problem in problems.values()]
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return PackError(
@@ -88,20 +82,20 @@ def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: P
 
 def _find_change(file: SourceFile) -> FileProblem | None:
     try:
-        _compare(file, file.path.stat())
+        _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
     except FileChangedError as change:
         return change.problem
     except OSError as error:
-        return FileProblem(path=file.path, what=_describe(error))
+        return FileProblem(Path(file.path), _describe(error))
     return None
 
 
 def _compare(file: SourceFile, status: os.stat_result) -> None:
     if status.st_size != file.size:
-        raise FileChangedError(file.path, f"changed from {file.size} to {status.st_size} bytes")
+        raise FileChangedError(Path(file.path), f"changed from {file.size} to {status.st_size} bytes")
     if status.st_mtime_ns != file.mtime_ns:
         seconds = (status.st_mtime_ns - file.mtime_ns) / 1e9
-        raise FileChangedError(file.path, f"changed: its modification time differs by {seconds:+.3f} s")
+        raise FileChangedError(Path(file.path), f"changed: its modification time differs by {seconds:+.3f} s")
 
 
 def _describe(error: OSError) -> str:

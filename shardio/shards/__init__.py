@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from shardio.shards.shard import Shard
     from shardio.shards.sources import DatasetSource, open_table
     from shardio.shards.table import ShardTable
-    from shardio.shards.tar import END, MAX_MEMBER, TOO_LARGE, size_in_tar
+    from shardio.shards.tar import BLOCK, END, MAX_MEMBER, TOO_LARGE, fits_plain_header, make_header, size_in_tar
     from shardio.shards.tar_scan import list_names
     from shardio.shards.writer import write_shard
 
 __all__ = [
+    "BLOCK",
     "END",
     "LABEL_FIELD",
     "MANIFEST_NAME",
@@ -40,9 +41,11 @@ __all__ = [
     "ShardEntry",
     "ShardIndex",
     "ShardTable",
+    "fits_plain_header",
     "index_location",
     "join_name",
     "list_names",
+    "make_header",
     "open_table",
     "read_manifest",
     "size_in_tar",
@@ -62,7 +65,7 @@ __getattr__ = import_on_use(
         ".shard": "Shard",
         ".sources": "DatasetSource open_table",
         ".table": "ShardTable",
-        ".tar": "END MAX_MEMBER TOO_LARGE size_in_tar",
+        ".tar": "BLOCK END MAX_MEMBER TOO_LARGE fits_plain_header make_header size_in_tar",
         ".tar_scan": "list_names",
         ".writer": "write_shard",
     },

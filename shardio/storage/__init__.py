@@ -1,6 +1,6 @@
 """Dataset storage: locations, stores and local files."""
 
-from shardio.storage.local import read_and_stat, walk_files
+from shardio.storage.local import FolderFiles, read_and_stat, walk_files, walk_folders
 from shardio.storage.local_file import make_version
 from shardio.storage.locations import parse_location
 from shardio.storage.paths import absolute_path, find_url, make_path, read_as_utf8
@@ -10,6 +10,7 @@ from shardio.storage.streaming import PIECE, read_pieces
 __all__ = [
     "PIECE",
     "FileStat",
+    "FolderFiles",
     "Location",
     "ReplacedError",
     "Store",
@@ -24,4 +25,5 @@ __all__ = [
     "read_as_utf8",
     "read_pieces",
     "walk_files",
+    "walk_folders",
 ]

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardio.storage.local_file import LocalFile, refuse_other_kinds, stat_of
 from shardio.storage.store import FileStat, Location
 from shardio.whole_writes import find_target, write_whole
@@ -66,7 +69,47 @@ class LocalStore:
         return str(Path(key).resolve())
 
 
-def walk_files(directory: Path, _holders: tuple[Path, ...] = ()) -> Iterator[Path]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderFiles:
+    """The files directly in a folder, sorted by name.
+
+    Attributes:
+        path: The folder's path relative to the root of the walk, with slashes; "" for the root.
+        names: The files' names.
+        sizes: int64 [n], their sizes in bytes; -1 for a broken link.
+        mtimes_ns: int64 [n], their modification times in nanoseconds.
+    """
+
+    path: str
+    names: list[str]
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+
+
+def walk_folders(root: Path) -> Iterator[FolderFiles]:
+    """Yield each folder at and below a directory with its files, as :func:`walk_files` finds them."""
+    folders = [("", frozenset[str]())]
+    while folders:
+        path, holders = folders.pop()
+        files = list[tuple[str, int, int]]()
+        inner = list[tuple[str, frozenset[str]]]()
+        for entry in _list_visible(root / path, holders):
+            if _is_directory(entry):
+                inner.append(
+                    (f"{path}/{entry.name}" if path else entry.name, holders | {os.path.realpath(root / path)})
+                )
+            elif (found := _stat_file(entry)) is not None:
+                files.append((entry.name, *found))
+        folders += reversed(inner)
+        yield FolderFiles(
+            path=path,
+            names=[name for name, _, _ in files],
+            sizes=np.array([size for _, size, _ in files], np.int64),
+            mtimes_ns=np.array([mtime for _, _, mtime in files], np.int64),
+        )
+
+
+def walk_files(directory: Path) -> Iterator[Path]:
     """Yield all files below a directory except hidden ones, sorted within each directory.
 
     Hidden directories are skipped. Symbolic links are followed, and broken links are yielded.
@@ -74,17 +117,35 @@ def walk_files(directory: Path, _holders: tuple[Path, ...] = ()) -> Iterator[Pat
     Raises:
         OSError: If a directory cannot be read, or a symbolic link points to a directory that contains it.
     """
-    here = directory.resolve()
-    if here in _holders:
+    return _walk_files(directory, frozenset())
+
+
+def _walk_files(directory: Path, holders: frozenset[str]) -> Iterator[Path]:
+    for entry in _list_visible(directory, holders):
+        if _is_directory(entry):
+            yield from _walk_files(directory / entry.name, holders | {os.path.realpath(directory)})
+        elif entry.is_file() or _is_broken_link(entry):
+            yield directory / entry.name
+
+
+def _list_visible(directory: Path, holders: frozenset[str]) -> list[os.DirEntry[str]]:
+    """Return the entries of a directory that are not hidden, sorted; raise OSError if it is one of its holders."""
+    if holders and os.path.realpath(directory) in holders:
         raise OSError(f"{directory} is a symbolic link to a directory that contains it: remove the link")
     with os.scandir(directory) as entries:
-        found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-    for entry in found:
-        path = directory / entry.name
-        if _is_directory(entry):
-            yield from walk_files(path, (*_holders, here))
-        elif (entry.is_symlink() and not path.exists()) or entry.is_file():
-            yield path
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _stat_file(entry: os.DirEntry[str]) -> tuple[int, int] | None:
+    """Return a file's size and modification time, -1 for a broken link; None for a pipe, a socket or a device."""
+    if entry.is_file():
+        status = entry.stat()
+        return status.st_size, status.st_mtime_ns
+    return (-1, -1) if _is_broken_link(entry) else None
+
+
+def _is_broken_link(entry: os.DirEntry[str]) -> bool:
+    return entry.is_symlink() and not os.path.exists(entry.path)  # noqa: PTH110  # A Path costs more than the check.
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
@@ -95,7 +156,13 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def read_and_stat(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
-    """Read a local file. Return its status before the read, its content, and its status after the read."""
-    with path.open("rb", buffering=0) as file:
-        return os.fstat(file.fileno()), file.readall(), os.fstat(file.fileno())
+def read_and_stat(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Read at most ``num_bytes`` bytes of a local file. Return them, and the file's status after the read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        content = os.read(descriptor, num_bytes)
+        while len(content) < num_bytes and (piece := os.read(descriptor, num_bytes - len(content))):
+            content += piece
+        return content, os.fstat(descriptor)
+    finally:
+        os.close(descriptor)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from shardio.cli.pack import _read_classes, parse_size
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan
-from shardio.packing.scan import SourceScan
+from shardio.packing.sample_table import SampleTable
 from tests.files import read_files
 from tests.processes import run_python
 from tests.sources import encode, write_images
@@ -104,9 +105,9 @@ def test_the_summary_lists_changed_files(tmp_path: Path, monkeypatch: pytest.Mon
     write_images(tmp_path / "in", classes=1, per_class=3)
     missing = tmp_path / "in" / "class-0" / "name-001.jpg"
 
-    def make_plan_and_remove(scan: SourceScan, settings: PackSettings) -> PackPlan:
+    def make_plan_and_remove(samples: SampleTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
         missing.unlink()
-        return make_plan(scan, settings)
+        return make_plan(samples, classes, settings)
 
     monkeypatch.setattr(packer, "make_plan", make_plan_and_remove)
     done = run("pack", tmp_path / "in", tmp_path / "out", "--on-changed", "skip", "--json")
@@ -139,7 +140,7 @@ def test_json_contains_the_whole_summary(tmp_path: Path) -> None:
         "mislabelled": [
             {"path": str(source / "class-0" / "odd.jpg"), "what": "has the suffix .jpg but is in PNG format"}
         ],
-        "left_out": [{"path": str(source / "class-0" / "broken.jpg"), "what": "is not an image"}],
+        "rejected": [{"key": "class-0/broken", "file": "class-0/broken.jpg", "reason": "is not an image"}],
         "ignored": [str(source / "notes.txt")],
         "packed_again": [],
         "changed": [],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,12 @@ from filelock import FileLock
 
 import shardio
 from shardio.errors import FormatError, PackError
-from shardio.packing.finished import record_finished
-from shardio.packing.jpegs import JpegTally
-from shardio.storage import read_and_stat
+from shardio.packing import PackProgress, PackSettings, pack_directory
+from shardio.sample import Sample
+from shardio.shards import ShardEntry, write_shard
+from shardio.storage import Location, read_and_stat
+from shardio.whole_writes import find_target
+from tests.files import read_files
 from tests.sources import encode, write_images
 
 
@@ -114,10 +117,10 @@ def test_a_packed_directory_may_be_moved(source: Path, tmp_path: Path) -> None:
 def test_an_unfinished_pack_of_different_images_is_refused(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail_at_the_last_file(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
-        if path.name == "name-001.jpg" and path.parent.name == "class-1":
-            raise OSError(5, "Input/output error", str(path))
-        return read_and_stat(path)
+    def fail_at_the_last_file(path: str, num_bytes: int) -> tuple[bytes, os.stat_result]:
+        if path.endswith("class-1/name-001.jpg"):
+            raise OSError(5, "Input/output error", path)
+        return read_and_stat(path, num_bytes)
 
     monkeypatch.setattr("shardio.packing.sources.read_and_stat", fail_at_the_last_file)
     with pytest.raises(PackError, match="Input/output error"):
@@ -134,15 +137,18 @@ def test_a_destination_that_is_removed_during_the_pack_does_not_become_a_dataset
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first shards are lost."""
-    finished = list[Path]()
+    finished = list[Location]()
 
-    def record_and_remove(path: Path, tally: JpegTally) -> None:
-        record_finished(path, tally)
-        finished.append(path)
-        if len(finished) == 2:
+    def write_and_remove(tar: Location, samples: Iterable[Sample]) -> tuple[ShardEntry, tuple[str, ...]]:
+        written = write_shard(tar, samples)
+        finished.append(tar)
+        if len(finished) == 3:
             shutil.rmtree(tmp_path / "out")
+            (tmp_path / "out").mkdir()
+            write_shard(tar, [])
+        return written
 
-    monkeypatch.setattr("shardio.packing.shard_writer.record_finished", record_and_remove)
+    monkeypatch.setattr("shardio.packing.shard_job.write_shard", write_and_remove)
     with pytest.raises(PackError, match=r"out was removed during the pack: delete the directory of that name"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1, num_workers=1)
     assert len(finished) == 4
@@ -174,24 +180,35 @@ def test_a_locked_destination_is_refused_and_the_lock_is_removed(tmp_path: Path)
     ]
 
 
-def test_the_first_failure_is_raised_and_the_other_threads_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Taking(PackProgress):
+    """Moves a file away after the scan."""
+
+    def __init__(self, path: Path, to: Path) -> None:
+        self._path, self._to = path, to
+
+    def planned(self, num_samples: int, num_bytes: int) -> None:
+        self._path.rename(self._to)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_after_an_error_all_workers_stop_and_leave_only_whole_files(tmp_path: Path, num_workers: int) -> None:
     write_images(tmp_path / "in", classes=2, per_class=100)
-    reads = list[Path]()
-
-    def fail_at_the_20th(path: Path) -> tuple[os.stat_result, bytes, os.stat_result]:
-        reads.append(path)
-        if len(reads) == 20:
-            raise PermissionError(13, "Permission denied", str(path))
-        return read_and_stat(path)
-
-    monkeypatch.setattr("shardio.packing.sources.read_and_stat", fail_at_the_20th)
-    with pytest.raises(PackError, match=r"\.jpg cannot be read: Permission denied"):
-        shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=100, num_workers=2)
-    assert len(reads) < 100
-    monkeypatch.undo()
-    assert shardio.pack(tmp_path / "in", tmp_path / "out", max_shard_samples=100).num_samples == 200
+    path, elsewhere = tmp_path / "in" / "class-1" / "name-050.jpg", tmp_path / "elsewhere.jpg"
+    settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=10)
+    with pytest.raises(PackError, match=r"class-1/name-050\.jpg is missing"):
+        pack_directory(
+            tmp_path / "in",
+            tmp_path / "out",
+            settings,
+            num_workers=num_workers,
+            progress=Taking(path, elsewhere),
+        )
+    assert not [each.name for each in (tmp_path / "out").iterdir() if find_target(each.name)]
+    elsewhere.rename(path)
+    result = pack_directory(tmp_path / "in", tmp_path / "out", settings, num_workers=num_workers)
+    assert result.manifest.num_samples == 200
+    pack_directory(tmp_path / "in", tmp_path / "whole", settings)
+    assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("names", [("", "out"), ("in", "")])

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.packing import PackSettings, pack_directory
-from shardio.packing.scan import SourceScan
+from shardio.packing import PackResult, PackSettings, pack_directory
 from tests.sources import encode, write_images
 from tests.tars import read_with_webdataset
 
@@ -24,17 +23,17 @@ def write(root: Path, *names: str) -> None:
         path.write_bytes(encode(i, suffix=suffix) if is_image else name.encode())
 
 
-def pack(root: Path) -> tuple[dict[str, dict[str, bytes]], SourceScan]:
-    """Pack ``root/in``; return the samples that WebDataset reads, and the scan."""
+def pack(root: Path) -> tuple[dict[str, dict[str, bytes]], PackResult]:
+    """Pack ``root/in``; return the samples that WebDataset reads, and the result."""
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=None, shuffle_seed=0)
     result = pack_directory(root / "in", root / "out", settings)
-    return dict(read_with_webdataset(root / "out" / "shard-000000.tar")), result.scan
+    return dict(read_with_webdataset(root / "out" / "shard-000000.tar")), result
 
 
 def test_the_top_folder_is_the_class_however_deep_the_images_are(tmp_path: Path) -> None:
     write(tmp_path / "in", "cats/1.jpg", "cats/a/b/c/2.jpg", "dogs/x/1.jpg", "Bees/1.jpg")
-    samples, scan = pack(tmp_path)
-    assert scan.classes == ("Bees", "cats", "dogs")
+    samples, result = pack(tmp_path)
+    assert result.scan.classes == ("Bees", "cats", "dogs")
     assert {key: fields["cls"] for key, fields in samples.items()} == {
         "Bees/1": b"0",
         "cats/1": b"1",
@@ -45,8 +44,8 @@ def test_the_top_folder_is_the_class_however_deep_the_images_are(tmp_path: Path)
 
 def test_a_flat_directory_has_no_labels(tmp_path: Path) -> None:
     write(tmp_path / "in", "1.jpg", "2.png")
-    samples, scan = pack(tmp_path)
-    assert scan.classes == ()
+    samples, result = pack(tmp_path)
+    assert result.scan.classes == ()
     assert {key: sorted(fields) for key, fields in samples.items()} == {"1": ["jpg"], "2": ["png"]}
 
 
@@ -60,9 +59,9 @@ def test_a_flat_directory_may_have_label_files(tmp_path: Path) -> None:
 def test_image_suffixes_are_recognised_in_any_letter_case(tmp_path: Path, suffix: str) -> None:
     names = [suffix, suffix.upper(), suffix.title()]
     write(tmp_path / "in", *(f"c/{i}.{name}" for i, name in enumerate(names)))
-    samples, scan = pack(tmp_path)
+    samples, result = pack(tmp_path)
     assert {key: set(fields) for key, fields in samples.items()} == {f"c/{i}": {suffix, "cls"} for i in range(3)}
-    assert (scan.mislabelled, scan.unreadable, scan.ignored) == ([], [], [])
+    assert (result.mislabelled, result.rejected, result.scan.ignored) == ([], [], [])
     for i, name in enumerate(names):
         assert samples[f"c/{i}"][suffix] == (tmp_path / "in" / "c" / f"{i}.{name}").read_bytes()
 
@@ -79,24 +78,24 @@ def test_files_with_the_same_stem_are_further_fields(tmp_path: Path) -> None:
 
 def test_hidden_files_and_folders_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/.b.jpg", ".git/x.jpg", "c/.cache/y.jpg", ".DS_Store", "c/._a.jpg")
-    samples, scan = pack(tmp_path)
+    samples, result = pack(tmp_path)
     assert list(samples) == ["c/a"]
-    assert scan.ignored == []
+    assert result.scan.ignored == []
 
 
 def test_files_without_an_image_are_ignored_and_reported(tmp_path: Path) -> None:
     odd = ["c/notes.txt", "c/Thumbs.db", "README", "c/a.seg.json", "LICENSE.md", "c/jpg"]
     write(tmp_path / "in", "c/a.jpg", *odd)
-    samples, scan = pack(tmp_path)
+    samples, result = pack(tmp_path)
     assert {key: sorted(fields) for key, fields in samples.items()} == {"c/a": ["cls", "jpg"]}
-    assert sorted(scan.ignored) == sorted(tmp_path / "in" / name for name in odd)
+    assert sorted(result.scan.ignored) == sorted(tmp_path / "in" / name for name in odd)
 
 
 def test_a_file_without_a_suffix_is_not_a_field(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/a")
-    samples, scan = pack(tmp_path)
+    samples, result = pack(tmp_path)
     assert sorted(samples["c/a"]) == ["cls", "jpg"]
-    assert scan.ignored == [tmp_path / "in" / "c" / "a"]
+    assert result.scan.ignored == [tmp_path / "in" / "c" / "a"]
 
 
 def test_links_to_images_are_packed_as_images(tmp_path: Path) -> None:
@@ -111,12 +110,12 @@ def test_an_image_whose_format_does_not_match_its_suffix_is_packed_and_reported(
     write(tmp_path / "in", "c/a.jpg")
     odd = tmp_path / "in" / "c" / "b.jpg"
     odd.write_bytes(encode(1, suffix="png"))
-    samples, scan = pack(tmp_path)
+    samples, result = pack(tmp_path)
     assert samples["c/b"]["jpg"] == odd.read_bytes()
-    assert [(problem.path, problem.what) for problem in scan.mislabelled] == [
+    assert [(problem.path, problem.what) for problem in result.mislabelled] == [
         (odd, "has the suffix .jpg but is in PNG format")
     ]
-    assert scan.unreadable == []
+    assert result.rejected == []
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>404</html>", bytes(5000)], ids=["empty", "html", "zeros"])
@@ -124,10 +123,10 @@ def test_a_file_that_is_not_an_image_is_left_out_and_reported(tmp_path: Path, co
     write(tmp_path / "in", "c/a.jpg", "c/b.json")
     odd = tmp_path / "in" / "c" / "b.jpg"
     odd.write_bytes(content)
-    samples, scan = pack(tmp_path)
+    samples, result = pack(tmp_path)
     assert list(samples) == ["c/a"]
-    assert [(problem.path, problem.what) for problem in scan.unreadable] == [(odd, "is not an image")]
-    assert scan.mislabelled == []
+    assert result.rejected == [("c/b", "c/b.jpg", "is not an image")]
+    assert result.mislabelled == []
 
 
 def test_pack_warns_about_each_file_that_does_not_match_its_suffix(
@@ -207,8 +206,8 @@ def test_dots_in_stems_become_underscores_on_request(tmp_path: Path) -> None:
 def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None:
     write_images(tmp_path / "in", classes=3, per_class=1)
     (tmp_path / "in" / "class-1" / "name-000.jpg").write_bytes(b"broken")
-    samples, scan = pack(tmp_path)
-    assert scan.classes == ("class-0", "class-1", "class-2")
+    samples, result = pack(tmp_path)
+    assert result.scan.classes == ("class-0", "class-1", "class-2")
     assert {key: fields["cls"] for key, fields in samples.items()} == {
         "class-0/name-000": b"0",
         "class-2/name-000": b"2",

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 import shardio
 from shardio.cli.main import app
 from shardio.errors import PackError
-from shardio.packing import shard_writer
+from shardio.packing import shard_job
+from shardio.packing.journal import JOURNAL_NAME
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
@@ -36,7 +37,7 @@ def unfinished(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return write_shard(path, samples)
 
     with monkeypatch.context() as patch:
-        patch.setattr(shard_writer, "write_shard", fail_at_the_third)
+        patch.setattr(shard_job, "write_shard", fail_at_the_third)
         with pytest.raises(PackError, match="Input/output error"):
             shardio.pack(source, tmp_path / "out", max_shard_samples=2, num_workers=1)
     return tmp_path / "out"
@@ -61,16 +62,10 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-def truncate(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-
-
 DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
     ("shard-000001.tar", flip_a_bit),
     ("shard-000001.tar", Path.unlink),
     ("shard-000001.tar.idx", flip_a_bit),
-    (".shard-000001.tar.jpegs", truncate),
 ]
 
 
@@ -82,6 +77,18 @@ def test_a_damaged_shard_is_packed_again(
     output = resume(source, unfinished)
     assert output.count("packed again: ") == 1
     assert f"packed again: {unfinished / 'shard-000001.tar'} was damaged after it was written" in output
+    assert "kept 2 samples from an earlier run" in output
+    assert_same_as_uninterrupted(source, unfinished)
+
+
+@pytest.mark.parametrize("ending", [b"", b"}", b'{"entry": 1}\n', b"\x00\xff\n"], ids=repr)
+def test_a_damaged_line_of_the_journal_makes_its_shard_again(source: Path, unfinished: Path, ending: bytes) -> None:
+    """A run that is killed while it writes a line leaves a part of it."""
+    journal = unfinished / JOURNAL_NAME
+    first, second = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(first + (ending or second[:-9]))
+    output = resume(source, unfinished)
+    assert "packed again" not in output
     assert "kept 2 samples from an earlier run" in output
     assert_same_as_uninterrupted(source, unfinished)
 
@@ -120,7 +127,10 @@ def test_a_pack_that_cannot_write_names_the_file_and_can_be_resumed(source: Path
     out = tmp_path / "out"
     with (
         files_of_at_most(3000),
-        pytest.raises(PackError, match=r"shard-00000\d\.tar'\. Fix the cause .*rerun the same command"),
+        pytest.raises(
+            PackError,
+            match=r"shard-00000\d\.tar'\. 0 of 3 shards are finished and kept\. Fix the .*rerun the same",
+        ),
     ):
         shardio.pack(source, out, max_shard_samples=2)
     assert not list(out.glob("shard-*"))

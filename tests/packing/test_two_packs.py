@@ -17,7 +17,7 @@ PACK_AND_WAIT = """
 import sys
 import shardio
 from shardio.errors import PackError
-from shardio.packing import destination, packer
+from shardio.packing import packer
 source, out, point = sys.argv[1:]
 def wait_after(function):
     def call_and_wait(*args, **kwargs):
@@ -29,7 +29,7 @@ def wait_after(function):
 if point == "scanned":
     packer.scan_directory = wait_after(packer.scan_directory)
 else:
-    destination.begin = wait_after(destination.begin)
+    packer._write_shards = wait_after(packer._write_shards)
 try:
     print(shardio.pack(source, out).num_samples)
 except PackError as error:

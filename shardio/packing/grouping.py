@@ -1,0 +1,228 @@
+"""Group files into samples: files with the same stem are fields of one sample."""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+from unicodedata import category
+
+import numpy as np
+
+from shardio.errors import PackError
+from shardio.images import IMAGE_FORMATS
+from shardio.packing.layouts import Layout, find_undotted_images, split_suffix
+from shardio.packing.sample_table import FileName, SampleTable
+from shardio.packing.sources import SHOWN
+from shardio.shards import join_name, split_name
+from shardio.storage import FolderFiles, read_as_utf8
+
+
+class _File(NamedTuple):
+    """A file of a sample: its name, size and time."""
+
+    name: FileName
+    size: int
+    mtime_ns: int
+
+
+def group_files(
+    src: Path, folders: Sequence[FolderFiles], images: str | None, layout: Layout, *, rename_dots: bool
+) -> tuple[SampleTable, list[str]]:
+    """Group the files of a source.
+
+    Args:
+        src: The source.
+        folders: Its files.
+        images: The name of the folder of images in the layout ``pairs``, if there is one.
+        layout: The layout.
+        rename_dots: Whether to replace each dot in a file's stem with an underscore.
+
+    Returns:
+        The samples that have an image, and the paths of all files that do not belong to an image, relative to ``src``.
+    """
+    grouping = _Grouping(src, layout, rename_dots)
+    if images is None:
+        for folder in folders:
+            grouping.add_folder(folder)
+    else:
+        grouping.add_pairs(folders, images)
+    return grouping.finish(), grouping.ignored
+
+
+class _Grouping:
+    """Collects samples in columns.
+
+    Attributes:
+        ignored: The paths of files that do not belong to an image.
+    """
+
+    def __init__(self, src: Path, layout: Layout, rename_dots: bool) -> None:
+        self._src, self._layout, self._rename_dots = src, layout, rename_dots
+        self.ignored = list[str]()
+        self._errors = list[str]()
+        self._keys, self._stems = list[str](), list[str]()
+        self._kind_ids = dict[tuple[FileName, ...], int]()
+        self._kinds, self._counts, self._sizes, self._mtimes = array("i"), array("q"), array("q"), array("q")
+
+    def add_folder(self, folder: FolderFiles) -> None:
+        """Add the samples of one folder."""
+        undotted = find_undotted_images(folder)
+        prefix = f"{folder.path}/" if folder.path else ""
+        groups = defaultdict[str, list[_File]](list)
+        for name, size, mtime_ns in _entries(folder):
+            stem, suffix = split_suffix(name)
+            if self._layout == "pairs" and (base := name.partition(".")[0]) in undotted:
+                stem, suffix = base, name[len(base) :]
+            if field := suffix[1:].lower():
+                groups[stem].append(_File(FileName(field, "", suffix), size, mtime_ns))
+            else:
+                self.ignored.append(prefix + name)
+        for stem, files in groups.items():
+            self._add(prefix + stem, files, undotted)
+
+    def add_pairs(self, folders: Sequence[FolderFiles], images: str) -> None:
+        """Add samples whose files are in the folder of images and in parallel folders."""
+        groups = defaultdict[str, list[_File]](list)
+        for folder in folders:
+            top, _, inner = folder.path.partition("/")
+            inner = f"{inner}/" if inner else ""
+            for name, size, mtime_ns in _entries(folder):
+                stem, suffix = split_suffix(name)
+                field = suffix[1:].lower()
+                if top and field:
+                    field = field if top == images else f"{top.lower()}.{field}"
+                    groups[inner + stem].append(_File(FileName(field, f"{top}/", suffix), size, mtime_ns))
+                elif field:
+                    groups[stem].append(_File(FileName(field, "", suffix), size, mtime_ns))
+                else:
+                    self.ignored.append(f"{folder.path}/{name}" if folder.path else name)
+        for stem, files in groups.items():
+            self._add(stem, files, frozenset())
+
+    def finish(self) -> SampleTable:
+        """Return the samples, sorted by key.
+
+        Raises:
+            PackError: If some files cannot be packed. The message names up to SHOWN of them.
+        """
+        order = np.array(sorted(range(len(self._keys)), key=self._keys.__getitem__), np.int64)
+        keys = [self._keys[row] for row in order.tolist()]
+        self._refuse_equal(keys, order.tolist())
+        if self._errors:
+            more = [f"and {len(self._errors) - SHOWN} more"] if len(self._errors) > SHOWN else []
+            raise PackError("\n".join([*self._errors[:SHOWN], *more]))
+        counts = np.array(self._counts, np.int64)
+        begins, first_files = np.cumsum(counts) - counts, np.concatenate([[0], np.cumsum(counts[order])])
+        within = np.arange(first_files[-1]) - np.repeat(first_files[:-1], counts[order])
+        files = np.repeat(begins[order], counts[order]) + within
+        same = self._keys == self._stems
+        return SampleTable(
+            root=f"{self._src}/".replace("//", "/"),
+            keys=keys,
+            stems=keys if same else [self._stems[row] for row in order.tolist()],
+            kinds=tuple(self._kind_ids),
+            kind_ids=np.array(self._kinds, np.int32)[order],
+            first_files=first_files,
+            sizes=np.array(self._sizes, np.int64)[files],
+            mtimes_ns=np.array(self._mtimes, np.int64)[files],
+            labels=None,
+        )
+
+    def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:
+        """Add a sample, or the error that prevents it; ignore files without an image."""
+        if not any(file.name.field in IMAGE_FORMATS for file in files):
+            self.ignored += (_path(stem, file.name) for file in files)
+            return
+        files.sort()  # By field.
+        try:
+            key = self._make_key(stem, files, undotted)
+        except PackError as error:
+            self._errors.append(str(error))
+            return
+        self._keys.append(key)
+        self._stems.append(stem if stem != key else key)
+        kind = tuple(file.name for file in files)
+        self._kinds.append(self._kind_ids.setdefault(kind, len(self._kind_ids)))
+        self._counts.append(len(files))
+        for file in files:
+            self._sizes.append(file.size)
+            self._mtimes.append(file.mtime_ns)
+
+    def _make_key(self, stem: str, files: Sequence[_File], undotted: frozenset[str]) -> str:
+        """Return the key of a sample; raise PackError if it cannot have one."""
+        if len(files) > 1:
+            self._refuse_two_of_a_kind(stem, files)
+        folder, slash, base = stem.rpartition("/")
+        if "." in base:
+            path = self._src / _path(stem, files[0].name)
+            if self._rename_dots:
+                base = base.replace(".", "_")
+            elif base.partition(".")[0] in undotted:
+                raise PackError(_explain_companion(path, self._layout))
+            else:
+                raise PackError(
+                    f"{path} has a dot in its stem, but a key ends at the first dot, so the rest would be read as part "
+                    "of the field's name: rename the file, or pass --rename-dots (rename_dots=True)"
+                )
+        key = read_as_utf8(folder + slash + base)
+        if not (key.isascii() and key.isprintable()) or key.startswith("__"):
+            self._check_names(key, stem, files)
+        return key
+
+    def _check_names(self, key: str, stem: str, files: Sequence[_File]) -> None:
+        is_bad = any(category(letter) in ("Cc", "Cs") for letter in key)
+        for file in files:
+            if is_bad or split_name(join_name(key, file.name.field)) != (key, file.name.field):
+                path = self._src / _path(stem, file.name)
+                raise PackError(
+                    f"{str(path)!r} cannot be packed, because its path contains a control character or invalid UTF-8, "
+                    "or its name has no stem before the suffix: rename the file or the folder"
+                )
+
+    def _refuse_two_of_a_kind(self, stem: str, files: Sequence[_File]) -> None:
+        """Raise PackError if two files of a sample are the same field, or two are images."""
+        paths = dict[str, Path]()
+        for file in files:
+            path = self._src / _path(stem, file.name)
+            if (other := paths.setdefault(file.name.field, path)) is not path:
+                raise PackError(
+                    f"{other} and {path} are both field {file.name.field!r} of one sample: keep only one of them"
+                )
+        images = [str(path) for field, path in paths.items() if field in IMAGE_FORMATS]
+        if len(images) > 1:
+            raise PackError(f"{' and '.join(images)} are images with the same key: rename or remove all but one")
+
+    def _refuse_equal(self, keys: Sequence[str], order: Sequence[int]) -> None:
+        """Note an error for each two samples that have the same key after renaming dots."""
+        if not self._rename_dots:
+            return
+        for (key, row), (other, other_row) in pairwise(zip(keys, order, strict=True)):
+            if key == other:
+                kinds = list(self._kind_ids)
+                first, second = (
+                    self._src / _path(self._stems[each], kinds[self._kinds[each]][0]) for each in (other_row, row)
+                )
+                self._errors.append(
+                    f"{first} and {second} have the same key {key!r} after renaming dots: rename one of them"
+                )
+
+
+def _entries(folder: FolderFiles) -> zip[tuple[str, int, int]]:
+    return zip(folder.names, folder.sizes.tolist(), folder.mtimes_ns.tolist(), strict=True)
+
+
+def _path(stem: str, name: FileName) -> str:
+    return f"{name.prefix}{stem}{name.suffix}"
+
+
+def _explain_companion(path: Path, layout: Layout) -> str:
+    alone = "flat" if layout == "flat" else "classes"
+    return (
+        f"{path} has a dot in its stem, and the part before the dot is the name of an image in the same folder: pass "
+        f"--layout pairs (layout='pairs') to make them fields of one sample, or --layout {alone} --rename-dots to make "
+        "them separate samples"
+    )

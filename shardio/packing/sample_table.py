@@ -1,0 +1,141 @@
+"""The samples of a source in columns: a million of them take about 150 MB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shardio.packing.sources import SourceFile
+from shardio.shards import BLOCK, LABEL_FIELD, fits_plain_header, join_name, make_header
+
+PART = 4096
+"""The number of samples whose names are handled together."""
+
+
+class FileName(NamedTuple):
+    """How a file's path follows from its sample's stem: prefix, stem, suffix; and the field that the file becomes."""
+
+    field: str
+    prefix: str
+    suffix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSample:
+    """A sample before packing: its key, the files that become its fields, and its label."""
+
+    key: str
+    files: Mapping[str, SourceFile]
+    label: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """The samples of a source, sorted by key.
+
+    Attributes:
+        root: The directory of the source, as a string that ends in a slash.
+        keys: Their keys.
+        stems: Their files' paths below the source, without prefix and suffix. Usually these are the keys.
+        kinds: The kinds of samples: for each, the names of its files, sorted by field.
+        kind_ids: int32 [n], the kind of each sample.
+        first_files: int64 [n + 1], where the files of each sample begin in ``sizes`` and ``mtimes_ns``.
+        sizes: int64 [m], the sizes of all files in bytes.
+        mtimes_ns: int64 [m], their modification times in nanoseconds.
+        labels: int64 [n], the label of each sample; None if the samples have none.
+    """
+
+    root: str
+    keys: Sequence[str]
+    stems: Sequence[str]
+    kinds: Sequence[Sequence[FileName]]
+    kind_ids: NDArray[np.int32]
+    first_files: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    labels: NDArray[np.int64] | None
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all files in bytes."""
+        return int(self.sizes.sum())
+
+    @property
+    def fields(self) -> set[str]:
+        """The fields of all kinds of samples, without labels."""
+        return {name.field for kind in self.kinds for name in kind}
+
+    def with_labels(self, labels: NDArray[np.int64]) -> SampleTable:
+        """Return the same samples with labels, int64 [n]."""
+        return replace(self, labels=labels)
+
+    def files(self) -> Iterator[SourceFile]:
+        """Yield all files."""
+        for row in range(len(self)):
+            yield from self.sample(row).files.values()
+
+    def sample(self, row: int) -> SourceSample:
+        """Return one sample."""
+        (sample,) = self.take(np.array([row]))
+        return sample
+
+    def take(self, rows: NDArray[np.int64]) -> list[SourceSample]:
+        """Return some samples.
+
+        Args:
+            rows: int64 [k].
+        """
+        samples = list[SourceSample]()
+        labels = [None] * len(rows) if self.labels is None else self.labels[rows].tolist()
+        for row, first, kind_id, label in zip(
+            rows.tolist(), self.first_files[rows].tolist(), self.kind_ids[rows].tolist(), labels, strict=True
+        ):
+            stem, kind = self.stems[row], self.kinds[kind_id]
+            sizes, mtimes_ns = (column[first : first + len(kind)].tolist() for column in (self.sizes, self.mtimes_ns))
+            files = {
+                name.field: SourceFile(f"{self.root}{name.prefix}{stem}{name.suffix}", size, mtime_ns)
+                for name, size, mtime_ns in zip(kind, sizes, mtimes_ns, strict=True)
+            }
+            samples.append(SourceSample(key=self.keys[row], files=files, label=label))
+        return samples
+
+    def sizes_in_tar(self) -> NDArray[np.int64]:
+        """Return the size of each sample in a tar, in bytes, int64 [n]."""
+        total = np.zeros(len(self), np.int64)
+        padded = -(-self.sizes // BLOCK) * BLOCK
+        for kind_id, kind in enumerate(self.kinds):
+            rows = np.flatnonzero(self.kind_ids == kind_id)
+            keys = [self.keys[row] for row in rows.tolist()]
+            for i, name in enumerate(kind):
+                files = self.first_files[rows] + i
+                total[rows] += padded[files] + _header_sizes(keys, name.field, self.sizes[files])
+            if self.labels is not None:
+                total[rows] += BLOCK + _header_sizes(keys, LABEL_FIELD, np.ones(len(rows), np.int64))
+        return total
+
+    def digest(self) -> bytes:
+        """Return the xxh3-128 of all keys, files, sizes, times and labels."""
+        digest = xxhash.xxh3_128(repr(self.kinds).encode(errors="surrogateescape"))
+        for first in range(0, len(self), PART):
+            names = "\n".join((*self.keys[first : first + PART], *self.stems[first : first + PART], ""))
+            digest.update(names.encode(errors="surrogateescape"))
+        for column in self.kind_ids, self.sizes, self.mtimes_ns, self.labels:
+            digest.update(b"none" if column is None else np.ascontiguousarray(column).data)
+        return digest.digest()
+
+
+def _header_sizes(keys: Sequence[str], field: str, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sizes of the headers of one field's members, in bytes, int64 [n]."""
+    headers = np.full(len(keys), BLOCK, np.int64)
+    for i, (key, size) in enumerate(zip(keys, sizes.tolist(), strict=True)):
+        if not fits_plain_header(name := join_name(key, field), size):
+            headers[i] = len(make_header(name, size))
+    return headers
