@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class JpegTally:
     num_bytes_after: int = 0
     damaged: list[FileProblem] = field(default_factory=list)
 
-    def count(self, path: Path, outcome: str, before: int, after: int) -> None:
+    def count(self, path: str, outcome: str, before: int, after: int) -> None:
         """Count one JPEG."""
         reason, _, _ = outcome.partition(" (")
         self.outcomes[reason] += 1
@@ -53,7 +53,7 @@ class JpegTally:
         self.num_bytes_after += after
         if reason.startswith("damaged"):
             verb = "has a" if reason.startswith("damaged header") else "is"
-            self.damaged.append(FileProblem(path, f"{verb} {outcome}"))
+            self.damaged.append(FileProblem(Path(path), f"{verb} {outcome}"))
 
     def dump(self) -> list[Any]:
         """Return the tally as JSON values."""
@@ -137,9 +137,11 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
 
 def rewrite_sample(rewrite: Rewrite, source: SourceSample, sample: Sample, tally: JpegTally) -> Sample:
     """Return a sample with its JPEGs rewritten, and count the outcomes."""
-    fields = dict(sample.fields)
+    changed = dict[str, bytes]()
     for name, before in sample.fields.items():
         if name in IMAGE_FIELDS and before.startswith(_JPEG_START):
-            fields[name], outcome = rewrite(before)
-            tally.count(Path(source.files[name].path), outcome, len(before), len(fields[name]))
-    return Sample(key=sample.key, fields=fields, origin=sample.origin)
+            after, outcome = rewrite(before)
+            tally.count(source.files[name].path, outcome, len(before), len(after))
+            if after is not before:
+                changed[name] = after
+    return replace(sample, fields={**sample.fields, **changed}) if changed else sample

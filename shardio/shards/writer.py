@@ -53,7 +53,7 @@ class TarWriter:
 
     def __init__(self, file: Writer) -> None:
         self._file = file
-        self._pieces, self._num_pending = list[bytes](), 0
+        self._buffer, self._num_pending = bytearray(PIECE), 0  # Reused: new memory costs more than the copy.
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
         self.stored = list[StoredSample]()
@@ -72,13 +72,13 @@ class TarWriter:
             start = self.num_bytes + len(header)
             fields[name] = StoredField(start, size, xxhash.xxh3_64_intdigest(content))
             self.num_bytes = start + size + len(padding)
-            if size >= PIECE:  # It is not copied.
+            if size < PIECE:
+                self._collect(header, content, padding)
+            else:
                 self._collect(header)
                 self._flush()
                 self._write(content)
                 self._collect(padding)
-            else:
-                self._collect(header, content, padding)
         self.stored.append(StoredSample(sample.key, fields))
 
     def end(self) -> None:
@@ -88,16 +88,17 @@ class TarWriter:
         self._flush()
 
     def _collect(self, *pieces: bytes) -> None:
-        self._pieces += pieces
-        self._num_pending += sum(map(len, pieces))
-        if self._num_pending >= PIECE:
-            self._flush()
+        for piece in pieces:
+            if self._num_pending + len(piece) > PIECE:
+                self._flush()
+            self._buffer[self._num_pending : self._num_pending + len(piece)] = piece
+            self._num_pending += len(piece)
 
     def _flush(self) -> None:
-        self._write(b"".join(self._pieces))
-        self._pieces.clear()
+        with memoryview(self._buffer) as view:
+            self._write(view[: self._num_pending])
         self._num_pending = 0
 
-    def _write(self, content: bytes) -> None:
+    def _write(self, content: bytes | memoryview) -> None:
         self._file.write(content)
         self._hash.update(content)

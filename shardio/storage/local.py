@@ -124,7 +124,7 @@ def _walk_files(directory: Path, holders: frozenset[str]) -> Iterator[Path]:
     for entry in _list_visible(directory, holders):
         if _is_directory(entry):
             yield from _walk_files(directory / entry.name, holders | {os.path.realpath(directory)})
-        elif entry.is_file() or _is_broken_link(entry):
+        elif _is_broken_link(entry) or entry.is_file():
             yield directory / entry.name
 
 
@@ -137,11 +137,13 @@ def _list_visible(directory: Path, holders: frozenset[str]) -> list[os.DirEntry[
 
 
 def _stat_file(entry: os.DirEntry[str]) -> tuple[int, int] | None:
-    """Return a file's size and modification time, -1 for a broken link; None for a pipe, a socket or a device."""
-    if entry.is_file():
-        status = entry.stat()
-        return status.st_size, status.st_mtime_ns
-    return (-1, -1) if _is_broken_link(entry) else None
+    """Return a file's size and modification time, both -1 for a broken link; None for a pipe, a socket or a device."""
+    if _is_broken_link(entry):
+        return -1, -1
+    if not entry.is_file():
+        return None
+    status = entry.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _is_broken_link(entry: os.DirEntry[str]) -> bool:

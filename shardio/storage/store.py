@@ -40,8 +40,8 @@ class FileStat:
 class Writer(Protocol):
     """The destination of a new object's content."""
 
-    def write(self, content: bytes, /) -> object:
-        """Append to the content."""
+    def write(self, content: bytes | memoryview, /) -> object:
+        """Append to the content, which the caller may change afterwards."""
 
 
 class StoredFile(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cv2
 import simplejpeg
 
 from shardio.images.decode import decode_image
@@ -46,6 +45,8 @@ def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:
         return pixels
     ratio = max_side / max(height, width)
     size = max(round(width * ratio), 1), max(round(height * ratio), 1)
+    import cv2  # It takes 0.1 s, and packing without re-encoding does not need it.
+
     return cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)  # type: ignore[return-value]  # uint8 stays uint8
 
 
