@@ -13,6 +13,7 @@ from shardio.lazy import import_on_use
 if TYPE_CHECKING:
     from shardio import check, train, transforms
     from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+    from shardio.decoding import verify
     from shardio.device import BatchRandomErasing, CutMix, DevicePrefetcher, MixUp, OneOf
     from shardio.errors import (
         BusyError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     )
     from shardio.loader import DataLoader
     from shardio.packing import pack
-    from shardio.shards import Manifest
+    from shardio.shards import Manifest, Problem
     from shardio.shared_list import SharedList
     from shardio.world import WorkerInfo, get_worker_info
 
@@ -53,6 +54,7 @@ __all__ = [
     "NonFiniteLossError",
     "OneOf",
     "PackError",
+    "Problem",
     "SampleError",
     "ShardDataset",
     "ShardMapDataset",
@@ -68,6 +70,7 @@ __all__ = [
     "pack",
     "train",
     "transforms",
+    "verify",
 ]
 
 
@@ -75,12 +78,13 @@ _get = import_on_use(
     __name__,
     {
         ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
+        ".decoding": "verify",
         ".device": "CutMix DevicePrefetcher MixUp OneOf BatchRandomErasing",
         ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",
         ".packing": "pack",
-        ".shards": "Manifest",
+        ".shards": "Manifest Problem",
         ".shared_list": "SharedList",
         ".world": "WorkerInfo get_worker_info",
     },

@@ -234,6 +234,7 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "NonFiniteLossError",
         "OneOf",
         "PackError",
+        "Problem",
         "SampleError",
         "ShardDataset",
         "ShardMapDataset",
@@ -249,6 +250,7 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "pack",
         "train",
         "transforms",
+        "verify",
     ]
     assert all(getattr(shardio, name) is not None for name in shardio.__all__)
     assert dir(shardio) == shardio.__all__

@@ -17,6 +17,7 @@ from shardio.cli.pack import pack
 from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
+from shardio.cli.verify import verify
 from shardio.errors import ShardioError
 
 app = typer.Typer(
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, augment, bench, train, tile, untile):
+for command in (pack, info, order, check, augment, bench, train, tile, untile, verify):
     app.command()(command)
 
 

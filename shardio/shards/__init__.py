@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from shardio.shards.names import LABEL_FIELD, join_name, split_name
     from shardio.shards.open_index import ShardIndex
     from shardio.shards.parts import PartCache
+    from shardio.shards.problems import Problem, ProblemKind
     from shardio.shards.shard import Shard
     from shardio.shards.sources import DatasetSource, open_table
     from shardio.shards.table import ShardTable
     from shardio.shards.tar import END, MAX_MEMBER, TOO_LARGE, size_in_tar
     from shardio.shards.tar_scan import list_names
+    from shardio.shards.verifying import VerifyProgress, find_problems
     from shardio.shards.writer import write_shard
 
 __all__ = [
@@ -36,10 +38,14 @@ __all__ = [
     "DatasetSource",
     "Manifest",
     "PartCache",
+    "Problem",
+    "ProblemKind",
     "Shard",
     "ShardEntry",
     "ShardIndex",
     "ShardTable",
+    "VerifyProgress",
+    "find_problems",
     "index_location",
     "join_name",
     "list_names",
@@ -59,11 +65,13 @@ __getattr__ = import_on_use(
         ".names": "LABEL_FIELD join_name split_name",
         ".open_index": "ShardIndex",
         ".parts": "PartCache",
+        ".problems": "Problem ProblemKind",
         ".shard": "Shard",
         ".sources": "DatasetSource open_table",
         ".table": "ShardTable",
         ".tar": "END MAX_MEMBER TOO_LARGE size_in_tar",
         ".tar_scan": "list_names",
+        ".verifying": "VerifyProgress find_problems",
         ".writer": "write_shard",
     },
 )

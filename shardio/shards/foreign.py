@@ -73,6 +73,11 @@ def _explaining_failures(tar: Location) -> Iterator[None]:
         raise OSError(error.errno, message, error.filename) from error
 
 
+def find_index(tar: Location) -> Location | None:
+    """Return the index of a tar, next to it or in the cache, whether or not it is current; None if there is none."""
+    return next((index for index in (index_location(tar), _cached_index(tar)) if index.exists()), None)
+
+
 def was_packed(tar: Location) -> bool:
     """Return whether ``pack`` wrote a tar's index. The tar need not exist.
 
