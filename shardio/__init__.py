@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from shardio.loader import DataLoader
     from shardio.packing import pack
+    from shardio.reading.keyed import KeyedShards, open  # noqa: A004  # As in tarfile and PIL.Image.
     from shardio.shards import Manifest, Problem
     from shardio.shared_list import SharedList
     from shardio.world import WorkerInfo, get_worker_info
@@ -49,6 +50,7 @@ __all__ = [
     "FormatError",
     "IdentityError",
     "ImageFolder",
+    "KeyedShards",
     "Manifest",
     "MixUp",
     "NonFiniteLossError",
@@ -67,6 +69,7 @@ __all__ = [
     "__version__",
     "check",
     "get_worker_info",
+    "open",
     "pack",
     "train",
     "transforms",
@@ -84,6 +87,7 @@ _get = import_on_use(
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",
         ".packing": "pack",
+        ".reading.keyed": "KeyedShards open",
         ".shards": "Manifest Problem",
         ".shared_list": "SharedList",
         ".world": "WorkerInfo get_worker_info",

@@ -8,6 +8,7 @@ from shardio.lazy import import_on_use
 
 if TYPE_CHECKING:
     from shardio.shards.index import index_location
+    from shardio.shards.index_columns import hash_key, read_keys
     from shardio.shards.manifest import (
         MANIFEST_NAME,
         UNFINISHED_NAME,
@@ -46,10 +47,12 @@ __all__ = [
     "ShardTable",
     "VerifyProgress",
     "find_problems",
+    "hash_key",
     "index_location",
     "join_name",
     "list_names",
     "open_table",
+    "read_keys",
     "read_manifest",
     "size_in_tar",
     "split_name",
@@ -61,6 +64,7 @@ __getattr__ = import_on_use(
     __name__,
     {
         ".index": "index_location",
+        ".index_columns": "hash_key read_keys",
         ".manifest": "MANIFEST_NAME UNFINISHED_NAME Manifest ShardEntry read_manifest write_manifest",
         ".names": "LABEL_FIELD join_name split_name",
         ".open_index": "ShardIndex",
