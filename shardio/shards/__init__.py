@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from shardio.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from shardio.shards.compressed import CompressedShard, is_compressed
     from shardio.shards.index import index_location
-    from shardio.shards.index_columns import hash_key, read_keys
+    from shardio.shards.index_columns import IndexColumns, hash_key, read_columns, read_keys
     from shardio.shards.manifest import (
         MANIFEST_NAME,
         UNFINISHED_NAME,
@@ -36,7 +37,9 @@ __all__ = [
     "MAX_MEMBER",
     "TOO_LARGE",
     "UNFINISHED_NAME",
+    "CompressedShard",
     "DatasetSource",
+    "IndexColumns",
     "Manifest",
     "PartCache",
     "Problem",
@@ -49,9 +52,11 @@ __all__ = [
     "find_problems",
     "hash_key",
     "index_location",
+    "is_compressed",
     "join_name",
     "list_names",
     "open_table",
+    "read_columns",
     "read_keys",
     "read_manifest",
     "size_in_tar",
@@ -63,8 +68,9 @@ __all__ = [
 __getattr__ = import_on_use(
     __name__,
     {
+        ".compressed": "CompressedShard is_compressed",
         ".index": "index_location",
-        ".index_columns": "hash_key read_keys",
+        ".index_columns": "IndexColumns hash_key read_columns read_keys",
         ".manifest": "MANIFEST_NAME UNFINISHED_NAME Manifest ShardEntry read_manifest write_manifest",
         ".names": "LABEL_FIELD join_name split_name",
         ".open_index": "ShardIndex",

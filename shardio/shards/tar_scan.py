@@ -84,12 +84,14 @@ class TarScan:
     Attributes:
         num_bytes: The number of bytes read so far: the tar's size after all members were read.
         digest: xxh3-128 of those bytes, in hexadecimal.
+        last_header: The plain header of the member that was yielded last, one block.
     """
 
     def __init__(self, file: StoredFile) -> None:
         self._file = file
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
+        self.last_header = b""
 
     @property
     def digest(self) -> str:
@@ -108,6 +110,7 @@ class TarScan:
                 for info in tar:
                     self._refuse_without_content(info)
                     if info.isreg():
+                        self.last_header = forward.last_read
                         yield self._read_member(forward, info, tar.offset)
                     forward.end_member()
                     self.num_bytes, stop = forward.position, tar.offset

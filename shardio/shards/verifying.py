@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.interruptions import let_through
 from shardio.processors import count_processors
+from shardio.shards.compressed import DecompressedFile
 from shardio.shards.index_columns import read_columns
 from shardio.shards.named_shards import NamedShard, find_shards
 from shardio.shards.problems import Problem
@@ -108,10 +109,14 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
     if shard.manifest is not None and shard.entry is not None:
         problems += find_entry_problems(shard.manifest, shard.entry, shard.index, columns)
     try:
-        with closing(shard.tar.open()) as tar:
+        header = columns.header
+        tar = DecompressedFile(shard.tar, header.num_bytes) if header.compression else shard.tar.open()
+        with closing(tar):
             problems += ShardVerification(tar, columns, check_content).find_problems()
     except FileNotFoundError:
         problems.append(Problem(kind="missing", where=where, message="the tar does not exist"))
+    except FormatError as error:
+        problems.append(Problem(kind="content", where=where, message=str(error).replace(where, "it", 1)))
     except (OSError, EOFError) as error:
         let_through(error)
         problems.append(Problem(kind="missing", where=where, message=f"it cannot be read: {error}"))
