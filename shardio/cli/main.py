@@ -18,6 +18,7 @@ from shardio.cli.info import info
 from shardio.cli.ls import ls
 from shardio.cli.order import order
 from shardio.cli.pack import pack
+from shardio.cli.repair import repair
 from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
@@ -30,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, augment, bench, train, tile, untile, verify, ls, cat, extract, index):
+for command in (pack, info, order, check, augment, bench, train, tile, untile, verify, ls, cat, extract, index, repair):
     app.command()(command)
 
 

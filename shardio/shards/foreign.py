@@ -22,7 +22,7 @@ from shardio.shards.tar import BLOCK, make_header
 from shardio.shards.tar_scan import TarMember, TarScan
 from shardio.storage import Location, StoredFile, parse_location
 
-_PACKED_NAME = re.compile(r"shard-[0-9]{6,}\.tar")
+PACKED_NAME = re.compile(r"shard-[0-9]{6,}\.tar")
 """The names that ``pack`` gives to shards."""
 
 
@@ -147,7 +147,7 @@ def was_packed(tar: Location) -> bool:
         FormatError: If the index is damaged.
     """
     index = index_location(tar)
-    if not index.exists() or not _PACKED_NAME.fullmatch(tar.name) or read_header(index).version is not None:
+    if not index.exists() or not PACKED_NAME.fullmatch(tar.name) or read_header(index).version is not None:
         return False
     return not tar.exists() or _has_packs_header(tar, index)
 

@@ -77,7 +77,7 @@ def test_no_index_is_created(tars: Path) -> None:
     assert not list(tars.glob("*.idx"))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True))
 def test_every_changed_bit_of_a_tar_is_found(packed: Path, tmp_path: Path, place: float) -> None:
     folder = tmp_path / "copy"
