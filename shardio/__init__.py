@@ -13,6 +13,7 @@ from shardio.lazy import import_on_use
 if TYPE_CHECKING:
     from shardio import check, train, transforms
     from shardio.datasets import EpochSampler, ImageFolder, ShardDataset, ShardMapDataset
+    from shardio.decoding import verify
     from shardio.device import BatchRandomErasing, CutMix, DevicePrefetcher, MixUp, OneOf
     from shardio.errors import (
         BusyError,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     )
     from shardio.loader import DataLoader
     from shardio.packing import pack
-    from shardio.shards import Manifest
+    from shardio.reading.keyed import KeyedShards, open  # noqa: A004  # As in tarfile and PIL.Image.
+    from shardio.shards import Manifest, Problem
     from shardio.shared_list import SharedList
     from shardio.world import WorkerInfo, get_worker_info
 
@@ -48,11 +50,13 @@ __all__ = [
     "FormatError",
     "IdentityError",
     "ImageFolder",
+    "KeyedShards",
     "Manifest",
     "MixUp",
     "NonFiniteLossError",
     "OneOf",
     "PackError",
+    "Problem",
     "SampleError",
     "ShardDataset",
     "ShardMapDataset",
@@ -65,9 +69,11 @@ __all__ = [
     "__version__",
     "check",
     "get_worker_info",
+    "open",
     "pack",
     "train",
     "transforms",
+    "verify",
 ]
 
 
@@ -75,12 +81,14 @@ _get = import_on_use(
     __name__,
     {
         ".datasets": "EpochSampler ImageFolder ShardDataset ShardMapDataset",
+        ".decoding": "verify",
         ".device": "CutMix DevicePrefetcher MixUp OneOf BatchRandomErasing",
         ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",
         ".packing": "pack",
-        ".shards": "Manifest",
+        ".reading.keyed": "KeyedShards open",
+        ".shards": "Manifest Problem",
         ".shared_list": "SharedList",
         ".world": "WorkerInfo get_worker_info",
     },

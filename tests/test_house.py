@@ -230,11 +230,13 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "FormatError",
         "IdentityError",
         "ImageFolder",
+        "KeyedShards",
         "Manifest",
         "MixUp",
         "NonFiniteLossError",
         "OneOf",
         "PackError",
+        "Problem",
         "SampleError",
         "ShardDataset",
         "ShardMapDataset",
@@ -247,9 +249,11 @@ def test_public_names_are_these_and_can_all_be_loaded() -> None:
         "__version__",
         "check",
         "get_worker_info",
+        "open",
         "pack",
         "train",
         "transforms",
+        "verify",
     ]
     assert all(getattr(shardio, name) is not None for name in shardio.__all__)
     assert dir(shardio) == shardio.__all__

@@ -10,13 +10,19 @@ import typer
 import shardio
 from shardio.cli.augment import augment
 from shardio.cli.bench import bench
+from shardio.cli.cat import cat
 from shardio.cli.check import check
+from shardio.cli.extract import extract
+from shardio.cli.index import index
 from shardio.cli.info import info
+from shardio.cli.ls import ls
 from shardio.cli.order import order
 from shardio.cli.pack import pack
+from shardio.cli.repair import repair
 from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
+from shardio.cli.verify import verify
 from shardio.errors import ShardioError
 
 app = typer.Typer(
@@ -25,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, augment, bench, train, tile, untile):
+for command in (pack, info, order, check, augment, bench, train, tile, untile, verify, ls, cat, extract, index, repair):
     app.command()(command)
 
 

@@ -163,7 +163,7 @@ def pack(
             max_pixels=max_pixels,
             check=not no_check,
         )
-        names = None if classes is None else _read_classes(classes)
+        names = None if classes is None else read_classes(classes)
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
     try:
@@ -191,7 +191,7 @@ def pack(
         _warn_of_large_samples(result, max_shard_size)
 
 
-def _read_classes(source: Path) -> tuple[str, ...]:
+def read_classes(source: Path) -> tuple[str, ...]:
     """Return the class names in a text file or of a dataset."""
     if source.is_file() and source.suffix != ".json":
         return check_classes(_read_lines(source))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from shardio.lazy import import_on_use
 
 if TYPE_CHECKING:
+    from shardio.shards.compressed import CompressedShard, is_compressed
     from shardio.shards.index import index_location
+    from shardio.shards.index_columns import IndexColumns, hash_key, read_columns, read_keys
     from shardio.shards.manifest import (
         MANIFEST_NAME,
         UNFINISHED_NAME,
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
     from shardio.shards.names import LABEL_FIELD, join_name, split_name
     from shardio.shards.open_index import ShardIndex
     from shardio.shards.parts import PartCache
+    from shardio.shards.problems import Problem, ProblemKind
     from shardio.shards.shard import Shard
     from shardio.shards.sources import DatasetSource, open_table
     from shardio.shards.table import ShardTable
     from shardio.shards.tar import BLOCK, END, MAX_MEMBER, TOO_LARGE, fits_plain_header, make_header, size_in_tar
     from shardio.shards.tar_scan import list_names
+    from shardio.shards.verifying import VerifyProgress, find_problems
     from shardio.shards.writer import write_shard
 
 __all__ = [
@@ -34,19 +38,29 @@ __all__ = [
     "MAX_MEMBER",
     "TOO_LARGE",
     "UNFINISHED_NAME",
+    "CompressedShard",
     "DatasetSource",
+    "IndexColumns",
     "Manifest",
     "PartCache",
+    "Problem",
+    "ProblemKind",
     "Shard",
     "ShardEntry",
     "ShardIndex",
     "ShardTable",
+    "VerifyProgress",
+    "find_problems",
     "fits_plain_header",
+    "hash_key",
     "index_location",
+    "is_compressed",
     "join_name",
     "list_names",
     "make_header",
     "open_table",
+    "read_columns",
+    "read_keys",
     "read_manifest",
     "size_in_tar",
     "split_name",
@@ -57,16 +71,20 @@ __all__ = [
 __getattr__ = import_on_use(
     __name__,
     {
+        ".compressed": "CompressedShard is_compressed",
         ".index": "index_location",
+        ".index_columns": "IndexColumns hash_key read_columns read_keys",
         ".manifest": "MANIFEST_NAME UNFINISHED_NAME Manifest ShardEntry read_manifest write_manifest",
         ".names": "LABEL_FIELD join_name split_name",
         ".open_index": "ShardIndex",
         ".parts": "PartCache",
+        ".problems": "Problem ProblemKind",
         ".shard": "Shard",
         ".sources": "DatasetSource open_table",
         ".table": "ShardTable",
         ".tar": "BLOCK END MAX_MEMBER TOO_LARGE fits_plain_header make_header size_in_tar",
         ".tar_scan": "list_names",
+        ".verifying": "VerifyProgress find_problems",
         ".writer": "write_shard",
     },
 )

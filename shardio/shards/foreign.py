@@ -20,10 +20,35 @@ from shardio.shards.open_index import read_header
 from shardio.shards.shard import Shard
 from shardio.shards.tar import BLOCK, make_header
 from shardio.shards.tar_scan import TarMember, TarScan
-from shardio.storage import Location, parse_location
+from shardio.storage import Location, StoredFile, parse_location
 
-_PACKED_NAME = re.compile(r"shard-[0-9]{6,}\.tar")
+PACKED_NAME = re.compile(r"shard-[0-9]{6,}\.tar")
 """The names that ``pack`` gives to shards."""
+
+
+MAX_NAMED = 20
+"""The maximum number of skipped members to name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TarContents:
+    """What is in a tar.
+
+    Attributes:
+        samples: Its samples, in tar order.
+        digest: The xxh3-128 of the tar, in hexadecimal.
+        num_added_by_macos: The number of skipped files that macOS added.
+        num_without_key: The number of other skipped files, whose names have no key.
+        skipped: The names of the first skipped files.
+        headers: The plain headers of the first and the last sample's members, by the offsets of the contents.
+    """
+
+    samples: list[StoredSample]
+    digest: str
+    num_added_by_macos: int
+    num_without_key: int
+    skipped: list[str]
+    headers: dict[int, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,24 +69,57 @@ def find_or_make_index(tar: Location) -> FoundIndex:
         FormatError: If the tar cannot be indexed, or a file that is not an index has the index's name.
         OSError: If the tar cannot be read, or the index cannot be written.
     """
-    beside, cached = index_location(tar), _cached_index(tar)
-    for index in beside, cached:
-        if index.exists() and _is_current(index, tar):
-            return FoundIndex(location=index)
-    index = beside if beside.can_write() else cached
+    if (index := find_current_index(tar)) is not None:
+        return FoundIndex(location=index)
+    index, contents = make_index(tar)
+    return FoundIndex(location=index, num_skipped=contents.num_added_by_macos)
+
+
+def make_index(tar: Location) -> tuple[Location, TarContents]:
+    """Create the index of a tar. Return its location, and what the tar contains. Errors are as above."""
+    index = writable_index_location(tar)
     with closing(tar.open()) as file:
-        scan = TarScan(file)
-        members = _Members(scan)
-        samples = list(_group(tar, members))
+        contents = scan_contents(file)
         if tar.stat().version != file.version:
             raise FormatError(f"{tar} changed while it was being indexed: open it again when nothing is writing to it")
-        with _explaining_failures(tar):
-            write_index(index, file, samples, scan.digest, file.version)
-    return FoundIndex(location=index, num_skipped=members.num_skipped)
+        with explaining_failures(tar):
+            write_index(index, file, contents.samples, contents.digest, file.version)
+    return index, contents
+
+
+def scan_contents(file: StoredFile) -> TarContents:
+    """Read a whole tar and return what it contains.
+
+    Raises:
+        FormatError: If the tar cannot be indexed.
+    """
+    scan = TarScan(file)
+    members = _Members(scan)
+    samples = list(_group(file.location, members))
+    return TarContents(
+        samples=samples,
+        digest=scan.digest,
+        num_added_by_macos=members.num_added_by_macos,
+        num_without_key=members.num_without_key,
+        skipped=members.skipped,
+        headers={**members.headers_of_first, **members.headers},
+    )
+
+
+def find_current_index(tar: Location) -> Location | None:
+    """Return the index of a tar if the tar has not changed since it was indexed; None otherwise."""
+    places = index_location(tar), _cached_index(tar)
+    return next((index for index in places if index.exists() and _is_current(index, tar)), None)
+
+
+def writable_index_location(tar: Location) -> Location:
+    """Return where to write the index of a tar: next to it if possible, otherwise in the user's cache."""
+    beside = index_location(tar)
+    return beside if beside.can_write() else _cached_index(tar)
 
 
 @contextmanager
-def _explaining_failures(tar: Location) -> Iterator[None]:
+def explaining_failures(tar: Location) -> Iterator[None]:
     """Add to an OSError which tar's index cannot be written, and the remedy."""
     try:
         yield
@@ -71,6 +129,11 @@ def _explaining_failures(tar: Location) -> Iterator[None]:
             "writable, or set XDG_CACHE_HOME to a writable folder"
         )
         raise OSError(error.errno, message, error.filename) from error
+
+
+def find_index(tar: Location) -> Location | None:
+    """Return the index of a tar, next to it or in the cache, whether or not it is current; None if there is none."""
+    return next((index for index in (index_location(tar), _cached_index(tar)) if index.exists()), None)
 
 
 def was_packed(tar: Location) -> bool:
@@ -84,7 +147,7 @@ def was_packed(tar: Location) -> bool:
         FormatError: If the index is damaged.
     """
     index = index_location(tar)
-    if not index.exists() or not _PACKED_NAME.fullmatch(tar.name) or read_header(index).version is not None:
+    if not index.exists() or not PACKED_NAME.fullmatch(tar.name) or read_header(index).version is not None:
         return False
     return not tar.exists() or _has_packs_header(tar, index)
 
@@ -102,9 +165,11 @@ def _has_packs_header(tar: Location, index: Location) -> bool:
 
 
 def _is_current(index: Location, tar: Location) -> bool:
-    version = read_header(index).version
-    if version is not None:
-        return version == tar.stat().version
+    header = read_header(index)
+    if header.compression is not None:  # Datasets do not read compressed tars.
+        return False
+    if header.version is not None:
+        return header.version == tar.stat().version
     return index == index_location(tar) and was_packed(tar)
 
 
@@ -116,18 +181,39 @@ def _cached_index(tar: Location) -> Location:
 
 
 class _Members:
-    """The members of a tar that have a key, and the number of skipped files that macOS added."""
+    """The members of a tar that have a key.
+
+    Attributes:
+        num_added_by_macos: The number of skipped files that macOS added.
+        num_without_key: The number of other skipped files.
+        skipped: The names of the first skipped files.
+        headers_of_first: The plain headers of the first sample's members, by the offsets of the contents.
+        headers: The same of the last sample so far.
+    """
 
     def __init__(self, scan: TarScan) -> None:
         self._scan = scan
-        self.num_skipped = 0
+        self.num_added_by_macos = self.num_without_key = 0
+        self.skipped: list[str] = []
+        self.headers_of_first: dict[int, bytes] = {}
+        self.headers: dict[int, bytes] = {}
 
     def __iter__(self) -> Iterator[tuple[tuple[str, str], TarMember]]:
+        key = None
         for member in self._scan.members():
-            if is_added_by_macos(member.name):
-                self.num_skipped += 1
-            elif (name := split_name(member.name)) is not None:  # WebDataset also skips the others.
-                yield name, member
+            is_added = is_added_by_macos(member.name)
+            name = None if is_added else split_name(member.name)
+            if name is None:  # WebDataset skips the others, too.
+                self.num_added_by_macos += is_added
+                self.num_without_key += not is_added
+                if len(self.skipped) < MAX_NAMED:
+                    self.skipped.append(member.name)
+                continue
+            if name[0] != key:
+                self.headers_of_first = self.headers_of_first or self.headers
+                key, self.headers = name[0], {}
+            self.headers[member.offset] = self._scan.last_header
+            yield name, member
 
 
 def _group(tar: Location, named: _Members) -> Iterator[StoredSample]:

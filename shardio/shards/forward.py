@@ -30,6 +30,7 @@ class ForwardFile:
     Attributes:
         size: The file's size in bytes.
         position: The offset of the next byte to read.
+        last_read: What tarfile read last: the plain header of the current member.
 
     Args:
         file: The open tar.
@@ -39,6 +40,7 @@ class ForwardFile:
     def __init__(self, file: StoredFile, digest: xxhash.xxh3_128 | None = None) -> None:
         self._file, self._digest = file, digest
         self.size = file.size
+        self.last_read = b""
         self._num_reads = 0
         self._piece = memoryview(b"")  # Bytes from `position` on that were already read.
         self._start_at(0)
@@ -62,7 +64,8 @@ class ForwardFile:
         parts = list[bytes]()
         while self.position < stop:
             parts.append(bytes(self.read_content(stop - self.position)))
-        return b"".join(parts)
+        self.last_read = b"".join(parts)
+        return self.last_read
 
     def read_content(self, max_bytes: int) -> memoryview:
         """Return the next bytes: from 1 to ``max_bytes`` of them, or none at the end of the file.

@@ -42,6 +42,8 @@ class IndexHeader:
             tar's size, it shows at opening whether the tar is the one that was indexed.
         version: The tar's version in its store if the tar was indexed on first use. None for a packed shard, because
             the shard may be copied and equal input must give equal indexes.
+        compression: ``gzip`` if the tar is compressed: its offsets, size and digests are then those of the decompressed
+            tar. None for an uncompressed tar.
     """
 
     format: int
@@ -51,6 +53,7 @@ class IndexHeader:
     digest: str
     header_digest: str
     version: str | None = None
+    compression: str | None = None
 
 
 def index_location(tar: Location) -> Location:

@@ -53,9 +53,9 @@ class ShardIndex:
         self.location = location
         self._tar, self._parts = tar, PartCache() if parts is None else parts
         self._identity = object()  # Distinguishes this index's parts in a cache that several indexes share.
-        self._file = _open(location)
+        self._file = open_index(location)
         try:
-            self.header, self._begins, self._num_key_bytes = _read_layout(self._file)
+            self.header, self._begins, self._num_key_bytes = read_layout(self._file)
             self.field_indices = {field: i for i, field in enumerate(self.header.fields)}
             self._check()
         except BaseException:  # Ctrl-C must not leave the file open either.
@@ -147,14 +147,14 @@ class ShardIndex:
                     f"{self._remedy}"
                 )
             begins = self._begins["key_bytes"] + bounds
-            content = _read(self._file, int(begins[0]), int(begins[-1]))
+            content = read_range(self._file, int(begins[0]), int(begins[-1]))
             found = (bounds - bounds[0]).tolist(), content
             self._parts.add(name, found, len(content) + 40 * len(bounds))
         return found
 
     def _read_integers(self, name: str, first: int, stop: int) -> NDArray[np.int64]:
         begin = self._begins[name]
-        return np.frombuffer(_read(self._file, begin + 8 * first, begin + 8 * stop), "<i8")
+        return np.frombuffer(read_range(self._file, begin + 8 * first, begin + 8 * stop), "<i8")
 
     @property
     def _remedy(self) -> str:
@@ -201,11 +201,12 @@ def read_header(location: Location) -> IndexHeader:
     Raises:
         FormatError: If the file is not an index, or is damaged.
     """
-    with closing(_open(location)) as file:
-        return _read_layout(file)[0]
+    with closing(open_index(location)) as file:
+        return read_layout(file)[0]
 
 
-def _open(location: Location) -> StoredFile:
+def open_index(location: Location) -> StoredFile:
+    """Open the file of an index. Raise FormatError if it does not exist."""
     try:
         return location.open()
     except (FileNotFoundError, IsADirectoryError) as error:  # Other errors do not mean that the index is bad.
@@ -215,20 +216,24 @@ def _open(location: Location) -> StoredFile:
         ) from error
 
 
-def _read(file: StoredFile, start: int, stop: int) -> bytes:
+def read_range(file: StoredFile, start: int, stop: int) -> bytes:
+    """Return the bytes [start, stop) of an index. Raise FormatError if they cannot be read."""
     try:
         return file.read(start, stop)
     except (EOFError, OSError) as error:
         raise FormatError(f"the index {file.location} cannot be read: {error}") from error
 
 
-def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
+def read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
     """Read the start of a safetensors file: the length of its JSON header in 8 bytes, and the header.
 
     Returns:
         The index's own metadata, the offset of each tensor in the file, and the number of bytes of all keys.
+
+    Raises:
+        FormatError: If the file is not an index, or is damaged.
     """
-    content = _read(file, 0, min(HEAD, file.size))
+    content = read_range(file, 0, min(HEAD, file.size))
     try:
         data_start = 8 + int.from_bytes(content[:8], "little")
         if data_start > min(file.size, MAX_HEADER):
@@ -237,7 +242,7 @@ def _read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
                 f"at most {MAX_HEADER}"
             )
         if data_start > len(content):
-            content += _read(file, len(content), data_start)
+            content += read_range(file, len(content), data_start)
         layout = parse_json(content[8:data_start])
         values = parse_json(layout["__metadata__"]["shardio"])
         if values["format"] != INDEX_FORMAT:  # Checked first: other formats may have other values.

@@ -53,7 +53,7 @@ def open_table(source: DatasetSource) -> ShardTable:
         if location.is_folder():
             return _table_of_tars(_find_tars(location))
         source = [source]
-    tars = [tar for pattern in source for tar in _expand(pattern)]
+    tars = [tar for pattern in source for tar in expand_pattern(pattern)]
     _refuse_folders(tars)
     return _table_of_tars(tars)
 
@@ -104,7 +104,8 @@ def _refuse_unfinished(folder: Location, tars: Sequence[Location]) -> None:
         )
 
 
-def _expand(pattern: str | os.PathLike[str]) -> list[Location]:
+def expand_pattern(pattern: str | os.PathLike[str]) -> list[Location]:
+    """Return the locations that a pattern in brace notation names. They need not exist."""
     from braceexpand import braceexpand
 
     location = parse_location(pattern)

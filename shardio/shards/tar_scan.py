@@ -39,7 +39,7 @@ def is_header(block: bytes) -> bool:
 def find_name(file: StoredFile, offset: int) -> str | None:
     """Read all headers up to an offset and return the name of the member whose content starts there, or None."""
     try:
-        for info in _read_headers(ForwardFile(file)):
+        for info in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:
                 return info.name if info.offset_data == offset else None
     except TAR_ERRORS:
@@ -54,13 +54,13 @@ def list_names(file: StoredFile) -> list[str]:
         FormatError: If the file is not a tar, or is damaged.
     """
     try:
-        return [info.name for info in _read_headers(ForwardFile(file))]
+        return [info.name for info in read_headers(ForwardFile(file))]
     except TAR_ERRORS as error:
         raise FormatError(f"{file.location} is not an uncompressed tar: {error}") from error
 
 
-def _read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
-    """Yield a tar's members; raise one of TAR_ERRORS if it is damaged."""
+def read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
+    """Yield a tar's members; raise one of TAR_ERRORS if it is damaged. A damaged header may also look like the end."""
     with file.open() as tar:
         for info in tar:
             yield info
@@ -84,12 +84,14 @@ class TarScan:
     Attributes:
         num_bytes: The number of bytes read so far: the tar's size after all members were read.
         digest: xxh3-128 of those bytes, in hexadecimal.
+        last_header: The plain header of the member that was yielded last, one block.
     """
 
     def __init__(self, file: StoredFile) -> None:
         self._file = file
         self._hash = xxhash.xxh3_128()
         self.num_bytes = 0
+        self.last_header = b""
 
     @property
     def digest(self) -> str:
@@ -108,11 +110,12 @@ class TarScan:
                 for info in tar:
                     self._refuse_without_content(info)
                     if info.isreg():
+                        self.last_header = forward.last_read
                         yield self._read_member(forward, info, tar.offset)
                     forward.end_member()
                     self.num_bytes, stop = forward.position, tar.offset
                     tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
-            self._check_end(stop)  # tarfile's offset may be beyond headers that it mistakes for the end.
+            check_end(self._file, stop)  # tarfile's offset may be beyond headers that it mistakes for the end.
             forward.seek(forward.size)  # The digest includes the bytes after the end.
         except TAR_ERRORS as error:
             raise FormatError(
@@ -161,23 +164,30 @@ class TarScan:
             f"which has no content of its own: create the tar again {remedy}"
         )
 
-    def _check_end(self, offset: int) -> None:
-        """Refuse a tar in which anything but zeros follows the last member.
 
-        tarfile mistakes a damaged header for the end, and ignores a second tar after the end of the first.
-        """
-        file = self._file
-        start, position = min(offset, file.size), min(offset + BLOCK, file.size)
-        if file.read(start, position) != bytes(BLOCK):
+def check_end(file: StoredFile, offset: int) -> None:
+    """Refuse a tar in which anything but zeros follows the last member.
+
+    tarfile mistakes a damaged header for the end, and ignores a second tar after the end of the first.
+
+    Args:
+        file: The tar.
+        offset: The offset of the end mark, right after the last member.
+
+    Raises:
+        FormatError: If the end mark is missing, or data follows it.
+    """
+    start, position = min(offset, file.size), min(offset + BLOCK, file.size)
+    if file.read(start, position) != bytes(BLOCK):
+        raise FormatError(
+            f"{file.location} is not a complete tar: neither a member nor the end mark is at byte {offset}. "
+            "Download or create it again"
+        )
+    for piece in read_pieces(file, position):
+        position += len(piece)
+        if rest := bytes(piece).lstrip(b"\0"):
             raise FormatError(
-                f"{file.location} is not a complete tar: neither a member nor the end mark is at byte {offset}. "
-                "Download or create it again"
+                f"{file.location} has data after its end mark, at byte {position - len(rest)}, as if tars had been "
+                "joined with cat: the samples there would be left out. Join tars with tar --concatenate, or "
+                "extract this one with tar --ignore-zeros and pack the files again"
             )
-        for piece in read_pieces(file, position):
-            position += len(piece)
-            if rest := bytes(piece).lstrip(b"\0"):
-                raise FormatError(
-                    f"{file.location} has data after its end mark, at byte {position - len(rest)}, as if tars had been "
-                    "joined with cat: the samples there would be left out. Join tars with tar --concatenate, or "
-                    "extract this one with tar --ignore-zeros and pack the files again"
-                )

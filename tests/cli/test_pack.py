@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 import shardio
 from shardio.cli.main import app
-from shardio.cli.pack import _read_classes, parse_size
+from shardio.cli.pack import parse_size, read_classes
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan
@@ -60,7 +60,7 @@ def test_options_equal_the_functions_arguments(
 @pytest.mark.parametrize("text", ["\ufeffa\r\nb\u2028c\r\n", "a\nb\u2028c\n \n\n"])
 def test_a_file_of_classes_has_one_name_per_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "names.txt").write_bytes(text.encode())
-    assert _read_classes(tmp_path / "names.txt") == ("a", "b\u2028c")
+    assert read_classes(tmp_path / "names.txt") == ("a", "b\u2028c")
 
 
 def test_an_empty_line_between_classes_is_refused(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_an_empty_line_between_classes_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_classes_that_is_not_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"classes\.txt is not a UTF-8 text file"):
-        _read_classes(tmp_path / "classes.txt")
+        read_classes(tmp_path / "classes.txt")
 
 
 def test_classes_define_the_labels(tmp_path: Path) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import shardio
 from shardio.errors import FormatError, SampleError
 from shardio.sample import Sample
 from shardio.shards import open_table, write_shard
+from shardio.shards.indexing import index_tar
 from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_name
 from shardio.storage import parse_location
-from tests.tars import index_of, open_file, open_shard
+from tests.tars import index_of, open_file, open_shard, write_tar
 
 
 def make_header(size: int, kind: bytes = tarfile.REGTYPE, name: str = "a.txt") -> bytes:
@@ -115,3 +118,38 @@ def test_a_field_that_is_too_large_by_its_index_is_refused_at_reading(
         ):
             shard.read_many(np.array([1]), ["txt", "bin"])
         assert shard.read_many(np.array([1]), ["txt"]) == [[b"1"]]
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_that_lead_outside_are_keys_like_others(tmp_path: Path, tar_format: int) -> None:
+    """A key names no file, except for shardio extract, which refuses such keys."""
+    keys = ["/etc/x", "../../x", "a/../../x", "C:\\x", "d" * 90 + "/" + "e" * 60 + "/../x", "\u202ex"]
+    write_tar(tmp_path / "a.tar", [(f"{key}.txt", key.encode()) for key in keys], tar_format=tar_format)
+    with shardio.open(tmp_path / "a.tar") as samples:
+        assert {key: sample["txt"].decode() for key, sample in samples.items()} == {key: key for key in keys}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tar", "a.tar.idx"]
+    assert shardio.verify(tmp_path / "a.tar") == []
+
+
+@pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE])
+def test_special_files_among_the_fields_are_refused(tmp_path: Path, kind: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(MEMBER + make_header(0, kind, "b.txt") + END)
+    with pytest.raises(FormatError, match=r"holds b\.txt as a special file \(its header ends at byte 1536\)"):
+        open_table(tmp_path / "a.tar")
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_tar_with_false_headers_has_problems_but_none_is_an_exception(tmp_path: Path, content: bytes) -> None:
+    """Its index is that of a good tar of the same size, so that all of it is compared."""
+    path = tmp_path / "a.tar"
+    path.write_bytes((MEMBER + END).ljust(len(content + END), b"\0"))
+    open_table(path)
+    path.write_bytes(content + END)
+    assert "digest" in [problem.kind for problem in shardio.verify(path)]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_compressed_tar_with_false_headers_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(HOSTILE[name] + END, 1))
+    with pytest.raises(FormatError, match=r"a\.tar\.gz"):
+        index_tar(parse_location(tmp_path / "a.tar.gz"))

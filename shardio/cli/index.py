@@ -1,0 +1,118 @@
+"""``shardio index``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardio.cli.console import count, format_bytes
+from shardio.cli.progress import ShardProgress
+from shardio.cli.terminal import echo, printable
+from shardio.errors import FormatError
+
+if TYPE_CHECKING:
+    from shardio.shards.indexing import IndexReport
+    from shardio.storage import Location
+
+SHOWN = 20
+"""The maximum number of keys to print for each tar."""
+
+
+def index(
+    tars: Annotated[
+        list[Path],
+        typer.Argument(metavar="TARS…", help="Tars, compressed tars (.tar.gz, .tgz), or directories of them."),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all keys.")] = False,
+) -> None:
+    """Index tars that other tools packed, and report what they contain. The tars are not changed.
+
+    The index is written next to the tar if possible, otherwise to the user's cache folder. Tars that gzip compressed
+    are indexed, too, so that ls, cat and extract read them; datasets do not.
+    The exit code is 1 if a tar cannot be indexed, or if the members of a sample are not adjacent, so
+    that they make several samples.
+
+    Example: shardio index data/*.tar
+    """
+    from shardio.shards.indexing import index_tar
+
+    found = _find_tars(tars)
+    reports, failures = list[dict[str, Any]](), dict[str, str]()
+    has_repeated = False
+    with ShardProgress("indexing") as progress:
+        progress.found(sum(tar.stat().size for tar in found))
+        for tar in found:
+            try:
+                report = index_tar(tar)
+            except (FormatError, OSError) as error:
+                failures[str(tar)] = str(error)
+                echo(f"error: {error}", err=True)
+                continue
+            progress.verified(report.num_samples, tar.stat().size)
+            has_repeated = has_repeated or bool(report.repeated)
+            if as_json:
+                reports.append(_dump(report))
+            else:
+                _print(report)
+    if as_json:
+        echo(json.dumps({"tars": reports, "failures": failures}, indent=1))
+    if failures or has_repeated:
+        raise typer.Exit(1)
+
+
+def _find_tars(sources: list[Path]) -> list[Location]:
+    from shardio.shards import MANIFEST_NAME, is_compressed
+    from shardio.storage import parse_location
+
+    found: list[Location] = []
+    for location in map(parse_location, sources):
+        if (location / MANIFEST_NAME).exists():
+            raise FormatError(
+                f"{location} is a packed dataset, whose indexes were written with it. To rebuild missing or damaged "
+                f"ones, run: shardio repair {location}"
+            )
+        if location.is_folder():
+            names = [name for name in location.list() if not name.startswith(".")]
+            inside = [location / name for name in names]
+            inside = [tar for tar in inside if tar.name.lower().endswith(".tar") or is_compressed(tar)]
+            if not inside:
+                raise FileNotFoundError(f"the directory {location} holds no *.tar, *.tar.gz or *.tgz")
+            found += inside
+        elif location.exists():
+            found.append(location)
+        else:
+            raise FileNotFoundError(f"no such tar or directory: {location}")
+    return list(dict.fromkeys(found))
+
+
+def _dump(report: IndexReport) -> dict[str, Any]:
+    return {
+        "tar": str(report.tar),
+        "index": str(report.index),
+        "was_current": report.was_current,
+        "samples": report.num_samples,
+        "fields": report.fields,
+        "bytes": report.num_bytes,
+        "compression": report.compression,
+        "added_by_macos": report.num_added_by_macos,
+        "without_key": report.num_without_key,
+        "skipped": list(report.skipped),
+        "not_adjacent": list(report.repeated),
+    }
+
+
+def _print(report: IndexReport) -> None:
+    fields = ", ".join(f"{field} ({num_samples})" for field, num_samples in report.fields.items())
+    size = format_bytes(report.num_bytes) + (" decompressed" if report.compression else "")
+    echo(printable(f"{report.tar}: {count(report.num_samples, 'sample')}, {size}, fields: {fields or 'none'}"))
+    if num_skipped := (report.num_added_by_macos or 0) + (report.num_without_key or 0):
+        names = ", ".join(report.skipped) + (", …" if num_skipped > len(report.skipped) else "")
+        echo(printable(f"  skipped {count(num_skipped, 'member')} without a key, or added by macOS: {names}"))
+    for key in report.repeated[:SHOWN]:
+        echo(printable(f"  the members of sample {key} are not adjacent, so they make several samples"))
+    if len(report.repeated) > SHOWN:
+        echo(f"  and {len(report.repeated) - SHOWN} more such samples (--json prints all)")
+    echo(printable(f"  index: {report.index}{' (already current)' if report.was_current else ''}"))

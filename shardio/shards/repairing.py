@@ -1,0 +1,273 @@
+"""Repair a packed dataset: rebuild indexes and the manifest from the tars, and drop truncated ends of tars."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from shardio.errors import FormatError
+from shardio.shards.folder import find_tars
+from shardio.shards.foreign import PACKED_NAME, TarContents, scan_contents
+from shardio.shards.index import index_location
+from shardio.shards.index_columns import IndexColumns, read_columns
+from shardio.shards.index_writer import write_index
+from shardio.shards.manifest import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    ShardEntry,
+    read_manifest,
+    write_manifest,
+)
+from shardio.shards.names import LABEL_FIELD, is_added_by_macos
+from shardio.shards.problems import Problem, ProblemKind
+from shardio.shards.shard_problems import ShardVerification
+from shardio.shards.tar import BLOCK
+from shardio.shards.truncated import find_complete, write_complete
+from shardio.storage import Location, StoredFile, parse_location
+
+_REMEDY = "Download the tar again, or pass --accept-changes if it was changed on purpose"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairAction:
+    """A file that was written.
+
+    Attributes:
+        where: The path of the file.
+        message: What was done and why.
+        dropped: The keys of samples that were dropped from a tar, as far as they are known.
+    """
+
+    where: str
+    message: str
+    dropped: tuple[str, ...] = ()
+
+    def dump(self) -> dict[str, Any]:
+        """Return the action as values for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairResult:
+    """The result of a repair.
+
+    Attributes:
+        manifest: The manifest of the repaired dataset; None if there is none, because no sample can be read.
+        actions: What was done.
+        problems: What could not be repaired.
+        are_classes_lost: Whether the samples have labels, but the class names are unknown.
+    """
+
+    manifest: Manifest | None
+    actions: tuple[RepairAction, ...]
+    problems: tuple[Problem, ...]
+    are_classes_lost: bool
+
+
+def repair(folder: Location, *, classes: Sequence[str] | None = None, accept_changes: bool = False) -> RepairResult:
+    """Repair a packed dataset. Run it again if it is interrupted.
+
+    Missing, stale and damaged indexes and manifests are written anew from the tars. If a tar is truncated, its
+    complete samples are written to a new tar, which replaces it. Other tars are never written. A tar whose contents
+    have changed without a change of its layout is damaged, so its index is kept as evidence.
+
+    Args:
+        folder: The packed directory.
+        classes: The class names, by label; by default, those of the old manifest.
+        accept_changes: Whether to trust tars whose contents do not have the hashes of their indexes or the manifest.
+
+    Raises:
+        FileNotFoundError: If there is no such directory, or it holds no tars.
+        FormatError: If the directory holds an unfinished pack, tars that shardio did not pack, or compressed tars.
+        OSError: If a file cannot be written.
+    """
+    return _Repair(folder, accept_changes=accept_changes).run(classes)
+
+
+class _Repair:
+    def __init__(self, folder: Location, *, accept_changes: bool) -> None:
+        self._folder, self._accept_changes = folder, accept_changes
+        self._manifest = folder / MANIFEST_NAME
+        self._actions: list[RepairAction] = []
+        self._problems: list[Problem] = []
+
+    def run(self, classes: Sequence[str] | None) -> RepairResult:
+        tars = self._find_tars()
+        old = self._read_manifest()
+        old_entries = {entry.name: entry for entry in old.shards} if old is not None else {}
+        if old is not None:
+            for tar in tars:
+                if tar.name not in old_entries:
+                    message = f"{MANIFEST_NAME} does not list this tar: it was left out. Move it away, or append it"
+                    self._add_problem("unlisted", tar, message)
+            tars = [self._folder / name for name in old_entries]
+        entries, fields = list[ShardEntry](), set[str]()
+        for tar in tars:
+            entry, fields_of_shard = self._repair_shard(tar, old_entries.get(tar.name))
+            fields.update(fields_of_shard)
+            if entry is not None:
+                entries.append(entry)
+        if old is not None and self._problems:
+            fields.update(old.fields)  # Those of shards that could not be read.
+        manifest = Manifest(
+            shards=tuple(entries),
+            fields=tuple(sorted(fields)),
+            classes=tuple(classes) if classes is not None else old.classes if old is not None else (),
+            pack=dict(old.pack) if old is not None else {},
+        )
+        if any(_has_other_samples(entry, old_entries.get(entry.name)) for entry in entries):
+            manifest.pack.pop("num_tiled", None)  # It counted the old samples.
+        if manifest.num_samples:
+            self._write(self._manifest, lambda where: write_manifest(where, manifest), "the manifest")
+        return RepairResult(
+            manifest=manifest if manifest.num_samples else None,
+            actions=tuple(self._actions),
+            problems=tuple(self._problems),
+            are_classes_lost=old is None and not manifest.classes and LABEL_FIELD in fields,
+        )
+
+    def _find_tars(self) -> list[Location]:
+        folder = self._folder
+        if not folder.is_folder():
+            raise FileNotFoundError(f"no such directory: {folder}")
+        if (folder / UNFINISHED_NAME).exists():
+            raise FormatError(f"{folder} holds an unfinished pack: rerun the same pack command to resume it")
+        tars = [tar for tar in find_tars(folder) if not is_added_by_macos(tar.name)]
+        if not tars:
+            raise FileNotFoundError(f"the directory {folder} holds no *.tar")
+        if not self._manifest.exists() and not any(map(_looks_packed, tars)):
+            raise FormatError(
+                f"shardio did not pack the tars in {folder}, so they need no manifest: index them with shardio index "
+                f"{folder}"
+            )
+        return tars
+
+    def _read_manifest(self) -> Manifest | None:
+        """Return the old manifest; None if there is none, or it cannot be read."""
+        try:
+            found = read_manifest(self._manifest) if self._manifest.exists() else None
+        except FormatError:
+            return None
+        return found if found is None or len({entry.name for entry in found.shards}) == len(found.shards) else None
+
+    def _repair_shard(self, tar: Location, old: ShardEntry | None) -> tuple[ShardEntry | None, Sequence[str]]:
+        """Repair a shard. Return its new entry, or the old one if it cannot be repaired, and its fields."""
+        index, columns = index_location(tar), None
+        with suppress(FormatError):  # A damaged index will be written anew.
+            columns = read_columns(index)
+        known_fields = () if columns is None else columns.header.fields
+        try:
+            with closing(tar.open()) as file:
+                contents = self._read_tar(tar, file, columns)
+                if contents is None:
+                    return old, known_fields
+            with closing(tar.open()) as file:  # It may have been replaced.
+                if not self._accept_changes and self._is_damaged(file, contents, columns, old):
+                    return old, known_fields
+                version = None if columns is None or columns.header.version is None else file.version
+                samples, digest = contents.samples, contents.digest
+                self._write(index, lambda where: write_index(where, file, samples, digest, version), "the index")
+                entry = ShardEntry(
+                    name=tar.name, num_bytes=file.size, num_samples=len(contents.samples), digest=contents.digest
+                )
+        except FileNotFoundError:
+            self._add_problem("missing", tar, "the tar does not exist: download it, or pack the dataset again")
+            return old, known_fields
+        return entry, sorted({field for sample in contents.samples for field in sample.fields})
+
+    def _read_tar(self, tar: Location, file: StoredFile, columns: IndexColumns | None) -> TarContents | None:
+        """Return what a tar contains, without a truncated end; None if it cannot be read."""
+        try:
+            return scan_contents(file)
+        except FormatError as error:
+            why = str(error).replace(str(tar), "it", 1)
+        found = find_complete(file, columns)
+        if found is None or not found.num_samples:
+            self._add_problem("header", tar, f"the tar cannot be read and was not changed: {why}")
+            return None
+        if columns is not None and not self._accept_changes and (damage := _find_damage(file, columns, found.end)):
+            self._problems += damage
+            self._add_problem("digest", tar, f"the tar is truncated, and damaged before that: it was kept. {_REMEDY}")
+            return None
+        write_complete(tar, file, found.end)
+        message = (
+            f"the tar was truncated at byte {file.size}: wrote a new tar with its {found.num_samples} complete samples"
+        )
+        self._actions.append(RepairAction(where=str(tar), message=message, dropped=found.dropped))
+        with closing(tar.open()) as new:
+            return scan_contents(new)
+
+    def _is_damaged(
+        self, file: StoredFile, contents: TarContents, columns: IndexColumns | None, old: ShardEntry | None
+    ) -> bool:
+        """Return whether a tar's contents changed while its layout did not, and report the damage."""
+        digests = {old.digest} if old is not None else set[str]()
+        if columns is not None:
+            digests.add(columns.header.digest)
+        if contents.digest in digests:
+            return False
+        if columns is not None and columns.header.num_bytes == file.size and _has_layout(contents, columns):
+            self._problems += _find_damage(file, columns, file.size)
+            message = f"the tar does not have the content of its index, which was kept. {_REMEDY}"
+            self._add_problem("digest", file.location, message)
+            return True
+        if old is not None and (old.num_bytes, old.num_samples) == (file.size, len(contents.samples)):
+            message = f"the tar has xxh3-128 {contents.digest}, but {MANIFEST_NAME} says {old.digest}. {_REMEDY}"
+            self._add_problem("digest", file.location, message)
+            return True
+        return False
+
+    def _write(self, location: Location, write: Callable[[Location], object], what: str) -> None:
+        """Write a file unless it has the same content already."""
+        with TemporaryDirectory() as folder:
+            rendered = parse_location(Path(folder) / "rendered")
+            write(rendered)
+            content = rendered.read_whole()
+        is_missing = not location.exists()
+        if not is_missing and location.read_whole() == content:
+            return
+        with location.write_whole() as file:
+            file.write(content)
+        message = f"wrote {what}, which was missing" if is_missing else f"wrote {what} anew: it was damaged or stale"
+        self._actions.append(RepairAction(where=str(location), message=message))
+
+    def _add_problem(self, kind: ProblemKind, tar: Location, message: str) -> None:
+        self._problems.append(Problem(kind=kind, where=str(tar), message=message))
+
+
+def _has_other_samples(entry: ShardEntry, old: ShardEntry | None) -> bool:
+    """Return whether a shard has lost samples. A single wrong number in the manifest does not mean that."""
+    return old is not None and entry.digest != old.digest and entry.num_samples != old.num_samples
+
+
+def _find_damage(file: StoredFile, columns: IndexColumns, end: int) -> list[Problem]:
+    """Return the problems of samples that an index places before an offset."""
+    found = ShardVerification(file, columns).find_problems()
+    return [problem for problem in found if problem.key is not None and (problem.offset or 0) < end]
+
+
+def _has_layout(contents: TarContents, columns: IndexColumns) -> bool:
+    """Return whether a tar's members lie where an index says."""
+    found = {(field.offset, field.size) for sample in contents.samples for field in sample.fields.values()}
+    is_there = columns.starts >= 0
+    indexed = zip(columns.starts[is_there].tolist(), columns.sizes[is_there].tolist(), strict=True)
+    return found == set(indexed)
+
+
+def _looks_packed(tar: Location) -> bool:
+    """Return whether a tar has a name that ``pack`` gives, and a first header without time and owner."""
+    if not PACKED_NAME.fullmatch(tar.name):
+        return False
+    with closing(tar.open()) as file:
+        block = file.read(0, min(BLOCK, file.size))
+    try:
+        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return True  # Damaged tars are reported.
+    return info.mtime == 0 and info.uid == 0 and not info.uname
