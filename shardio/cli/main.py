@@ -11,12 +11,14 @@ import shardio
 from shardio.cli.augment import augment
 from shardio.cli.bench import bench
 from shardio.cli.check import check
+from shardio.cli.dups import dups
 from shardio.cli.info import info
 from shardio.cli.order import order
 from shardio.cli.pack import pack
 from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
+from shardio.cli.view import view
 from shardio.errors import ShardioError
 
 app = typer.Typer(
@@ -25,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, augment, bench, train, tile, untile):
+for command in (pack, info, view, dups, order, check, augment, bench, train, tile, untile):
     app.command()(command)
 
 
