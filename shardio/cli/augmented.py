@@ -113,7 +113,7 @@ def make_row(dataset: MapDataset, index: int, num_epochs: int, seed: int) -> She
         raise typer.BadParameter(f"the transform returned NaN or infinite values for {name}", param_hint="--transform")
     groups = [[_show(array, low, high) for array in arrays] for arrays in results]
     return SheetRow(
-        name=f"{name} (stretched)" if others else name, groups=[[fit_cell(Image.fromarray(original))], *groups]
+        names=[f"{name} (stretched)" if others else name], groups=[[fit_cell(Image.fromarray(original))], *groups]
     )
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from shardio.cli.terminal import echo, printable
+from shardio.looking import format_bytes as format_bytes
 from shardio.packing import PackProgress
 
 LINE_EVERY_S = 5.0
@@ -54,15 +55,6 @@ def count(num_things: int, noun: str, plural: str | None = None) -> str:
 def format_counts(counts: Counter[str]) -> str:
     """Return counts as text, the largest first, such as ``2 × PNG, 1 × 4 components``."""
     return ", ".join(f"{num_things} × {thing}" for thing, num_things in counts.most_common())
-
-
-def format_bytes(num_bytes: float) -> str:
-    """Return a size as text, such as ``1.5 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} TiB"
 
 
 def make_bar() -> Progress:

@@ -30,11 +30,11 @@ class SheetRow:
     """A row of a contact sheet.
 
     Attributes:
-        name: The caption of the first image, below it.
+        names: Captions of the first image of the first groups, below it.
         groups: The images of each group. Each fits into a cell: see :func:`fit_cell`.
     """
 
-    name: str
+    names: Sequence[str]
     groups: Sequence[Sequence[Image.Image]]
 
 
@@ -76,22 +76,24 @@ def make_sheet(title: str, captions: Sequence[str], rows: Sequence[SheetRow]) ->
         pen.text((group[0].left, MARGIN + TITLE_HEIGHT), caption, GREY, font)
     for row, top in zip(rows, tops, strict=True):
         height = _height_of(row)
-        for group, images in zip(columns, row.groups, strict=True):
+        for group, images in zip(columns, row.groups, strict=False):
             for column, image in zip(group, images, strict=False):  # A row may have fewer images than another.
                 x = column.left + (column.width - image.width) // 2
                 sheet.paste(image, (x, top + (height - image.height) // 2))
-        name_top = top + (height + row.groups[0][0].height) // 2 + GAP
-        pen.text((MARGIN, name_top), _shorten(row.name, font, columns[0][0].width), GREY, font)
+        for name, group, images in zip(row.names, columns, row.groups, strict=False):
+            name_top = top + (height + images[0].height) // 2 + GAP
+            pen.text((group[0].left, name_top), _shorten(name, font, group[0].width), GREY, font)
     return sheet
 
 
 def _place_columns(rows: Sequence[SheetRow]) -> list[list[_Column]]:
     """Return the columns of each group. A column is as wide as its widest image."""
     groups, left = list[list[_Column]](), MARGIN
-    for number, group in enumerate(zip(*[row.groups for row in rows], strict=True)):
+    num_named = max(len(row.names) for row in rows)
+    for number, group in enumerate(zip_longest(*[row.groups for row in rows], fillvalue=())):
         columns = list[_Column]()
         for images in zip_longest(*group):
-            narrowest = MIN_WIDTH if number else CELL  # The names of the rows are in the first group.
+            narrowest = CELL if number < num_named else MIN_WIDTH
             width = max(narrowest, *[image.width for image in images if image is not None])
             columns.append(_Column(left, width))
             left += width + GAP

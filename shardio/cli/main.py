@@ -12,6 +12,7 @@ from shardio.cli.augment import augment
 from shardio.cli.bench import bench
 from shardio.cli.cat import cat
 from shardio.cli.check import check
+from shardio.cli.dups import dups
 from shardio.cli.extract import extract
 from shardio.cli.index import index
 from shardio.cli.info import info
@@ -23,6 +24,7 @@ from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
 from shardio.cli.verify import verify
+from shardio.cli.view import view
 from shardio.errors import ShardioError
 
 app = typer.Typer(
@@ -31,8 +33,18 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (pack, info, order, check, augment, bench, train, tile, untile, verify, ls, cat, extract, index, repair):
-    app.command()(command)
+PANELS = {
+    "Make a dataset": (pack, index, repair),
+    "Look into a dataset": (info, ls, cat, extract, view, dups),
+    "Check a dataset or a loader": (verify, check, order),
+    "Transform and train": (augment, bench, train),
+    "Single JPEG files": (tile, untile),
+}
+"""The commands by the panel of ``shardio --help`` that lists them."""
+
+for panel, commands in PANELS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
 
 
 @app.callback(invoke_without_command=True)
