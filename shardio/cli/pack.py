@@ -21,6 +21,7 @@ from shardio.packing import (
     DEFAULT_SHARD_SIZE,
     REJECTED_NAME,
     TILED,
+    Engine,
     FileProblem,
     JpegMode,
     JpegTally,
@@ -145,6 +146,19 @@ def pack(
             "skip it."
         ),
     ] = "raise",
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
+            "machines of the cluster must see IMAGES and OUT under the same paths."
+        ),
+    ] = "processes",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="With --engine ray: address of the cluster, such as auto. Leave unset to start Ray on this machine."
+        ),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
@@ -178,6 +192,8 @@ def pack(
                 rename_dots=rename_dots,
                 strict=strict,
                 num_workers=num_workers,
+                engine=engine,
+                ray_address=address,
                 progress=progress,
             )
     except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Packing: turn a directory of images into tar shards."""
 
+from shardio.packing.executors import Engine
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
 from shardio.packing.layouts import Layout
 from shardio.packing.packed_shard import RejectedSample
@@ -14,6 +15,7 @@ __all__ = [
     "DEFAULT_SHARD_SIZE",
     "REJECTED_NAME",
     "TILED",
+    "Engine",
     "FileProblem",
     "JpegMode",
     "JpegTally",

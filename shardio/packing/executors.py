@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Protocol
+from typing import Literal, Protocol
 
+from shardio.packing.on_ray import OnRay, import_ray
 from shardio.packing.packed_shard import PackedShard
 from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.shard_job import ShardJob, pack_shard
 from shardio.packing.worker_processes import InProcesses
 from shardio.processors import count_processors
+
+Engine = Literal["processes", "ray"]
+"""Where shards are packed: in processes of this machine, or on a Ray cluster."""
 
 MAX_WORKERS = 16
 """The maximum number of worker processes, unless the caller chooses a number."""
@@ -38,15 +42,27 @@ def pack_here(jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tup
         yield job.number, pack_shard(job, progress.packed)
 
 
-def choose_executor(num_workers: int | None, num_shards: int, num_bytes: int, settings: PackSettings) -> PackExecutor:
+def choose_executor(
+    engine: Engine,
+    num_workers: int | None,
+    num_shards: int,
+    num_bytes: int,
+    settings: PackSettings,
+    ray_address: str | None = None,
+) -> PackExecutor:
     """Return the executor for a pack.
 
     Args:
+        engine: Where to pack.
         num_workers: The number of worker processes that the caller chose; None to choose one.
         num_shards: The number of shards.
         num_bytes: The size of all files in bytes.
         settings: The settings of the pack.
+        ray_address: The address of the Ray cluster; None to start Ray on this machine.
     """
+    if engine == "ray":
+        import_ray()
+        return OnRay(address=ray_address, num_workers=num_workers)
     if num_workers is None:
         does_decode = settings.check or settings.jpeg != "copy"
         worth = num_bytes // BYTES_PER_WORKER["decoded" if does_decode else "copied"]

@@ -15,7 +15,7 @@ from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.images import describe_other_images
 from shardio.packing import destination
-from shardio.packing.executors import PackExecutor, choose_executor
+from shardio.packing.executors import Engine, PackExecutor, choose_executor
 from shardio.packing.journal import open_journal
 from shardio.packing.jpegs import JpegTally, choose_rewrite, describe_jpegs, sum_tallies
 from shardio.packing.layouts import Layout, refuse_urls
@@ -27,7 +27,7 @@ from shardio.packing.scan import SourceScan, scan_directory
 from shardio.packing.shard_job import OnChanged, ShardJob
 from shardio.packing.sources import FileChangedError, FileProblem, explain_changes
 from shardio.shards import Manifest
-from shardio.storage import make_path, parse_location
+from shardio.storage import absolute_path, make_path, parse_location
 from shardio.values import check_choice, check_optional_integer
 
 REJECTED_NAME = "rejected.jsonl"
@@ -82,6 +82,8 @@ def pack(
     layout: Layout = "auto",
     classes: Classes | None = None,
     on_changed: OnChanged = "raise",
+    engine: Engine = "processes",
+    ray_address: str | None = None,
 ) -> Manifest:
     """Pack a directory of images into tar shards.
 
@@ -119,6 +121,9 @@ def pack(
             data, pass those of the training data. By default, the sorted names of the class folders.
         on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.
+        engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard; all its
+            machines must see ``src`` and ``dst`` under these paths.
+        ray_address: The address of the cluster; by default, Ray is started on this machine.
 
     Returns:
         The manifest of the packed dataset.
@@ -132,6 +137,7 @@ def pack(
     """
     check_choice("layout", layout, Layout)
     check_choice("on_changed", on_changed, OnChanged)
+    check_choice("engine", engine, Engine)
     num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
     settings = PackSettings(
         max_shard_size=max_shard_size,
@@ -153,6 +159,8 @@ def pack(
         rename_dots=rename_dots,
         strict=strict,
         num_workers=num_workers,
+        engine=engine,
+        ray_address=ray_address,
     )
     for problem in result.mislabelled:
         logger.warning("%s %s: packed anyway", problem.path, problem.what)
@@ -180,16 +188,20 @@ def pack_directory(
     rename_dots: bool = False,
     strict: bool = False,
     num_workers: int | None = None,
+    engine: Engine = "processes",
+    ray_address: str | None = None,
     progress: PackProgress | None = None,
 ) -> PackResult:
     """Pack as :func:`pack` does, report to ``progress``, and return the manifest with details."""
     progress = progress or PackProgress()
     choose_rewrite(settings)  # It raises an error if packages are missing.
     refuse_urls(src, dst)
+    if engine == "ray":  # Its tasks run in other directories.
+        src, dst = absolute_path(src), absolute_path(dst)
     destination.check_destination(src, dst)
     scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes)
     plan = make_plan(scan.samples, scan.classes, settings)
-    execute = choose_executor(num_workers, len(plan), scan.samples.num_bytes, settings)
+    execute = choose_executor(engine, num_workers, len(plan), scan.samples.num_bytes, settings, ray_address)
     with destination.locked(src, dst), destination.begun(dst, plan):
         progress.planned(len(scan.samples), scan.samples.num_bytes)
         jobs = partial(ShardJob, root=scan.samples.root, settings=settings, strict=strict, on_changed=on_changed)
