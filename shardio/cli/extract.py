@@ -22,14 +22,13 @@ def extract(
             metavar="SOURCE", help="A packed directory, a manifest, a tar, a directory of tars, or an indexed .tar.gz."
         ),
     ],
-    keys: Annotated[list[str], typer.Argument(metavar="KEY…", help="The keys of samples, as shardio ls prints them.")],
+    keys: Annotated[list[str], typer.Argument(metavar="KEY", help="The keys of samples, as shardio ls prints them.")],
     into: Annotated[Path, typer.Argument(metavar="DIR", help="The directory to write to. It is created.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
 ) -> None:
     """Write the fields of samples to files named KEY.FIELD below a directory.
 
-    Keys that lead outside the directory, or through a symbolic link, are refused. Either all files can be written, or
-    none is.
+    Keys that lead outside the directory or through a symbolic link are refused before any file is written.
 
     Example: shardio extract out cats/0001 cats/0002 some-cats
     """

@@ -24,16 +24,15 @@ SHOWN = 20
 def index(
     tars: Annotated[
         list[Path],
-        typer.Argument(metavar="TARS…", help="Tars, compressed tars (.tar.gz, .tgz), or directories of them."),
+        typer.Argument(metavar="TARS", help="Tars, compressed tars (.tar.gz, .tgz), or directories of them."),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all keys.")] = False,
 ) -> None:
     """Index tars that other tools packed, and report what they contain. The tars are not changed.
 
-    The index is written next to the tar if possible, otherwise to the user's cache folder. Tars that gzip compressed
-    are indexed, too, so that ls, cat and extract read them; datasets do not.
-    The exit code is 1 if a tar cannot be indexed, or if the members of a sample are not adjacent, so
-    that they make several samples.
+    The index is written next to the tar if possible, otherwise to the user's cache folder.
+    Tars compressed with gzip are indexed, too: ls, cat and extract then read them. Datasets do not.
+    The exit code is 1 if a tar cannot be indexed, or if a sample's members are not adjacent (it becomes several).
 
     Example: shardio index data/*.tar
     """

@@ -38,8 +38,8 @@ def repair(
 ) -> None:
     """Rebuild missing, stale and damaged indexes and the manifest of a packed dataset from its tars.
 
-    If a tar is truncated, its complete samples are written to a new tar, which replaces it, and the dropped keys are
-    printed. Other tars are never changed. Rerun the command if it is interrupted.
+    If a tar is truncated, a new tar with its complete samples replaces it, and the dropped keys are printed.
+    Other tars are never changed. Rerun the command if it is interrupted, and run shardio verify afterwards.
     The exit code is 1 if a problem remains, such as a tar that cannot be read.
 
     Example: shardio repair out --classes classes.txt

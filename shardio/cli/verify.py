@@ -30,9 +30,9 @@ def verify(
 ) -> None:
     """Compare a dataset's manifest, indexes and tars, and print every problem. Nothing is written.
 
-    Each tar is read once: its size and digest, the header of each member and the hash of each content are compared
-    with its index. Keys that occur twice, tars that the manifest lacks, members that the index lacks, and unfinished
-    packs are problems, too. The exit code is 1 if there is any problem.
+    Each tar is read once. Its size, digest, headers and the hashes of its contents must match its index.
+    Repeated keys, tars that the manifest lacks, members that the index lacks, and unfinished packs are problems, too.
+    The exit code is 1 if there is any problem.
 
     Example: shardio verify out --deep
     """

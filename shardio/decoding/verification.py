@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardio.images import decode_image, holds_images
+from shardio.images import IMAGE_FORMATS, decode_image, decode_unconverted, holds_images
 from shardio.interruptions import let_through
 from shardio.values import check_optional_integer
 
@@ -45,8 +45,10 @@ def check_image(field: str, content: bytes) -> str | None:
     """Return why an image cannot be decoded; None if it can, or if the field does not hold images."""
     if not holds_images(field):
         return None
+    # A mask's values are read as they are stored: conversion to RGB may be impossible.
+    decode = decode_image if field in IMAGE_FORMATS else decode_unconverted
     try:
-        decode_image(content)
+        decode(content)
     except ValueError as error:
         let_through(error)
         return f"the image cannot be decoded: {error}"

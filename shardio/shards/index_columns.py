@@ -82,6 +82,11 @@ def read_columns(location: Location) -> IndexColumns:
         keys = _read_keys(file, header, begins, num_key_bytes)
         shape = len(header.fields), header.num_samples
         num_bytes = 8 * shape[0] * shape[1]
+        if (expected := min(begins.values()) + 3 * num_bytes + 8 * len(keys) + num_key_bytes) != file.size:
+            raise FormatError(
+                f"the index {location} is damaged: it has {file.size} bytes, expected {expected}. Rebuild it with "
+                "shardio repair, or download it again"
+            )
         starts, sizes, hashes = (
             np.frombuffer(read_range(file, begins[name], begins[name] + num_bytes), dtype).reshape(shape)
             for name, dtype in (("offset", "<i8"), ("size", "<i8"), ("hash", "<u8"))

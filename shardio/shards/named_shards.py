@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 from shardio.errors import FormatError
 from shardio.shards.folder import find_tars
-from shardio.shards.foreign import find_index
+from shardio.shards.foreign import find_index, was_packed
 from shardio.shards.index import INDEX_SUFFIX, index_location
 from shardio.shards.manifest import MANIFEST_NAME, UNFINISHED_NAME, Manifest, ShardEntry, read_manifest
 from shardio.shards.names import is_added_by_macos
@@ -27,6 +28,7 @@ class NamedShard:
         num_bytes: The size of the tar in bytes; 0 if it does not exist.
         manifest: The location of the manifest that lists the shard; None if there is none.
         entry: Its entry there.
+        fields: The fields of the whole dataset according to the manifest.
     """
 
     tar: Location
@@ -34,6 +36,7 @@ class NamedShard:
     num_bytes: int
     manifest: Location | None = None
     entry: ShardEntry | None = None
+    fields: tuple[str, ...] = ()
 
 
 def find_shards(source: DatasetSource) -> tuple[list[NamedShard], list[Problem]]:
@@ -76,7 +79,7 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
     except FormatError as error:
         problems.append(Problem(kind="unlisted", where=str(folder), message=str(error)))
         tars = [folder / name for name in names if name.lower().endswith(".tar") and not name.startswith(".")]
-    entries, unlisted = dict[str, ShardEntry](), tars
+    entries, fields, unlisted = dict[str, ShardEntry](), tuple[str, ...](), tars
     if manifest.exists():
         try:
             found = read_manifest(manifest)
@@ -85,8 +88,11 @@ def _find_in_folder(folder: Location, manifest: Location) -> tuple[list[NamedSha
             problems.append(Problem(kind="manifest", where=str(manifest), message=message))
         else:
             problems += _check_manifest(manifest, found, tars)
-            entries, unlisted = {entry.name: entry for entry in found.shards}, []
-    shards = [_name_shard(folder / entry.name, manifest, entry) for entry in entries.values()]
+            entries, fields, unlisted = {entry.name: entry for entry in found.shards}, found.fields, []
+    elif any(map(_was_packed, tars)):
+        message = "the manifest does not exist, but shardio packed the tars: rebuild it with shardio repair"
+        problems.append(Problem(kind="manifest", where=str(manifest), message=message))
+    shards = [_name_shard(folder / entry.name, manifest, entry, fields) for entry in entries.values()]
     shards += [_name_shard(tar) for tar in unlisted]
     tar_names = {*entries, *(tar.name for tar in tars)}
     for name in names:
@@ -116,7 +122,12 @@ def _check_manifest(location: Location, manifest: Manifest, tars: list[Location]
     return problems
 
 
-def _name_shard(tar: Location, manifest: Location | None = None, entry: ShardEntry | None = None) -> NamedShard:
+def _name_shard(
+    tar: Location,
+    manifest: Location | None = None,
+    entry: ShardEntry | None = None,
+    fields: tuple[str, ...] = (),
+) -> NamedShard:
     index = find_index(tar)
     if manifest is not None and index != index_location(tar):  # Readers of packed shards look nowhere else.
         index = None
@@ -124,4 +135,11 @@ def _name_shard(tar: Location, manifest: Location | None = None, entry: ShardEnt
         num_bytes = tar.stat().size
     except OSError:
         num_bytes = 0
-    return NamedShard(tar=tar, index=index, num_bytes=num_bytes, manifest=manifest, entry=entry)
+    return NamedShard(tar=tar, index=index, num_bytes=num_bytes, manifest=manifest, entry=entry, fields=fields)
+
+
+def _was_packed(tar: Location) -> bool:
+    """Return whether ``pack`` wrote a tar, as far as its files can be read."""
+    with suppress(FormatError, OSError):
+        return was_packed(tar)
+    return False

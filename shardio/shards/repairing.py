@@ -13,7 +13,7 @@ from typing import Any
 from shardio.errors import FormatError
 from shardio.shards.folder import find_tars
 from shardio.shards.foreign import PACKED_NAME, TarContents, scan_contents
-from shardio.shards.index import index_location
+from shardio.shards.index import INDEX_SUFFIX, index_location
 from shardio.shards.index_columns import IndexColumns, read_columns
 from shardio.shards.index_writer import write_index
 from shardio.shards.manifest import (
@@ -107,6 +107,11 @@ class _Repair:
                     message = f"{MANIFEST_NAME} does not list this tar: it was left out. Move it away, or append it"
                     self._add_problem("unlisted", tar, message)
             tars = [self._folder / name for name in old_entries]
+        else:
+            for name in self._folder.list():
+                if name.endswith(f".tar{INDEX_SUFFIX}") and self._folder / name.removesuffix(INDEX_SUFFIX) not in tars:
+                    tar = self._folder / name.removesuffix(INDEX_SUFFIX)
+                    self._add_problem("missing", tar, f"there is an index, {name}, but no such tar: download it")
         entries, fields = list[ShardEntry](), set[str]()
         for tar in tars:
             entry, fields_of_shard = self._repair_shard(tar, old_entries.get(tar.name))

@@ -12,7 +12,7 @@ from shardio.shards.index_columns import IndexColumns
 from shardio.shards.manifest import ShardEntry
 from shardio.shards.member_names import MemberNames
 from shardio.shards.problems import Problem, ProblemKind
-from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE, header_fits
+from shardio.shards.tar import BLOCK, MAX_MEMBER, MAX_PLAIN_NAME, TOO_LARGE, header_fits
 from shardio.shards.tar_scan import check_end
 from shardio.storage import Location, StoredFile, read_pieces
 
@@ -20,15 +20,17 @@ ContentCheck = Callable[[str, bytes], str | None]
 """Returns what is wrong with a content, given the name of its field; None if nothing is wrong."""
 
 
-def find_entry_problems(manifest: Location, entry: ShardEntry, index: Location, columns: IndexColumns) -> list[Problem]:
-    """Compare a shard's entry in the manifest with the header of its index."""
+def find_entry_problems(
+    manifest: Location, entry: ShardEntry, fields: tuple[str, ...], index: Location, columns: IndexColumns
+) -> list[Problem]:
+    """Compare a shard's entry in the manifest, and the manifest's fields, with the header of the shard's index."""
     header = columns.header
     pairs = {
         "bytes": (entry.num_bytes, header.num_bytes),
         "samples": (entry.num_samples, header.num_samples),
         "digest": (entry.digest, header.digest),
     }
-    return [
+    found = [
         Problem(
             kind="manifest",
             where=str(manifest),
@@ -37,6 +39,10 @@ def find_entry_problems(manifest: Location, entry: ShardEntry, index: Location, 
         for name, (of_manifest, of_index) in pairs.items()
         if of_manifest != of_index
     ]
+    if other := sorted(set(header.fields).difference(fields)):
+        message = f"it lacks the fields {', '.join(other)}, which {index.name} has"
+        found.append(Problem(kind="manifest", where=str(manifest), message=message))
+    return found
 
 
 class ShardVerification:
@@ -76,7 +82,7 @@ class ShardVerification:
         for i, block, content_hash in _read_members(tar, self._starts.tolist(), self._stops.tolist(), digest):
             sample = samples[i]
             key = content[bounds[sample] : bounds[sample + 1]]
-            if not header_fits(block, key, suffixes[field_indices[i]], sizes[i]):
+            if not _proves_name(block, key, suffixes[field_indices[i]], sizes[i]):
                 doubted.append(i)
             if content_hash != hashes[i]:
                 intact[i] = False
@@ -186,6 +192,14 @@ class ShardVerification:
             field=self._columns.header.fields[field_index],
             offset=int(self._starts[i]),
         )
+
+
+def _proves_name(block: bytes, key: bytes, suffix: bytes, num_bytes: int) -> bool:
+    """Return whether a plain header has exactly this name and size. It may shorten or encode other names."""
+    name = key + suffix
+    if not name.isascii() or len(name) > MAX_PLAIN_NAME:
+        return block.startswith(name + b"\0") and header_fits(block, key, suffix, num_bytes)
+    return header_fits(block, key, suffix, num_bytes)
 
 
 def _read_members(

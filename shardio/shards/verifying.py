@@ -19,8 +19,10 @@ from shardio.shards.compressed import DecompressedFile
 from shardio.shards.index_columns import read_columns
 from shardio.shards.named_shards import NamedShard, find_shards
 from shardio.shards.problems import Problem
+from shardio.shards.shard import Shard
 from shardio.shards.shard_problems import ContentCheck, ShardVerification, find_entry_problems
 from shardio.shards.sources import DatasetSource
+from shardio.storage import Location
 
 MAX_WORKERS = 4
 """The maximum number of threads that read shards, unless the caller chooses a number."""
@@ -107,12 +109,15 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
         return _Verified(problems=[problem], key_hashes=_EMPTY)
     problems = list[Problem]()
     if shard.manifest is not None and shard.entry is not None:
-        problems += find_entry_problems(shard.manifest, shard.entry, shard.index, columns)
+        problems += find_entry_problems(shard.manifest, shard.entry, shard.fields, shard.index, columns)
     try:
         header = columns.header
         tar = DecompressedFile(shard.tar, header.num_bytes) if header.compression else shard.tar.open()
         with closing(tar):
-            problems += ShardVerification(tar, columns, check_content).find_problems()
+            found = list(ShardVerification(tar, columns, check_content).find_problems())
+        problems += found
+        if not found and header.compression is None:
+            problems += _open_as_datasets_do(shard.tar, shard.index)
     except FileNotFoundError:
         problems.append(Problem(kind="missing", where=where, message="the tar does not exist"))
     except FormatError as error:
@@ -121,6 +126,15 @@ def _verify(shard: NamedShard, check_content: ContentCheck | None) -> _Verified:
         let_through(error)
         problems.append(Problem(kind="missing", where=where, message=f"it cannot be read: {error}"))
     return _Verified(problems=problems, key_hashes=columns.keys.hash_all())
+
+
+def _open_as_datasets_do(tar: Location, index: Location) -> list[Problem]:
+    """Return what prevents opening a shard whose contents have no problems, such as a wrong digest of headers."""
+    try:
+        Shard(tar, index).close()
+    except FormatError as error:
+        return [Problem(kind="index", where=str(index), message=str(error).replace(str(index), "it", 1))]
+    return []
 
 
 def _find_duplicates(shards: list[NamedShard], hashes: list[NDArray[np.uint64]]) -> Iterator[Problem]:

@@ -214,6 +214,15 @@ def test_missing_and_unlisted_tars_stay_as_they_are(out: Path) -> None:
     assert state_of(out) == before
 
 
+def test_an_index_without_a_tar_is_a_problem_if_nothing_else_knows_the_tar(out: Path) -> None:
+    (out / "shard-000001.tar").unlink()
+    (out / "shardio.json").unlink()
+    assert [(problem.kind, problem.where) for problem in run(out).problems] == [
+        ("missing", str(out / "shard-000001.tar"))
+    ]
+    assert open_table(out).manifest.num_samples == 16
+
+
 def test_what_is_no_finished_pack_is_refused(tars: Path, out: Path, tmp_path: Path) -> None:
     (out / UNFINISHED_NAME).write_text("0")
     for folder, message in ((out, "rerun the same pack command"), (tars, "shardio index")):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import shardio
@@ -33,10 +33,10 @@ def kinds(problems: list[Problem]) -> list[str]:
     return [problem.kind for problem in problems]
 
 
-def flip(path: Path, offset: int) -> None:
+def flip(path: Path, offset: int, mask: int = 1) -> None:
     """Change one bit of a file."""
     content = bytearray(path.read_bytes())
-    content[offset] ^= 1
+    content[offset] ^= mask
     path.write_bytes(content)
 
 
@@ -194,9 +194,12 @@ def test_a_manifest_that_differs_is_reported(out: Path) -> None:
     values = json.loads(manifest.read_bytes())
     values["shards"][1] |= {"num_samples": 4, "digest": "0"}
     values["shards"] += [values["shards"][0]]
-    manifest.write_text(json.dumps(values))
+    manifest.write_text(json.dumps({**values, "fields": ["jpg"]}))
     problems = shardio.verify(out)
-    assert kinds(problems) == ["manifest"] * 3
+    assert kinds(problems) == ["manifest"] * 8
+    assert next(problem.message for problem in problems if "fields" in problem.message) == (
+        "it lacks the fields cls, which shard-000000.tar.idx has"
+    )
     assert "shard-000000.tar 2 times" in problems[0].message
 
 
@@ -204,6 +207,25 @@ def test_an_unreadable_manifest_does_not_hide_the_tars(out: Path) -> None:
     (out / "shardio.json").write_text("{")
     flip(out / "shard-000003.tar", 600)
     assert kinds(shardio.verify(out))[:2] == ["manifest", "digest"]
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), mask=st.sampled_from([1, 128]))
+@example(place=0.9, mask=128)  # A key that is no longer ASCII, which a plain header might encode differently.
+def test_every_changed_bit_of_an_index_is_found(packed: Path, tmp_path: Path, place: float, mask: int) -> None:
+    """Also those in its header, which only opening the shard reads."""
+    folder = tmp_path / "copy"
+    shutil.copytree(packed, folder, dirs_exist_ok=True)
+    index = index_of(folder / "shard-000002.tar")
+    flip(index, int(place * index.stat().st_size), mask)
+    assert shardio.verify(folder)
+
+
+def test_a_missing_manifest_and_bytes_after_an_index_are_reported(out: Path) -> None:
+    (out / "shardio.json").unlink()
+    index = index_of(out / "shard-000003.tar")
+    index.write_bytes(index.read_bytes() + b"x")
+    assert kinds(shardio.verify(out)) == ["manifest", "index"]
 
 
 def test_other_tars_and_unfinished_packs_are_reported(out: Path) -> None:
@@ -227,6 +249,7 @@ def test_keys_that_occur_twice_are_named_with_both_places(tars: Path) -> None:
 def test_images_are_decoded_only_if_wanted(tmp_path: Path) -> None:
     tar, good = tmp_path / "a.tar", encode(0)
     members = [("a.jpg", good), ("b.jpg", good[:-200]), ("b.txt", b"x"), ("c.png", b"no image"), ("d.mask.png", b"")]
+    members += [("e.mask.png", encode(1, suffix="png", mode="I;16"))]
     write_tar(tar, members)
     open_table(tar)
     assert shardio.verify(tar) == []
