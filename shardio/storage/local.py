@@ -94,10 +94,12 @@ def walk_folders(root: Path) -> Iterator[FolderFiles]:
         files = list[tuple[str, int, int]]()
         inner = list[tuple[str, frozenset[str]]]()
         for entry in _list_visible(root / path, holders):
-            if _is_directory(entry):
-                inner.append(
-                    (f"{path}/{entry.name}" if path else entry.name, holders | {os.path.realpath(root / path)})
-                )
+            if entry.is_file(follow_symlinks=False):  # Nearly always.
+                status = entry.stat(follow_symlinks=False)
+                files.append((entry.name, status.st_size, status.st_mtime_ns))
+            elif _is_directory(entry):
+                inner_path = f"{path}/{entry.name}" if path else entry.name
+                inner.append((inner_path, holders | {os.path.realpath(root / path)}))
             elif (found := _stat_file(entry)) is not None:
                 files.append((entry.name, *found))
         folders += reversed(inner)

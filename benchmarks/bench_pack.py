@@ -1,0 +1,155 @@
+"""What does packing cost? shardio, tar and the writers of other formats pack the same photographs.
+
+``python -m benchmarks.bench_pack PHOTOS``. Each candidate is a whole process: its start counts. The candidates take
+turns. A warm-up round fills the page cache. CPU time is that of the process and all its children; the wall time of
+``shardio pack`` includes the sync of every shard to the disk, which the other tools leave out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.timing import ratios, summarise
+from shardio.models import import_library
+from shardio.storage import walk_files
+
+SHARD_SIZE = 96 * 2**20
+"""The size of a shard in bytes, such that several workers have shards to write."""
+
+
+def read_samples(source: Path) -> Iterator[tuple[str, bytes, int]]:
+    """Yield the key, the content and the label of each image in class folders."""
+    classes = {path.name: i for i, path in enumerate(sorted(source.iterdir()))}
+    for path in walk_files(source):
+        key = path.relative_to(source).with_suffix("")
+        yield str(key), path.read_bytes(), classes[path.parent.name]
+
+
+def write_webdataset(source: Path, out: Path) -> None:
+    """Pack as a program with WebDataset's ShardWriter does."""
+    wds: Any = importlib.import_module("webdataset")
+    out.mkdir()
+    with wds.ShardWriter(str(out / "%06d.tar"), maxsize=SHARD_SIZE, maxcount=10**9, verbose=0) as writer:
+        for key, content, label in read_samples(source):
+            writer.write({"__key__": key, "jpg": content, "cls": label})
+
+
+def write_mosaic(source: Path, out: Path) -> None:
+    """Pack as a program with MosaicML's MDSWriter does, with hashes."""
+    import_library("torchvision")  # streaming imports it.
+    streaming: Any = importlib.import_module("streaming")
+    columns = {"key": "str", "jpg": "bytes", "cls": "int"}
+    with streaming.MDSWriter(out=str(out), columns=columns, hashes=["xxh64"], size_limit=SHARD_SIZE) as writer:
+        for key, content, label in read_samples(source):
+            writer.write({"key": key, "jpg": content, "cls": label})
+
+
+def read_one(path: str) -> dict[str, Any]:
+    """Return a sample; LitData calls this in its workers."""
+    return {"key": path, "jpg": Path(path).read_bytes(), "cls": 0}
+
+
+def write_litdata(source: Path, out: Path) -> None:
+    """Pack as a program with LitData's optimize does, in two workers."""
+    import_library("torchvision")  # litdata imports it.
+    litdata: Any = importlib.import_module("litdata")
+    litdata.optimize(
+        fn=read_one,
+        inputs=list(map(str, walk_files(source))),
+        output_dir=str(out),
+        chunk_bytes=SHARD_SIZE,
+        num_workers=2,
+        verbose=False,
+    )
+
+
+WRITERS: dict[str, Callable[[Path, Path], None]] = {
+    "webdataset": write_webdataset,
+    "mosaic": write_mosaic,
+    "litdata": write_litdata,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one run of a candidate took: CPU time in µs and wall time in µs, per image."""
+
+    cpu_us: float
+    wall_us: float
+
+
+def make_commands(source: Path, out: Path) -> dict[str, list[str]]:
+    """Return the candidates' command lines."""
+    python, module = [sys.executable, "-m"], "benchmarks.bench_pack"
+    pack = [*python, "shardio", "pack", str(source), str(out), "--quiet", "--max-shard-size", str(SHARD_SIZE)]
+    commands = {
+        "tar cf": ["tar", "cf", str(out), "-C", str(source.parent), source.name],
+        "shardio, no check, 1 worker": [*pack, "--no-check", "--num-workers", "1"],
+        "shardio, no check, 2 workers": [*pack, "--no-check", "--num-workers", "2"],
+        "shardio, 2 workers": [*pack, "--num-workers", "2"],
+        "shardio, tile, 2 workers": [*pack, "--num-workers", "2", "--jpeg", "tile"],
+    }
+    modules = {"webdataset": "webdataset", "mosaic": "streaming", "litdata": "litdata"}
+    for name, package in modules.items():
+        if importlib.util.find_spec(package) is not None:
+            commands[name] = [*python, module, str(source), "--write", name, "--out", str(out)]
+    return commands
+
+
+def measure(command: list[str], num_images: int) -> Run:
+    """Run a command and return what it took."""
+    os.sync()  # What earlier runs wrote must not slow this one down.
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - start
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return Run(cpu_us=1e6 * (usage.ru_utime + usage.ru_stime) / num_images, wall_us=1e6 * wall / num_images)
+
+
+def main(
+    photos: Annotated[Path, typer.Argument(help="Class folders of JPEGs.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each candidate.")] = 5,
+    write: Annotated[str | None, typer.Option(hidden=True)] = None,
+    out: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Pack photographs with each candidate in turn, and print CPU time and speed."""
+    if write is not None and out is not None:
+        WRITERS[write](photos, out)
+        return
+    num_images = sum(1 for _ in walk_files(photos))
+    with tempfile.TemporaryDirectory(prefix="shardio-bench-", dir=photos.resolve().parent) as name:
+        target = Path(name) / "out"
+        commands = make_commands(photos.resolve(), target)
+        runs: dict[str, list[Run]] = {candidate: [] for candidate in commands}
+        for round_number in range(rounds + 1):
+            for candidate, command in commands.items():
+                run = measure(command, num_images)
+                shutil.rmtree(target) if target.is_dir() else target.unlink()
+                if round_number:
+                    runs[candidate].append(run)
+    print(f"{num_images} photographs, {rounds} rounds: median (range)")
+    reference = [run.cpu_us for run in runs["tar cf"]]
+    for candidate, measured in runs.items():
+        cpu, speed = [run.cpu_us for run in measured], [1e6 / run.wall_us for run in measured]
+        ratio = summarise(ratios(cpu, reference), 2)
+        print(f"{candidate:30} {summarise(cpu)} CPU µs/image, {ratio} × tar; {summarise(speed)} images/s")
+
+
+if __name__ == "__main__":
+    typer.run(main)
