@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from shardio.loader import DataLoader
-    from shardio.packing import pack
+    from shardio.packing import ShardWriter, finalize, pack
     from shardio.reading.keyed import KeyedShards, open  # noqa: A004  # As in tarfile and PIL.Image.
     from shardio.shards import Manifest, Problem
     from shardio.shared_list import SharedList
@@ -60,6 +60,7 @@ __all__ = [
     "SampleError",
     "ShardDataset",
     "ShardMapDataset",
+    "ShardWriter",
     "ShardioError",
     "SharedList",
     "StaleIndexError",
@@ -68,6 +69,7 @@ __all__ = [
     "WorkerInfo",
     "__version__",
     "check",
+    "finalize",
     "get_worker_info",
     "open",
     "pack",
@@ -86,7 +88,7 @@ _get = import_on_use(
         ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",
-        ".packing": "pack",
+        ".packing": "ShardWriter finalize pack",
         ".reading.keyed": "KeyedShards open",
         ".shards": "Manifest Problem",
         ".shared_list": "SharedList",

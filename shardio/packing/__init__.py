@@ -1,4 +1,4 @@
-"""Packing: turn a directory of images into tar shards."""
+"""Packing: turn a directory of images, or the samples of a program, into tar shards."""
 
 from shardio.packing.executors import Engine
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
@@ -8,7 +8,9 @@ from shardio.packing.packer import DEFAULT_SHARD_SIZE, REJECTED_NAME, PackResult
 from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.shard_job import OnChanged
+from shardio.packing.shard_writer import ShardWriter
 from shardio.packing.sources import FileProblem
+from shardio.packing.worker_parts import finalize
 
 __all__ = [
     "DEFAULT_QUALITY",
@@ -25,6 +27,8 @@ __all__ = [
     "PackResult",
     "PackSettings",
     "RejectedSample",
+    "ShardWriter",
+    "finalize",
     "pack",
     "pack_directory",
 ]
