@@ -8,6 +8,7 @@ import sys
 import typer
 
 import shardio
+from shardio.cli.append import append
 from shardio.cli.augment import augment
 from shardio.cli.bench import bench
 from shardio.cli.cat import cat
@@ -17,9 +18,12 @@ from shardio.cli.extract import extract
 from shardio.cli.index import index
 from shardio.cli.info import info
 from shardio.cli.ls import ls
+from shardio.cli.merge import merge
 from shardio.cli.order import order
 from shardio.cli.pack import pack
 from shardio.cli.repair import repair
+from shardio.cli.reshard import reshard
+from shardio.cli.split import split
 from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
@@ -35,6 +39,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Make a dataset": (pack, index, repair),
+    "Change a dataset": (append, merge, split, reshard),
     "Look into a dataset": (info, ls, cat, extract, view, dups),
     "Check a dataset or a loader": (verify, check, order),
     "Transform and train": (augment, bench, train),

@@ -51,8 +51,8 @@ def new_dataset(out: Path, *, overwrite: bool) -> Iterator[None]:
                 (out / UNFINISHED_NAME).unlink(missing_ok=True)
             raise
         finally:
-            (out / LOCK_NAME).unlink(missing_ok=True)
             if not existed:
+                (out / LOCK_NAME).unlink(missing_ok=True)
                 with suppress(OSError):  # It is not empty.
                     out.rmdir()
 
@@ -79,6 +79,7 @@ def locked_folder(folder: Path, lock_name: str) -> Iterator[None]:
     try:
         yield
     finally:
+        (folder / lock_name).unlink(missing_ok=True)
         lock.release()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
+from shardio.packing.destination import LOCK_NAME
 from shardio.packing.key_hashes import find_duplicate
 from shardio.packing.output_folder import locked_folder, visible_names, write_mark
 from shardio.shards import (
@@ -107,7 +108,7 @@ def finalize(out: str | os.PathLike[str]) -> Manifest:
     folder = make_path(out)
     if not folder.is_dir():
         raise PackError(f"the directory {folder} does not exist: pass the directory that the workers wrote to")
-    with locked_folder(folder, ".shardio-worker-finalize.lock"):
+    with locked_folder(folder, LOCK_NAME):
         if (folder / MANIFEST_NAME).exists() and not (folder / UNFINISHED_NAME).exists():
             _remove_records(folder)  # An earlier call was interrupted after it had written the manifest.
             return read_manifest(parse_location(folder / MANIFEST_NAME))
@@ -203,8 +204,6 @@ def _remove_records(folder: Path) -> None:
     for name in visible_names(folder):
         if _RECORD.fullmatch(name):
             (folder / name).unlink()
-    for path in folder.glob(".shardio-worker-*.lock"):
-        path.unlink(missing_ok=True)
 
 
 def _is_of_workers(name: str) -> bool:
