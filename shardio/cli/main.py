@@ -14,6 +14,7 @@ from shardio.cli.bench import bench
 from shardio.cli.cat import cat
 from shardio.cli.check import check
 from shardio.cli.dups import dups
+from shardio.cli.export_index import export_index
 from shardio.cli.extract import extract
 from shardio.cli.index import index
 from shardio.cli.info import info
@@ -39,7 +40,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Make a dataset": (pack, index, repair),
-    "Change a dataset": (append, merge, split, reshard),
+    "Change a dataset": (append, merge, split, reshard, export_index),
     "Look into a dataset": (info, ls, cat, extract, view, dups),
     "Check a dataset or a loader": (verify, check, order),
     "Transform and train": (augment, bench, train),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from contextlib import closing
+from pathlib import Path
 
 from shardio.storage.local import LocalStore
 from shardio.storage.store import Location
@@ -30,6 +31,7 @@ def link_or_copy(source: Location, target: Location, *, copy: bool = False) -> b
         OSError: If the source cannot be read, or the target cannot be written.
     """
     if not copy and isinstance(source.store, LocalStore) and isinstance(target.store, LocalStore):
+        Path(target.key).parent.mkdir(parents=True, exist_ok=True)
         try:
             os.link(source.resolve(), target.key)  # Resolved, because some systems link symbolic links themselves.
             return True
