@@ -46,9 +46,10 @@ def new_dataset(out: Path, *, overwrite: bool) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            remove_unfinished(out)
-            if not any(out.glob("*.tar")):
-                (out / UNFINISHED_NAME).unlink(missing_ok=True)
+            with suppress(OSError):  # It may have been removed.
+                remove_unfinished(out)
+                if not any(out.glob("*.tar")):
+                    (out / UNFINISHED_NAME).unlink(missing_ok=True)
             raise
         finally:
             if not existed:

@@ -22,7 +22,7 @@ from shardio.packing.sizes import parse_size
 from shardio.packing.worker_parts import WorkerRecord, name_worker_shard, worker_part, write_record
 from shardio.sample import Sample
 from shardio.shards import Manifest, hash_key, index_location, read_keys
-from shardio.storage import make_path, parse_location
+from shardio.storage import absolute_path, make_path, parse_location
 from shardio.values import check_flag, check_integer, check_optional_integer
 from shardio.whole_writes import naming
 
@@ -70,7 +70,7 @@ class ShardWriter:
         maxcount: int | None = None,
         maxsize: float | None = None,
     ) -> None:
-        self._out = make_path(out)
+        self._out = absolute_path(make_path(out))  # The program may change its working directory.
         if self._out.suffix == ".tar":
             raise ValueError(f"out must be a directory, not a pattern of tars: pass {str(self._out.parent)!r}")
         size = _choose("max_shard_size", max_shard_size, "maxsize", maxsize)

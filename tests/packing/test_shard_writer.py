@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,23 @@ def test_webdatasets_arguments_are_accepted(tmp_path: Path) -> None:
         shardio.ShardWriter(tmp_path / "b", max_shard_size="big")
     with pytest.raises(RuntimeError, match="context manager"):
         shardio.ShardWriter(tmp_path / "b").write({"__key__": "a", "txt": "x"})
+
+
+def test_the_program_may_change_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with shardio.ShardWriter("out") as writer:
+        monkeypatch.chdir("/")
+        writer.write({"__key__": "a", "txt": "x"})
+    assert shardio.verify(tmp_path / "out") == []
+
+
+def remove_while_writing(out: Path) -> None:
+    with shardio.ShardWriter(out) as writer:
+        writer.write({"__key__": "a", "txt": "x"})
+        shutil.rmtree(out)
+
+
+def test_a_directory_that_is_removed_meanwhile_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises((PackError, OSError)):
+        remove_while_writing(tmp_path / "out")
+    assert not (tmp_path / "out" / "shardio.json").exists()
