@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from shardio.loader import DataLoader
-    from shardio.packing import pack
+    from shardio.packing import ShardWriter, append, finalize, merge, pack, reshard, split
     from shardio.reading.keyed import KeyedShards, open  # noqa: A004  # As in tarfile and PIL.Image.
     from shardio.shards import Manifest, Problem
     from shardio.shared_list import SharedList
@@ -60,6 +60,7 @@ __all__ = [
     "SampleError",
     "ShardDataset",
     "ShardMapDataset",
+    "ShardWriter",
     "ShardioError",
     "SharedList",
     "StaleIndexError",
@@ -67,10 +68,15 @@ __all__ = [
     "WorkerError",
     "WorkerInfo",
     "__version__",
+    "append",
     "check",
+    "finalize",
     "get_worker_info",
+    "merge",
     "open",
     "pack",
+    "reshard",
+    "split",
     "train",
     "transforms",
     "verify",
@@ -86,7 +92,7 @@ _get = import_on_use(
         ".errors": "BusyError CoverageError FormatError IdentityError NonFiniteLossError "
         "PackError SampleError ShardioError StaleIndexError StateError WorkerError",
         ".loader": "DataLoader",
-        ".packing": "pack",
+        ".packing": "ShardWriter append finalize merge pack reshard split",
         ".reading.keyed": "KeyedShards open",
         ".shards": "Manifest Problem",
         ".shared_list": "SharedList",

@@ -38,7 +38,7 @@ def write_whole(path: Path, *, mode: int | None = None) -> Iterator[BinaryIO]:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
     except BaseException:  # Ctrl-C must not leave a partial file either.
         temporary.unlink(missing_ok=True)
         raise
@@ -81,7 +81,8 @@ def _create(path: Path, mode: int | None) -> int:
     return descriptor
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

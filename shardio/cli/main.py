@@ -8,18 +8,23 @@ import sys
 import typer
 
 import shardio
+from shardio.cli.append import append
 from shardio.cli.augment import augment
 from shardio.cli.bench import bench
 from shardio.cli.cat import cat
 from shardio.cli.check import check
 from shardio.cli.dups import dups
+from shardio.cli.export_index import export_index
 from shardio.cli.extract import extract
 from shardio.cli.index import index
 from shardio.cli.info import info
 from shardio.cli.ls import ls
+from shardio.cli.merge import merge
 from shardio.cli.order import order
 from shardio.cli.pack import pack
 from shardio.cli.repair import repair
+from shardio.cli.reshard import reshard
+from shardio.cli.split import split
 from shardio.cli.terminal import echo, prepare_streams
 from shardio.cli.tile import tile, untile
 from shardio.cli.train import train
@@ -35,6 +40,7 @@ app = typer.Typer(
 )
 PANELS = {
     "Make a dataset": (pack, index, repair),
+    "Change a dataset": (append, merge, split, reshard, export_index),
     "Look into a dataset": (info, ls, cat, extract, view, dups),
     "Check a dataset or a loader": (verify, check, order),
     "Transform and train": (augment, bench, train),

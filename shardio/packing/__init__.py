@@ -1,5 +1,6 @@
-"""Packing: turn a directory of images into tar shards."""
+"""Packing: turn a directory of images, or the samples of a program, into tar shards."""
 
+from shardio.packing.appending import append
 from shardio.packing.executors import Engine
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
 from shardio.packing.layouts import Layout
@@ -7,8 +8,11 @@ from shardio.packing.packed_shard import RejectedSample
 from shardio.packing.packer import DEFAULT_SHARD_SIZE, REJECTED_NAME, PackResult, pack, pack_directory
 from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.progress import PackProgress
+from shardio.packing.rewriting import merge, reshard, split
 from shardio.packing.shard_job import OnChanged
+from shardio.packing.shard_writer import ShardWriter
 from shardio.packing.sources import FileProblem
+from shardio.packing.worker_parts import finalize
 
 __all__ = [
     "DEFAULT_QUALITY",
@@ -25,6 +29,12 @@ __all__ = [
     "PackResult",
     "PackSettings",
     "RejectedSample",
+    "ShardWriter",
+    "append",
+    "finalize",
+    "merge",
     "pack",
     "pack_directory",
+    "reshard",
+    "split",
 ]

@@ -8,6 +8,8 @@ from shardio.lazy import import_on_use
 
 if TYPE_CHECKING:
     from shardio.shards.compressed import CompressedShard, is_compressed
+    from shardio.shards.export_files import export_index
+    from shardio.shards.exporting import ExportFormat
     from shardio.shards.index import index_location
     from shardio.shards.index_columns import IndexColumns, hash_key, read_columns, read_keys
     from shardio.shards.manifest import (
@@ -40,6 +42,7 @@ __all__ = [
     "UNFINISHED_NAME",
     "CompressedShard",
     "DatasetSource",
+    "ExportFormat",
     "IndexColumns",
     "Manifest",
     "PartCache",
@@ -50,6 +53,7 @@ __all__ = [
     "ShardIndex",
     "ShardTable",
     "VerifyProgress",
+    "export_index",
     "find_problems",
     "fits_plain_header",
     "hash_key",
@@ -72,6 +76,8 @@ __getattr__ = import_on_use(
     __name__,
     {
         ".compressed": "CompressedShard is_compressed",
+        ".export_files": "export_index",
+        ".exporting": "ExportFormat",
         ".index": "index_location",
         ".index_columns": "IndexColumns hash_key read_columns read_keys",
         ".manifest": "MANIFEST_NAME UNFINISHED_NAME Manifest ShardEntry read_manifest write_manifest",

@@ -22,8 +22,8 @@ from shardio.shards.tar import BLOCK, make_header
 from shardio.shards.tar_scan import TarMember, TarScan
 from shardio.storage import Location, StoredFile, parse_location
 
-PACKED_NAME = re.compile(r"shard-[0-9]{6,}\.tar")
-"""The names that ``pack`` gives to shards."""
+PACKED_NAME = re.compile(r"shard-([0-9]{5}-)?[0-9]{6,}\.tar")
+"""The names that ``pack`` and ``ShardWriter`` give to shards."""
 
 
 MAX_NAMED = 20

@@ -1,5 +1,6 @@
 """Dataset storage: locations, stores and local files."""
 
+from shardio.storage.linking import link_or_copy
 from shardio.storage.local import FolderFiles, read_and_stat, walk_files, walk_folders
 from shardio.storage.local_file import make_version
 from shardio.storage.locations import parse_location
@@ -18,6 +19,7 @@ __all__ = [
     "Writer",
     "absolute_path",
     "find_url",
+    "link_or_copy",
     "make_path",
     "make_version",
     "parse_location",

@@ -15,6 +15,6 @@ README = Path(shardio.__file__).parents[1] / "README.md"
 
 def test_the_readme_names_every_command() -> None:
     rows = re.findall(r"^\| (`shardio .+?) \|", README.read_text(), re.MULTILINE)
-    named = {command for row in rows for command in re.findall(r"`shardio (\w+)", row)}
+    named = {command for row in rows for command in re.findall(r"`shardio ([\w-]+)", row)}
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # It is a group.
     assert named == set(commands)

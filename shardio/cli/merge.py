@@ -1,0 +1,50 @@
+"""``shardio merge``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardio.cli.rewriting import (
+    AsJson,
+    MaxShardSamples,
+    MaxShardSize,
+    OutArgument,
+    Overwrite,
+    print_datasets,
+    reporting,
+)
+from shardio.packing import DEFAULT_SHARD_SIZE
+
+
+def merge(
+    out: OutArgument,
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SOURCE…", help="Packed directories, tars, or directories of tars.")
+    ],
+    max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
+    max_shard_samples: MaxShardSamples = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the samples of several datasets, one after another, to a new dataset.
+
+    Samples are copied byte for byte, and compared with the hashes in their indexes. Keys must differ, and labels must
+    have the same class names.
+
+    Example: shardio merge all part-1 part-2 --max-shard-size 1GB
+    """
+    from shardio import packing
+
+    with reporting(as_json=as_json) as progress:
+        manifest = packing.merge(
+            out,
+            sources,
+            max_shard_size=max_shard_size,
+            max_shard_samples=max_shard_samples,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    print_datasets({out: manifest}, as_json=as_json)

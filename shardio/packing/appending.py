@@ -1,0 +1,262 @@
+"""Append: add shards to a packed dataset. The new manifest, written by one rename, makes them part of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from shardio.errors import FormatError, PackError
+from shardio.json_text import parse_json
+from shardio.packing.destination import LOCK_NAME
+from shardio.packing.layouts import Layout
+from shardio.packing.output_folder import locked_folder
+from shardio.packing.packer import DEFAULT_SHARD_SIZE, pack_directory
+from shardio.packing.plan import PackSettings
+from shardio.packing.progress import PackProgress
+from shardio.packing.shard_sequence import name_shard
+from shardio.packing.uniting import count_tiled, refuse_duplicates, unite_classes, unite_fields
+from shardio.shards import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    Shard,
+    ShardEntry,
+    ShardTable,
+    index_location,
+    open_table,
+    write_manifest,
+)
+from shardio.storage import Location, absolute_path, link_or_copy, make_path, parse_location
+from shardio.values import check_flag
+from shardio.whole_writes import remove_unfinished, sync_directory
+
+RECORD_NAME = ".shardio-append.json"
+"""The file that lists the shards of an append that has not ended."""
+
+_PACKED_PREFIX = ".shardio-append-"
+"""The start of the names of directories that hold packed images until they are appended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """An append that has not ended: its sources, the names of its shards, and the digest of the new manifest."""
+
+    sources: list[str]
+    names: list[str]
+    digest: str
+
+
+def append(
+    out: str | os.PathLike[str],
+    more: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    copy: bool = False,
+    layout: Layout = "auto",
+    num_workers: int | None = None,
+    progress: PackProgress | None = None,
+) -> Manifest:
+    """Add the samples of other packed datasets, or of directories of images, to a packed dataset.
+
+    Shards are hard-linked, or copied if that is impossible, under names that continue the numbering. Images are packed
+    first, with the settings and the class names of ``out``. At the end, one rename replaces the manifest. Until then,
+    ``out`` is unchanged, and programs that have opened it before keep reading the samples it had. If the call is
+    interrupted, repeat it.
+
+    Args:
+        out: A packed directory.
+        more: Packed directories or directories of images: one, or a list.
+        copy: Whether to copy shards even if they can be linked.
+        layout: The layout of directories of images, as for :func:`shardio.pack`.
+        num_workers: The number of worker processes that pack images.
+        progress: Receives the progress of packing images.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        FileNotFoundError: If a directory does not exist.
+        FormatError: If a manifest or an index is damaged.
+        PackError: If two samples have the same key, labels have different names, or a directory cannot be used.
+    """
+    copy = check_flag("copy", copy)
+    folder = make_path(out)
+    sources = [make_path(source) for source in ([more] if isinstance(more, str | os.PathLike) else more)]
+    if not sources:
+        raise ValueError("more is empty: pass at least one packed directory or directory of images")
+    if not (folder / MANIFEST_NAME).exists() or (folder / UNFINISHED_NAME).exists():
+        raise PackError(
+            f"{folder} is not a packed directory with {MANIFEST_NAME}: pack the first images with shardio pack"
+        )
+    requested = [absolute_path(source).as_posix() for source in sources]
+    with locked_folder(folder, LOCK_NAME):
+        table = open_table(folder)
+        if _end_earlier(folder, table.manifest, requested):
+            return table.manifest
+        try:
+            tables = [_open_source(source, folder, table.manifest, layout, num_workers, progress) for source in sources]
+            manifest = _plan(table, tables)
+            shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
+            new = manifest.shards[len(table.manifest.shards) :]
+            _link_all(folder, shards, new, manifest, requested, copy=copy)
+        except Exception:
+            _remove_packed(folder)
+            raise
+    return manifest
+
+
+def _plan(table: ShardTable, tables: Sequence[ShardTable]) -> Manifest:
+    """Return the new manifest, after checking that the datasets can be one."""
+    for each in tables:
+        _check_shards(each)
+    classes = unite_classes([table, *tables])
+    refuse_duplicates([table, *tables])
+    manifests = [table.manifest, *(each.manifest for each in tables)]
+    numbers = [
+        int(found[1]) for entry in table.manifest.shards if (found := re.fullmatch(r"shard-([0-9]+)\.tar", entry.name))
+    ]
+    first = max(numbers, default=-1) + 1
+    added = [entry for each in tables for entry in each.manifest.shards]
+    renamed = [replace(entry, name=name_shard(first + number)) for number, entry in enumerate(added)]
+    settings = {name: value for name, value in table.manifest.pack.items() if name != "num_tiled"}
+    return Manifest(
+        shards=(*table.manifest.shards, *renamed),
+        fields=unite_fields(manifests),
+        classes=classes,
+        pack=settings | count_tiled(manifests),
+    )
+
+
+def _check_shards(table: ShardTable) -> None:
+    """Raise PackError if a shard is not the one that its manifest lists."""
+    for tar, index, entry in zip(table.tars, table.indexes, table.manifest.shards, strict=True):
+        with Shard(tar, index) as shard:
+            if shard.entry != entry:
+                raise PackError(f"{tar} is not the shard that its manifest lists: run shardio verify {tar.folder}")
+
+
+def _link_all(
+    folder: Path,
+    shards: Sequence[tuple[Location, Location]],
+    entries: Sequence[ShardEntry],
+    manifest: Manifest,
+    requested: list[str],
+    *,
+    copy: bool,
+) -> None:
+    """Link or copy shards into a packed directory, and write the new manifest.
+
+    Args:
+        folder: The directory.
+        shards: The tars and the indexes to add.
+        entries: Their new entries in the manifest.
+        manifest: The new manifest.
+        requested: The sources, for the record.
+        copy: Whether to copy.
+    """
+    targets = [parse_location(folder / entry.name) for entry in entries]
+    for target in targets:
+        for each in target, index_location(target):
+            if os.path.lexists(each.key):
+                raise PackError(f"{each} exists but is not in the manifest: move it away or delete it")
+    record = _Record(sources=requested, names=[entry.name for entry in entries], digest=manifest.digest)
+    with parse_location(folder / RECORD_NAME).write_whole() as file:
+        file.write(json.dumps({name: getattr(record, name) for name in record.__slots__}).encode())
+    try:
+        for (tar, index), target in zip(shards, targets, strict=True):
+            link_or_copy(tar, target, copy=copy)
+            link_or_copy(index, index_location(target), copy=copy)
+            with Shard(target, index_location(target)):
+                pass  # A copy that is incomplete or of other files is refused here.
+        sync_directory(folder)
+        write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
+    except BaseException:
+        if open_table(folder).manifest.digest != manifest.digest:
+            _roll_back(folder, record.names)
+        raise
+    _remove_record(folder)
+
+
+def _end_earlier(folder: Path, manifest: Manifest, requested: list[str]) -> bool:
+    """Clean up after an append that was interrupted. Return whether it was the requested one, and has been done."""
+    location = parse_location(folder / RECORD_NAME)
+    remove_unfinished(folder)
+    if not location.exists():
+        return False
+    try:
+        record = _Record(**parse_json(location.read_whole()))
+    except (ValueError, TypeError) as error:
+        raise PackError(
+            f"{location} is damaged ({error!r}): delete it, and the tars that the manifest lacks"
+        ) from error
+    if record.digest != manifest.digest:
+        listed = {entry.name for entry in manifest.shards}
+        _roll_back(folder, [name for name in record.names if name not in listed])
+        return False
+    _remove_record(folder)
+    return record.sources == requested
+
+
+def _roll_back(folder: Path, names: Sequence[str]) -> None:
+    """Remove the shards of an append that has not ended, and its record last. Images that have been packed stay."""
+    for name in names:
+        tar = parse_location(folder / name)
+        index_location(tar).remove()
+        tar.remove()
+    (folder / RECORD_NAME).unlink(missing_ok=True)
+
+
+def _remove_record(folder: Path) -> None:
+    """Remove what an append that is done needed: the packed images first, the record last."""
+    _remove_packed(folder)
+    (folder / RECORD_NAME).unlink(missing_ok=True)
+
+
+def _remove_packed(folder: Path) -> None:
+    """Remove images that were packed completely to be appended."""
+    for manifest in folder.glob(f"{_PACKED_PREFIX}*/{MANIFEST_NAME}"):
+        shutil.rmtree(manifest.parent)
+
+
+def _open_source(
+    source: Path,
+    folder: Path,
+    manifest: Manifest,
+    layout: Layout,
+    num_workers: int | None,
+    progress: PackProgress | None,
+) -> ShardTable:
+    """Open a packed dataset, or pack a directory of images into a hidden directory of the destination."""
+    if not source.exists():
+        raise FileNotFoundError(f"{source} does not exist: pass a packed directory or a directory of images")
+    if source.suffix == ".json" or (source / MANIFEST_NAME).exists():
+        return open_table(source)
+    if not source.is_dir() or any(source.glob("*.tar")):
+        raise PackError(
+            f"{source} has no {MANIFEST_NAME}: convert tars of other tools first (shardio reshard {source} NEW), and "
+            "append NEW"
+        )
+    name = f"{_PACKED_PREFIX}{xxhash.xxh3_64_hexdigest(os.fsencode(source.resolve()))}"
+    packed = folder / name
+    if (packed / MANIFEST_NAME).exists():
+        shutil.rmtree(packed)  # An earlier call has packed them, but they may have changed since.
+    settings = _read_settings(manifest)
+    classes = manifest.classes or None
+    pack_directory(source, packed, settings, layout=layout, classes=classes, num_workers=num_workers, progress=progress)
+    return open_table(packed)
+
+
+def _read_settings(manifest: Manifest) -> PackSettings:
+    names = ("max_shard_samples", "shuffle_seed", "jpeg", "max_side", "quality")
+    known = {name: manifest.pack[name] for name in names if name in manifest.pack}
+    max_shard_size = manifest.pack.get("max_shard_size") or DEFAULT_SHARD_SIZE
+    try:
+        return PackSettings(**{"max_shard_size": max_shard_size, **known})  # type: ignore[arg-type]  # It checks them.
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"the settings in the manifest cannot be used to pack more images: {error}") from error

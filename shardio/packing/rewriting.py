@@ -1,0 +1,255 @@
+"""Merge, split and reshard: new datasets with the samples of others, copied byte for byte."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from fractions import Fraction
+from pathlib import Path, PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import PackError
+from shardio.order import make_rng_key, permute
+from shardio.packing.copying import CopySource
+from shardio.packing.destination import finish
+from shardio.packing.output_folder import new_dataset
+from shardio.packing.progress import PackProgress
+from shardio.packing.shard_sequence import ShardLimits, ShardSequence
+from shardio.packing.sizes import parse_size
+from shardio.packing.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
+from shardio.sample import Sample
+from shardio.shards import DatasetSource, Manifest, ShardTable, hash_key, open_table, read_keys
+from shardio.storage import make_path, parse_location
+from shardio.values import check_flag, check_optional_integer
+
+DEFAULT_SIZE = "256MiB"
+
+
+def merge(
+    out: str | os.PathLike[str],
+    sources: Sequence[DatasetSource],
+    *,
+    max_shard_size: str | int = DEFAULT_SIZE,
+    max_shard_samples: int | None = None,
+    overwrite: bool = False,
+    progress: PackProgress | None = None,
+) -> Manifest:
+    """Write the samples of several datasets, one after another, to a new dataset.
+
+    Samples are copied byte for byte, and compared with their indexes. Equal arguments give equal bytes.
+
+    Args:
+        out: A new or empty directory.
+        sources: Packed directories, or tars of any tool, each as for :class:`shardio.ShardDataset`.
+        max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
+        max_shard_samples: The maximum number of samples in a shard.
+        overwrite: Whether to replace a dataset in ``out``.
+        progress: Receives progress reports.
+
+    Returns:
+        The manifest of the new dataset.
+
+    Raises:
+        FileNotFoundError: If a source does not exist or holds no tars.
+        FormatError: If a source is damaged.
+        PackError: If two samples have the same key, labels have different names, or ``out`` cannot be used.
+        SampleError: If a sample is damaged.
+    """
+    if isinstance(sources, str | os.PathLike) or not sources:
+        raise ValueError("sources must be a list of at least one dataset")
+    tables = [open_table(source) for source in sources]
+    limits = _check_limits(max_shard_size, max_shard_samples)
+    return _rewrite(tables, make_path(out), limits, None, overwrite, progress)
+
+
+def reshard(
+    src: DatasetSource,
+    out: str | os.PathLike[str],
+    *,
+    max_shard_size: str | int = DEFAULT_SIZE,
+    max_shard_samples: int | None = None,
+    shuffle_seed: int | None = None,
+    overwrite: bool = False,
+    progress: PackProgress | None = None,
+) -> Manifest:
+    """Write the samples of a dataset to a new dataset with shards of another size, or in another order.
+
+    Samples are copied byte for byte, and compared with their indexes. Equal arguments give equal bytes.
+
+    Args:
+        src: A packed directory, or tars of any tool.
+        out: A new or empty directory.
+        max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
+        max_shard_samples: The maximum number of samples in a shard.
+        shuffle_seed: The seed of a new order of all samples; None keeps the order.
+        overwrite: Whether to replace a dataset in ``out``.
+        progress: Receives progress reports.
+
+    Returns:
+        The manifest of the new dataset.
+
+    Raises:
+        The same errors as :func:`merge`.
+    """
+    limits = _check_limits(max_shard_size, max_shard_samples)
+    shuffle_seed = check_optional_integer("shuffle_seed", shuffle_seed, at_least=0, below=2**63)
+    return _rewrite([open_table(src)], make_path(out), limits, shuffle_seed, overwrite, progress)
+
+
+def split(
+    src: DatasetSource,
+    out: str | os.PathLike[str],
+    *,
+    by: Sequence[float | str],
+    names: Sequence[str],
+    max_shard_size: str | int = DEFAULT_SIZE,
+    max_shard_samples: int | None = None,
+    overwrite: bool = False,
+    progress: PackProgress | None = None,
+) -> dict[str, Manifest]:
+    """Split a dataset into new datasets, by a hash of each sample's key.
+
+    A sample's part depends only on its key and on ``by``: the xxh3-64 of the key in UTF-8, divided by 2**64, is
+    compared with the running sums of the fractions. So samples stay in their parts when others are added to the
+    dataset. Samples are copied byte for byte, in their order, and compared with their indexes.
+
+    Args:
+        src: A packed directory, or tars of any tool.
+        out: The directory of the new datasets.
+        by: The fraction of each part. They sum to 1.
+        names: The name of each part: its directory in ``out``.
+        max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``.
+        max_shard_samples: The maximum number of samples in a shard.
+        overwrite: Whether to replace datasets in the parts' directories.
+        progress: Receives progress reports.
+
+    Returns:
+        The manifest of each part, by name.
+
+    Raises:
+        ValueError: If the fractions or the names are invalid.
+        The same errors as :func:`merge`.
+    """
+    thresholds = _make_thresholds(by, names)
+    limits, overwrite = _check_limits(max_shard_size, max_shard_samples), check_flag("overwrite", overwrite)
+    table = open_table(src)
+    _refuse_empty_parts(table, names, thresholds)
+    refuse_duplicates([table])
+    folders = [make_path(out) / name for name in names]
+    _refuse_sources([table], folders)
+    with ExitStack() as stack, CopySource([table]) as source:
+        for folder in folders:
+            stack.enter_context(new_dataset(folder, overwrite=overwrite))
+        parts = [ShardSequence(parse_location(folder), limits) for folder in folders]
+        copied = _report(source.read(), [table], progress)
+        _write(((bisect_right(thresholds, hash_key(sample.key)), sample) for sample in copied), parts)
+        settings = {name: value for name, value in unite_settings([table.manifest]).items() if name != "num_tiled"}
+        manifests = [_make_manifest(part, table.manifest.classes, settings | _describe(limits)) for part in parts]
+        for folder, manifest in zip(folders, manifests, strict=True):
+            finish(folder, manifest)
+    return dict(zip(names, manifests, strict=True))
+
+
+def _rewrite(
+    tables: Sequence[ShardTable],
+    out: Path,
+    limits: ShardLimits,
+    shuffle_seed: int | None,
+    overwrite: bool,
+    progress: PackProgress | None,
+) -> Manifest:
+    overwrite = check_flag("overwrite", overwrite)
+    classes = unite_classes(tables)
+    refuse_duplicates(tables)
+    _refuse_sources(tables, [out])
+    with new_dataset(out, overwrite=overwrite), CopySource(tables) as source:
+        order: NDArray[np.int64] | None = None
+        if shuffle_seed is not None:
+            order = permute(np.arange(len(source)), np.array([len(source)]), make_rng_key(shuffle_seed, "pack"))
+        sequence = ShardSequence(parse_location(out), limits)
+        _write(((0, sample) for sample in _report(source.read(order), tables, progress)), [sequence])
+        settings = unite_settings([table.manifest for table in tables])
+        settings |= {**_describe(limits), "shuffle_seed": shuffle_seed}
+        manifest = _make_manifest(sequence, classes, settings)
+        finish(out, manifest)
+    return manifest
+
+
+def _write(samples: Iterable[tuple[int, Sample]], parts: Sequence[ShardSequence]) -> None:
+    """Write each sample to one of several sequences of shards, and end their last shards."""
+    try:
+        for part, sample in samples:
+            parts[part].add(sample)
+        for sequence in parts:
+            sequence.end_shard()
+    except BaseException as error:
+        for sequence in parts:
+            sequence.discard(error)
+        raise
+
+
+def _report(samples: Iterable[Sample], tables: Sequence[ShardTable], progress: PackProgress | None) -> Iterable[Sample]:
+    """Yield samples, and report each one."""
+    progress = progress or PackProgress()
+    manifests = [table.manifest for table in tables]
+    progress.planned(sum(each.num_samples for each in manifests), sum(each.num_bytes for each in manifests))
+    for sample in samples:
+        yield sample
+        progress.packed(1, sum(map(len, sample.fields.values())))
+
+
+def _make_manifest(sequence: ShardSequence, classes: tuple[str, ...], settings: Settings) -> Manifest:
+    return Manifest(
+        shards=tuple(sequence.entries), fields=tuple(sorted(sequence.fields)), classes=classes, pack=settings
+    )
+
+
+def _check_limits(max_shard_size: str | int, max_shard_samples: int | None) -> ShardLimits:
+    return ShardLimits(max_size=parse_size("max_shard_size", max_shard_size), max_samples=max_shard_samples)
+
+
+def _describe(limits: ShardLimits) -> Settings:
+    return {"max_shard_size": limits.max_size, "max_shard_samples": limits.max_samples}
+
+
+def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Path]) -> None:
+    """Raise PackError if a new dataset would be written where the tars of a source are."""
+    homes = {PurePath(tar.folder.resolve()) for table in tables for tar in table.tars}
+    for folder in folders:
+        if folder.resolve() in homes:
+            raise PackError(f"{folder} holds tars that would be read: choose another directory for the new dataset")
+
+
+def _make_thresholds(by: Sequence[float | str], names: Sequence[str]) -> list[int]:
+    """Return the first hash of each part but the first."""
+    if isinstance(by, str) or isinstance(names, str) or len(by) != len(names) or len(by) < 2:
+        raise ValueError(f"by and names must be lists of the same length, at least 2, got {by!r} and {names!r}")
+    for name in names:
+        if PurePath(name).name != name or name.startswith("."):
+            raise ValueError(f"the name of a part must be a directory's name, got {name!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
+    try:
+        fractions = [Fraction(str(fraction)) for fraction in by]  # Decimals, as they are written.
+    except (ValueError, ZeroDivisionError) as error:
+        raise ValueError(f"by must be fractions such as 0.9 and 0.1, got {by!r}") from error
+    total = sum(fractions, Fraction())
+    if min(fractions) <= 0 or abs(total - 1) > Fraction(1, 10**9):
+        raise ValueError(f"the fractions must be positive and sum to 1, got {', '.join(map(str, by))}")
+    ends = np.cumsum(np.array(fractions, object)).tolist()
+    return [int(end / total * 2**64) for end in ends[:-1]]
+
+
+def _refuse_empty_parts(table: ShardTable, names: Sequence[str], thresholds: list[int]) -> None:
+    counts = np.zeros(len(names), np.int64)
+    for index in table.indexes:
+        parts = np.searchsorted(np.array(thresholds, np.uint64), read_keys(index).hash_all(), side="right")
+        counts += np.bincount(parts, minlength=len(names))
+    if empty := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
+        raise PackError(
+            f"none of the {counts.sum()} samples of {describe(table)} would be in {empty[0]}: choose larger fractions"
+        )

@@ -1,0 +1,223 @@
+"""Datasets that several processes write: each writes shards of its own, and one call joins them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardio.errors import FormatError, PackError
+from shardio.json_text import parse_json
+from shardio.packing.destination import LOCK_NAME
+from shardio.packing.key_hashes import find_duplicate
+from shardio.packing.output_folder import locked_folder, visible_names, write_mark
+from shardio.shards import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    Shard,
+    ShardEntry,
+    ShardTable,
+    index_location,
+    read_manifest,
+    write_manifest,
+)
+from shardio.storage import make_path, parse_location
+from shardio.whole_writes import find_target
+
+_RECORD = re.compile(r"\.shardio-worker-([0-9]{5})\.json")
+"""The name of the file that a worker writes when it has finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """What a worker has written.
+
+    Attributes:
+        worker: The worker's number, from 0.
+        num_workers: The number of workers.
+        shards: Its shards.
+        fields: The names of their fields, sorted.
+        classes: The class names by label.
+        pack: The settings, for the manifest.
+    """
+
+    worker: int
+    num_workers: int
+    shards: tuple[ShardEntry, ...]
+    fields: tuple[str, ...]
+    classes: tuple[str, ...]
+    pack: dict[str, Any]
+
+
+def name_worker_shard(worker: int, number: int) -> str:
+    """Return the name of a shard of a worker. Names sort by worker, then by number."""
+    return f"{_prefix(worker)}{number:06d}.tar"
+
+
+@contextmanager
+def worker_part(out: Path, worker: int, num_workers: int, *, overwrite: bool) -> Iterator[None]:
+    """Prepare a directory for one of several workers, and lock this worker's part for the duration of a block.
+
+    Raises:
+        PackError: If the directory holds anything but parts of a run with as many workers, or this worker's part is
+            there and ``overwrite`` is off.
+    """
+    with locked_folder(out, f".shardio-worker-{worker:05d}.lock"):
+        _check_folder(out, num_workers)
+        own = [name for name in visible_names(out) if name.startswith(_prefix(worker)) or name == _record_name(worker)]
+        if own and not overwrite:
+            raise PackError(
+                f"{out} already holds files of worker {worker}, such as {own[-1]}: pass overwrite=True to write "
+                "this worker's part again, or choose another directory"
+            )
+        partial = [path.name for path in out.iterdir() if (find_target(path.name) or "").startswith(_prefix(worker))]
+        for name in (*own, *partial):
+            (out / name).unlink()
+        write_mark(out, _mark(num_workers))
+        yield
+
+
+def write_record(out: Path, record: WorkerRecord) -> None:
+    """Record that a worker has finished."""
+    with parse_location(out / _record_name(record.worker)).write_whole() as file:
+        file.write(json.dumps(asdict(record), sort_keys=True).encode())
+
+
+def finalize(out: str | os.PathLike[str]) -> Manifest:
+    """Join what several ShardWriters with ``worker=`` have written: check that all ended, and write the manifest.
+
+    Shards are listed by worker, then by number. Call this once, after all workers have ended. If it is interrupted,
+    call it again.
+
+    Args:
+        out: The directory.
+
+    Returns:
+        The manifest of the dataset.
+
+    Raises:
+        PackError: If a worker has not ended, a shard is missing or damaged, two samples have the same key, or there
+            are no samples.
+    """
+    folder = make_path(out)
+    if not folder.is_dir():
+        raise PackError(f"the directory {folder} does not exist: pass the directory that the workers wrote to")
+    with locked_folder(folder, LOCK_NAME):
+        if (folder / MANIFEST_NAME).exists() and not (folder / UNFINISHED_NAME).exists():
+            _remove_records(folder)  # An earlier call was interrupted after it had written the manifest.
+            return read_manifest(parse_location(folder / MANIFEST_NAME))
+        records = _read_records(folder)
+        manifest = _join(folder, records)
+        write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
+        (folder / UNFINISHED_NAME).unlink(missing_ok=True)
+        _remove_records(folder)
+    return manifest
+
+
+def _join(folder: Path, records: Sequence[WorkerRecord]) -> Manifest:
+    entries = [entry for record in records for entry in record.shards]
+    if not entries:
+        raise PackError(f"no worker wrote a sample to {folder}: there is no dataset to finish")
+    names = {entry.name for entry in entries}
+    if unlisted := [path.name for path in sorted(folder.glob("*.tar")) if path.name not in names]:
+        raise PackError(f"{folder / unlisted[0]} belongs to no worker that has ended: move it away or delete it")
+    tars = tuple(parse_location(folder / entry.name) for entry in entries)
+    indexes = tuple(map(index_location, tars))
+    for tar, index, entry in zip(tars, indexes, entries, strict=True):
+        try:
+            with Shard(tar, index) as shard:
+                found = shard.entry
+        except (FormatError, OSError) as error:
+            raise PackError(f"{tar} cannot be read: {error}. Write its worker's part again") from error
+        if found != entry:
+            raise PackError(f"{tar} is not the shard that its worker wrote: write its worker's part again")
+    manifest = Manifest(
+        shards=tuple(entries),
+        fields=tuple(sorted({field for record in records for field in record.fields})),
+        classes=records[0].classes,
+        pack=records[0].pack,
+    )
+    if found_twice := find_duplicate([ShardTable(manifest=manifest, tars=tars, indexes=indexes)]):
+        key, first, second = found_twice
+        raise PackError(
+            f"two samples have the key {key!r}, one in {first} and one in {second}: give each sample a key of its own, "
+            "and write the parts of these workers again"
+        )
+    return manifest
+
+
+def _check_folder(out: Path, num_workers: int) -> None:
+    mark = out / UNFINISHED_NAME
+    if (out / MANIFEST_NAME).exists():
+        raise PackError(f"{out} already holds a packed dataset: choose another directory or delete it first")
+    if mark.exists() and parse_location(mark).read_whole() != _mark(num_workers):
+        raise PackError(
+            f"{out} holds an unfinished dataset that was not written by {num_workers} workers: delete {out} or choose "
+            "another directory"
+        )
+    foreign = [name for name in visible_names(out) if not _is_of_workers(name)]
+    if foreign:
+        raise PackError(f"the directory {out} holds {foreign[0]}, which no worker wrote: choose an empty directory")
+
+
+def _read_records(folder: Path) -> list[WorkerRecord]:
+    names = [name for name in visible_names(folder) if _RECORD.fullmatch(name)]
+    records = [_read_record(folder / name) for name in names]
+    if not records:
+        raise PackError(
+            f"{folder} holds no finished part of a ShardWriter with worker=: wait until the workers have ended"
+        )
+    num_workers = records[0].num_workers
+    if missing := sorted(set(range(num_workers)) - {record.worker for record in records}):
+        listed = ", ".join(map(str, missing[:20]))
+        raise PackError(
+            f"{len(missing)} of the {num_workers} workers of {folder} have not ended ({listed}): wait for them, or run "
+            "them again with overwrite=True"
+        )
+    for record in records:
+        if (record.num_workers, record.classes) != (num_workers, records[0].classes):
+            raise PackError(
+                f"workers 0 and {record.worker} of {folder} had different num_workers or classes: write all parts "
+                "with the same ones"
+            )
+    return records
+
+
+def _read_record(path: Path) -> WorkerRecord:
+    try:
+        values = parse_json(parse_location(path).read_whole())
+        values["shards"] = tuple(ShardEntry(**entry) for entry in values["shards"])
+        for name in "fields", "classes":
+            values[name] = tuple(values[name])
+        return WorkerRecord(**values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise PackError(f"{path} is damaged ({error!r}): write this worker's part again") from error
+
+
+def _remove_records(folder: Path) -> None:
+    for name in visible_names(folder):
+        if _RECORD.fullmatch(name):
+            (folder / name).unlink()
+
+
+def _is_of_workers(name: str) -> bool:
+    is_shard = re.fullmatch(r"shard-[0-9]{5}-[0-9]{6,}\.tar(\.idx)?", name)
+    return name == UNFINISHED_NAME or bool(is_shard) or bool(_RECORD.fullmatch(name))
+
+
+def _prefix(worker: int) -> str:
+    return f"shard-{worker:05d}-"
+
+
+def _record_name(worker: int) -> str:
+    return f".shardio-worker-{worker:05d}.json"
+
+
+def _mark(num_workers: int) -> bytes:
+    return b"written by %d workers" % num_workers
