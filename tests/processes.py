@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import runpy
 import subprocess
@@ -27,6 +28,9 @@ IMPORTED = [
     "torch.utils.data",
     "torch._dynamo",  # Every optimiser imports it.
     "matplotlib.figure",
+    "platformdirs",
+    "pydantic.dataclasses",  # With it, a manifest is read.
+    "pydantic.type_adapter",
     "shardio.loader.data_loader",
     "shardio.cli.main",
     "pytest",
@@ -67,6 +71,7 @@ def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ran
 def _call_as_rank(
     rank: int, world_size: int, port: int, function: Callable[..., object], arguments: tuple[Any, ...]
 ) -> None:
+    gc.freeze()
     torch.set_num_threads(1)
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -157,7 +162,11 @@ def _run_script(
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Forget what is the server's: the environment of the test that started it, and how it starts processes."""
+    """Forget what is the server's: the environment of the test that started it, and how it starts processes.
+
+    Keep what the server imported from the collector of cycles, which would search and copy all of it.
+    """
+    gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None
