@@ -59,7 +59,14 @@ def assert_passes_in_fresh_process(function: Callable[..., object], *arguments: 
 def run_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
     """Call a function of a test module with the rank and the arguments in a fresh process for each rank."""
     forkserver_context()
-    start_processes(function, args=arguments, nprocs=num_ranks, daemon=False, start_method="forkserver")
+    start_processes(
+        _call_frozen, args=(function, *arguments), nprocs=num_ranks, daemon=False, start_method="forkserver"
+    )
+
+
+def _call_frozen(rank: int, function: Callable[..., object], *arguments: Any) -> None:
+    gc.freeze()
+    function(rank, *arguments)
 
 
 def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
@@ -71,7 +78,6 @@ def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ran
 def _call_as_rank(
     rank: int, world_size: int, port: int, function: Callable[..., object], arguments: tuple[Any, ...]
 ) -> None:
-    gc.freeze()
     torch.set_num_threads(1)
     ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -27,7 +27,7 @@ def temporary(tmp_path: Path) -> Path:
 
 def make_command(images: Path, temporary: Path, num_rounds: int) -> list[str]:
     command = ["-m", "benchmarks", str(images), "--case", "train", "--workers", "1", "--samples", "21"]
-    command += ["--candidate", "shardio-folder", "--candidate", "bare", "--results", str(temporary.parent)]
+    command += ["--candidate", "shardio-folder", "--results", str(temporary.parent)]
     return [*command, "--rounds", str(num_rounds)]
 
 
@@ -37,8 +37,7 @@ def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary
     assert done.returncode == 0, done.stderr
     assert "shardio, ImageFolder" in done.stdout
     assert [line for line in done.stderr.splitlines() if "round" in line] == [
-        "train: round 1 of 1, turn 1 of 2: shardio-folder",
-        "train: round 1 of 1, turn 2 of 2: bare",
+        "train: round 1 of 1, turn 1 of 1: shardio-folder",
     ]
     assert list(temporary.iterdir()) == []
 

@@ -132,8 +132,9 @@ def _percent(cell: str) -> float:
 
 
 @pytest.mark.usefixtures("no_report")
-def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path) -> None:
+def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log marks each epoch that was the best so far."""
+    hide_matplotlib(monkeypatch)  # Drawing takes longest.
     train_reported(make_report_config(tmp_path, epochs=4))
     log = tmp_path / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
