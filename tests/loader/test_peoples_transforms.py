@@ -123,6 +123,17 @@ def test_batches_are_those_of_the_dataset_itself(few_pictures: Path, name: str) 
                 assert slot_of(got[-1][0]) is not None
 
 
+def test_settings_that_change_between_epochs_apply(pictures: Path) -> None:
+    """Also those of a transform that is replaced by shardio's."""
+    crop = albumentations.RandomResizedCrop((32, 32))
+    dataset = ShardMapDataset(pictures, fields="image", transform=albumentations.Compose([crop]))
+    for num_workers in (0, 1):
+        loader = DataLoader(dataset, 8, num_workers=num_workers)
+        for side in (32, 24):
+            crop.size = (side, side)
+            assert next(iter(loader)).shape == (8, 3, side, side)
+
+
 def test_any_number_of_workers_draws_the_same_also_after_a_resumption(pictures: Path) -> None:
     def make(num_workers: int) -> DataLoader:
         transform = Compose([RandomResizedCrop(32), hidden_albumentations(), v2.RandomPhotometricDistort()])
@@ -274,14 +285,3 @@ def test_what_the_script_defines_is_sent_without_running_the_script_again(pictur
     ended = run_python(tmp_path / "script.py", pictures)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == ["the script runs", "(4, 3, 20, 20)"]
-
-
-def test_settings_that_change_between_epochs_apply(pictures: Path) -> None:
-    """Also those of a transform that is replaced by shardio's."""
-    crop = albumentations.RandomResizedCrop((32, 32))
-    dataset = ShardMapDataset(pictures, fields="image", transform=albumentations.Compose([crop]))
-    for num_workers in (0, 1):
-        loader = DataLoader(dataset, 8, num_workers=num_workers)
-        for side in (32, 24):
-            crop.size = (side, side)
-            assert next(iter(loader)).shape == (8, 3, side, side)
