@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument("images", type=Path, nargs="?", help="a directory of class folders")
     parser.add_argument("out", type=Path)
     parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--precision", choices=["fp32", "bf16", "fp16"], default="bf16", help="fp32 is fast on any CPU")
     options = parser.parse_args()
     packed = options.out / "packed"
 
@@ -79,7 +80,9 @@ def main() -> None:
     num_classes = len(shardio.ShardDataset(packed).classes)
     seed_everything(0)  # Seeds the initial weights; TrainConfig seeds everything else.
     model = small_resnet(num_classes, IMAGE_SIZE)
-    config = TrainConfig(epochs=options.epochs, directory=options.out / "run", checkpoint_every=10)
+    config = TrainConfig(
+        epochs=options.epochs, precision=options.precision, directory=options.out / "run", checkpoint_every=10
+    )
     results = train(model, loader, config, val_loader=val_loader, callbacks=[PrintEpochs()])
     best = max(result.epoch for result in results if result.is_best)
     print(f"the best model is from epoch {best}: {options.out / 'run' / 'best.pt'}")

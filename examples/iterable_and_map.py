@@ -72,7 +72,7 @@ def main() -> None:
                 assert_exactly_once(loader, expected=manifest.num_samples, epochs=2, set_epoch=set_epoch)
                 seed_everything(0)
                 model = small_resnet(len(manifest.classes), IMAGE_SIZE)
-                (result,) = train(model, loader, TrainConfig(epochs=1))
+                (result,) = train(model, loader, TrainConfig(epochs=1, precision="fp32"))
                 name = f"{type(loader.dataset).__name__} in {loader_type.__module__.split('.')[0]}'s loader"
                 print(f"{name:<33} {manifest.num_samples} samples, each exactly once; loss {result.loss:.4f}")
 

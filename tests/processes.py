@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import runpy
 import subprocess
@@ -27,6 +28,9 @@ IMPORTED = [
     "torch.utils.data",
     "torch._dynamo",  # Every optimiser imports it.
     "matplotlib.figure",
+    "platformdirs",
+    "pydantic.dataclasses",  # With it, a manifest is read.
+    "pydantic.type_adapter",
     "shardio.loader.data_loader",
     "shardio.cli.main",
     "pytest",
@@ -55,7 +59,14 @@ def assert_passes_in_fresh_process(function: Callable[..., object], *arguments: 
 def run_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
     """Call a function of a test module with the rank and the arguments in a fresh process for each rank."""
     forkserver_context()
-    start_processes(function, args=arguments, nprocs=num_ranks, daemon=False, start_method="forkserver")
+    start_processes(
+        _call_frozen, args=(function, *arguments), nprocs=num_ranks, daemon=False, start_method="forkserver"
+    )
+
+
+def _call_frozen(rank: int, function: Callable[..., object], *arguments: Any) -> None:
+    gc.freeze()
+    function(rank, *arguments)
 
 
 def run_launched_ranks(function: Callable[..., object], *arguments: Any, num_ranks: int) -> None:
@@ -157,7 +168,11 @@ def _run_script(
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Forget what is the server's: the environment of the test that started it, and how it starts processes."""
+    """Forget what is the server's: the environment of the test that started it, and how it starts processes.
+
+    Keep what the server imported from the collector of cycles, which would search and copy all of it.
+    """
+    gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
     tempfile.tempdir = None

@@ -31,9 +31,9 @@ NUM_SLOTS = PREFETCH + 2
 """For the batches made ahead, the one that the user receives next, and the one that is then released."""
 
 
-def pack_pictures(root: Path) -> Path:
+def pack_pictures(root: Path, num_samples: int = NUM_SAMPLES) -> Path:
     """Pack images whose crops, of 48 * 48 * 3 bytes, are large enough for slots."""
-    write_images(root / "images", classes=4, per_class=NUM_SAMPLES // 4, width=64, height=56)
+    write_images(root / "images", classes=4, per_class=num_samples // 4, width=64, height=56)
     shardio.pack(root / "images", root / "packed", max_shard_samples=40)
     return root / "packed"
 

@@ -108,7 +108,7 @@ def test_a_prefetcher_and_training_are_the_same_with_another_default_device(pack
     assert results is not None
 
 
-@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("make", [sharded, shuffled])
 def test_a_loader_first_used_in_inference_mode_works_outside(make: Any, packed: Path) -> None:
     for options in WAYS:
         with torch.inference_mode():

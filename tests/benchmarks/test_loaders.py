@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,8 @@ import pytest
 from benchmarks.loaders import rounds
 from benchmarks.loaders.registry import CANDIDATES, PIXELS_CHANGED, PIXELS_KEPT, PIXELS_SMALL, SMALL, find
 from benchmarks.loaders.rounds import Settings, run_case
-from tests.processes import run_python
+from tests.faults.worker_processes import wait_until
+from tests.processes import run_python, start_python
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="it measures by Linux's /proc")
@@ -28,7 +27,7 @@ def temporary(tmp_path: Path) -> Path:
 
 def make_command(images: Path, temporary: Path, num_rounds: int) -> list[str]:
     command = ["-m", "benchmarks", str(images), "--case", "train", "--workers", "1", "--samples", "21"]
-    command += ["--candidate", "shardio-folder", "--candidate", "bare", "--results", str(temporary.parent)]
+    command += ["--candidate", "shardio-folder", "--results", str(temporary.parent)]
     return [*command, "--rounds", str(num_rounds)]
 
 
@@ -38,8 +37,7 @@ def test_each_turn_is_told_with_case_round_and_candidate(images: Path, temporary
     assert done.returncode == 0, done.stderr
     assert "shardio, ImageFolder" in done.stdout
     assert [line for line in done.stderr.splitlines() if "round" in line] == [
-        "train: round 1 of 1, turn 1 of 2: shardio-folder",
-        "train: round 1 of 1, turn 2 of 2: bare",
+        "train: round 1 of 1, turn 1 of 1: shardio-folder",
     ]
     assert list(temporary.iterdir()) == []
 
@@ -61,17 +59,15 @@ def test_each_round_begins_with_another_candidate(
     ]
 
 
-def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Path) -> None:
-    command = [sys.executable, *make_command(images, temporary, 100_000)]
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        while "round 1 of" not in process.stderr.readline():
-            assert process.poll() is None
-        assert list(temporary.iterdir()) != []
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+def test_temporary_data_are_removed_when_it_is_ended(images: Path, temporary: Path, tmp_path: Path) -> None:
+    errors, environment = tmp_path / "errors", {**os.environ, "TMPDIR": str(temporary)}
+    command = make_command(images, temporary, 100_000)
+    process = start_python(*command, cwd=ROOT, environment=environment, output=tmp_path / "output", errors=errors)
+    wait_until(lambda: errors.exists() and "round 1 of" in errors.read_text(), "the first round has begun")
+    assert list(temporary.iterdir()) != []
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == 128 + signal.SIGTERM
     assert list(temporary.iterdir()) == []
 
 

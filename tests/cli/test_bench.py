@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,8 @@ from shardio.cli.advice import DatasetFormat, advise
 from shardio.cli.bench import ThroughputMeter
 from shardio.cli.main import app
 from shardio.loader.stats import LoaderStats
-from tests.processes import run_python
+from tests.faults.worker_processes import wait_until
+from tests.processes import run_python, start_python
 from tests.sources import write_images
 
 SHARDS = DatasetFormat(in_shards=True, has_images=True, jpeg="copy")
@@ -171,19 +170,18 @@ def test_too_little_memory_is_an_error_of_one_line(packed: Path, num_workers: in
     assert done.stderr.count("\n") == 1
 
 
-def test_ctrl_c_prints_the_results_so_far(packed: Path) -> None:
-    command = [sys.executable, "-m", "shardio", "bench", str(packed), "--batch-size", "1", "--epochs", "100000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("epoch 0: 21 samples")
-        output = errors = ""
-        while process.poll() is None:
-            process.send_signal(signal.SIGINT)  # Python drops one that comes while an object is being freed.
-            with suppress(subprocess.TimeoutExpired):
-                output, errors = process.communicate(timeout=10)
-    assert process.returncode == 130
-    assert errors.endswith("interrupted: the last epoch is incomplete\n")
-    assert any(line.startswith("epoch ") for line in output.splitlines())
+def test_ctrl_c_prints_the_results_so_far(packed: Path, tmp_path: Path) -> None:
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    command = ["-m", "shardio", "bench", packed, "--batch-size", "1", "--epochs", "100000"]
+    process = start_python(*command, output=output, errors=errors)
+    wait_until(lambda: output.exists() and "epoch 0: 21 samples" in output.read_text(), "an epoch has ended")
+    while process.is_alive():
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)  # Python drops one that comes while an object is being freed.
+        process.join(10)
+    assert process.exitcode == 130
+    assert errors.read_text().endswith("interrupted: the last epoch is incomplete\n")
+    assert output.read_text().startswith("epoch 0: 21 samples")
 
 
 def test_the_rate_after_the_first_batch_excludes_that_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,15 +31,27 @@ LINE = re.compile(
 
 def _train(source: Path, *options: str) -> Result:
     """Run the command in this process, which is much faster than to start another one."""
-    command = ["train", str(source), "--image-size", "32", "--device", "cpu", "--threads", "1", *options]
+    command = [
+        "train",
+        str(source),
+        "--image-size",
+        "32",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+        "--precision",
+        "fp32",
+        *options,
+    ]
     return CliRunner().invoke(app, command)
 
 
 def _run(source: Path, *options: str) -> CompletedProcess[str]:
     """Run the command in a process of its own, with torch's default number of threads."""
     without = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    command = ["train", source, "--image-size", "32", "--device", "cpu", "--num-workers", "1", *options]
-    return run_python("-m", "shardio", *command, environment=without)
+    command = ["train", source, "--image-size", "32", "--device", "cpu", "--num-workers", "1", "--precision", "fp32"]
+    return run_python("-m", "shardio", *command, *options, environment=without)
 
 
 def _assert_one_line_message(stderr: str, word: str) -> None:
@@ -241,7 +253,7 @@ def test_without_validation_there_are_no_validation_figures(packed: Path) -> Non
 
 
 def _train_as_rank(rank: int, packed: Path, out: Path) -> None:
-    options = "--epochs 1 --batch-size 4 --image-size 16 --num-workers 1 --device cpu"
+    options = "--epochs 1 --batch-size 4 --image-size 16 --num-workers 1 --device cpu --precision fp32"
     sys.argv = ["shardio", "train", str(packed), *options.split(), "--out", str(out / "run")]
     with (out / f"output-{rank}").open("w") as output, redirect_stdout(output):
         main()

@@ -24,7 +24,7 @@ def work(cells: list[SharedCell], count: SharedCount, worker_id: int, end: Conne
         end.send([cell.values for cell in [*cells, own]])
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_see_what_the_others_set(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     context = forkserver_context() if method == "forkserver" else multiprocessing.get_context(method)
     cells, count = [SharedCell(5), SharedCell(-(2**63), 2**63 - 1), SharedCell(0, 0)], SharedCount(20)

@@ -101,7 +101,7 @@ def dense_at_both_ends(num_calls: int) -> list[int]:
     numbers, step = set[int](), 0
     while step < num_calls:
         numbers |= {1 + step, num_calls + 2 - step}
-        step += 1 + step // 3
+        step += 1 + step // 2
     return sorted(numbers)
 
 

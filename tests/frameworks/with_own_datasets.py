@@ -1,8 +1,7 @@
-"""The code of each rank in a test of people's own datasets, which torchrun starts with a folder."""
+"""The code of each rank in a test of people's own datasets, which torchrun's agent starts with a folder."""
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -112,11 +111,11 @@ def run(folder: Path) -> None:
     train_with_accelerate(folder / "accelerate-stateful", use_stateful_dataloader=True)
 
 
-if __name__ == "__main__":
+def be_rank(folder: str) -> None:
     warnings.simplefilter("error")
     for message in ("This DataLoader will create", ".*set_vital", ".*is deprecated", "'pin_memory' argument"):
         warnings.filterwarnings("ignore", message)
     torch.distributed.init_process_group("gloo")
-    run(Path(sys.argv[1]))
+    run(Path(folder))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

@@ -40,11 +40,20 @@ def part(pixels: Array, box: Box) -> Array:
     return pixels[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
-def all_boxes(height: int, width: int) -> list[Box]:
-    """Return every part of a picture."""
+def all_boxes(height: int, width: int, first: int = 0, every: int = 1) -> list[Box]:
+    """Return every part of a picture, or from the first one on, one of so many."""
     tall = [(top, bottom - top) for top in range(height) for bottom in range(top + 1, height + 1)]
     wide = [(left, right - left) for left in range(width) for right in range(left + 1, width + 1)]
-    return [Box(top, left, rows, columns) for top, rows in tall for left, columns in wide]
+    chosen = (
+        (*tall[number // len(wide)], *wide[number % len(wide)]) for number in range(first, len(tall) * len(wide), every)
+    )
+    return [Box(top, left, rows, columns) for top, rows, left, columns in chosen]
+
+
+def some_boxes(height: int, width: int, number: int) -> list[Box]:
+    """Return about so many of all parts of a picture, at equal distances."""
+    num_boxes = height * (height + 1) // 2 * (width * (width + 1) // 2)
+    return all_boxes(height, width, every=1 + num_boxes // number)
 
 
 def random_boxes(height: int, width: int, number: int, random: np.random.Generator) -> list[Box]:

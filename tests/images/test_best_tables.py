@@ -27,7 +27,7 @@ SLACK = 16
 Counts = dict[int, int]
 
 for_many_counts = settings(
-    deadline=None, derandomize=True, max_examples=300, suppress_health_check=[HealthCheck.too_slow]
+    deadline=None, derandomize=True, max_examples=150, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

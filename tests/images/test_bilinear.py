@@ -37,7 +37,7 @@ def other_opencv(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @needs_usual_opencv
-@settings(deadline=None, derandomize=True, max_examples=400)
+@settings(deadline=None, derandomize=True, max_examples=200)
 @given(before=st.tuples(sides, sides), after=st.tuples(sides, sides), seed=st.integers(0, 1000))
 def test_the_definition_has_the_pixels_of_opencv(before: tuple[int, int], after: tuple[int, int], seed: int) -> None:
     image = np.random.default_rng(seed).integers(0, 256, (*before, 3), np.uint8)

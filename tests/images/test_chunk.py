@@ -27,7 +27,7 @@ from shardio.images.jpeg.regions import Box
 from shardio.images.tiling import tile_jpeg
 from shardio.transforms import CenterCrop, Compose, Resize
 from tests.images import naive
-from tests.images.crop_laws import all_boxes, full_decode, part, random_boxes
+from tests.images.crop_laws import full_decode, part, random_boxes, some_boxes
 from tests.images.jpeg_files import by_pillow, noise
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
 
@@ -75,7 +75,7 @@ def _draw(random: np.random.Generator, largest: int) -> tuple[Box, tuple[int, in
 
 
 @pytest.mark.parametrize("resampling", get_args(Resampling))
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_plans_give_the_pixels_of_cropped_resized_and_cropped_arrays(seed: int, resampling: Resampling) -> None:
     random = np.random.default_rng([seed, get_args(Resampling).index(resampling)])
     drawn = [_draw(random, 150) for _ in range(60)]
@@ -233,8 +233,7 @@ def test_every_window_of_a_resized_picture_is_that_part_of_the_whole() -> None:
     sizes = [(9, 13), (35, 44), (7, 60), (29, 40)]
     for size, resampling in itertools.product(sizes, get_args(Resampling)):
         whole = render_chunk([open_image(content)], _plan([Box(0, 0, 30, 40)], [size], resampling=resampling)).images[0]
-        windows = all_boxes(*size)
-        windows = windows[:: 1 + len(windows) // 150]
+        windows = some_boxes(*size, 50)
         count = len(windows)
         plan = _plan([Box(0, 0, 30, 40)] * count, [size] * count, windows=windows, resampling=resampling)
         for window, result in zip(windows, render_chunk([open_image(content)] * count, plan).images, strict=True):

@@ -163,7 +163,7 @@ def test_whatever_byte_changes_crops_are_right_or_an_error(kind: str) -> None:
     content = FILES[kind]
     draw = random.Random(kind)
     made_of = [Original.of_jpeg(content)]
-    for place in range(len(content)):
+    for place in range(0, len(content), 2):
         for value in {content[place] ^ 1 << draw.randrange(8), draw.randrange(256), 0xFF, 0xD0} - {content[place]}:
             check_reading(content[:place] + bytes([value]) + content[place + 1 :], made_of, draw)
 

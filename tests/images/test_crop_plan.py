@@ -26,7 +26,7 @@ from tests.images.jpeg_files import by_pillow, noise
 from tests.images.pictures import Array, make_picture, read_by_pillow, save
 from tests.transforms.inputs import make_rng_keys
 
-NUM_SEQUENCES = 80
+NUM_SEQUENCES = 40
 
 
 def _assert_equal(results: list[Any], expected: list[Array], name: object) -> None:

@@ -24,6 +24,7 @@ from tests.images.crop_laws import (
     part,
     random_boxes,
     scaled_size,
+    some_boxes,
     tile_by_hand,
 )
 from tests.images.jpeg_corpus import ODD_FACTORS, JpegFile, small_corpus
@@ -65,24 +66,24 @@ def test_crops_of_small_pictures_that_store_rgb(factors: Factors, kind: str) -> 
 
 
 def _check_crops(factors: Factors, kind: str) -> None:
-    """Check every 14th crop, other ones for each kind."""
-    first = len(kind) % 14
+    """Check every 28th crop, other ones for each kind. ``tools/crop_campaign.py`` checks those of photographs."""
+    first = len(kind) % 28
     for size in [(2, 34), (34, 2), (9, 11)]:
         original, content = _write(factors, size, kind)
         assert has_tiles(content) == ("tiled" in kind)
         assert isinstance(open_image(content), JpegPicture)
-        assert_parts(content, full_decode(original, size), all_boxes(*size)[first::14], name=f"{kind} {size}")
+        assert_parts(content, full_decode(original, size), all_boxes(*size, first, 28), name=f"{kind} {size}")
 
 
 @pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
 def test_crops_of_pictures_of_one_to_five_pixels_a_side(factors: Factors) -> None:
-    sizes = [(1, 1), (1, 4), (2, 3), (3, 1), (3, 2), (4, 4), (5, 1), (5, 5), (1, 33), (3, 19), (33, 1), (18, 4)]
+    sizes = [(1, 1), (1, 4), (3, 2), (5, 5), (1, 33), (33, 1), (18, 4)]
     for size, kind in itertools.product(sizes, KINDS):
         original, content = _write(factors, size, kind)
         for scale in SCALES:
-            boxes = all_boxes(*scaled_size(size, scale))
+            boxes = some_boxes(*scaled_size(size, scale), 20)
             expected = full_decode(original, size, scale)
-            assert_parts(content, expected, boxes[:: 1 + len(boxes) // 30], scale=scale, name=f"{kind} {size}")
+            assert_parts(content, expected, boxes, scale=scale, name=f"{kind} {size}")
 
 
 @pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
@@ -93,10 +94,10 @@ def test_crops_at_the_edges_of_mcus(factors: Factors) -> None:
         for scale in SCALES:
             boxes = edge_boxes(*scaled_size(size, scale), 8)
             expected = full_decode(original, size, scale)
-            assert_parts(content, expected, boxes[:: 1 + len(boxes) // 40], scale=scale, name=kind)
+            assert_parts(content, expected, boxes[:: 1 + len(boxes) // 30], scale=scale, name=kind)
 
 
-@pytest.mark.parametrize("last", [1, 2, 3, 4])
+@pytest.mark.parametrize("last", [1, 4])
 @pytest.mark.parametrize("factors", FACTORS.values(), ids=FACTORS)
 def test_crops_of_rows_whose_mcus_no_interval_divides_and_whose_last_is_narrow(factors: Factors, last: int) -> None:
     mcu_width = 8 * max(across for across, _ in factors) if len(factors) > 1 else 8

@@ -145,7 +145,7 @@ positions = st.floats(0, 1, exclude_max=True)
     positions,
     st.binary(),
 )
-@settings(found, max_examples=500)
+@settings(found, max_examples=250)
 def test_damaged_heads_are_an_error_or_a_head_that_lies_within_the_content(
     real: bytes, changes: list[tuple[float, int]], cut: float, inserted: bytes
 ) -> None:

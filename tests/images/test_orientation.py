@@ -51,17 +51,17 @@ def test_the_kernel_renders_the_crops_of_the_turned_image(orientation: int, fact
     height, width = whole.shape[:2]
     random = np.random.default_rng(orientation)
     for kind, resampling in itertools.product((content, tile_jpeg(content)), get_args(Resampling)):
-        pictures = [open_image(kind, orientation="apply")] * 8
-        boxes = random_boxes(height, width, 8, random)
+        pictures = [open_image(kind, orientation="apply")] * 4
+        boxes = random_boxes(height, width, 4, random)
         size, window = (40, 53), Box(-3, 5, 39, 50)
         plan = CropPlan(
             box=np.array(boxes),
-            size=np.array([size] * 8),
-            window=np.array([window] * 8),
-            flip=random.integers(0, 2, 8).astype(np.bool_),
+            size=np.array([size] * 4),
+            window=np.array([window] * 4),
+            flip=random.integers(0, 2, 4).astype(np.bool_),
             resampling=resampling,
         )
-        rows = np.zeros((8, 39, 50, 3), np.uint8)
+        rows = np.zeros((4, 39, 50, 3), np.uint8)
         is_rendered = render_chunk_by_kernel(pictures, plan, rows)
         assert is_rendered.any()
         for i in np.flatnonzero(is_rendered):

@@ -183,14 +183,14 @@ def test_a_file_truncated_in_its_data_is_damaged_even_if_it_ends_in_eoi(
         assert _refusal(cut).reason in (ENDS_EARLY, WRONG_MARKER), f"cut at {stop} of {len(content)}"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_file_with_wrong_bytes_is_refused_or_keeps_the_pixels_that_decoders_read(
     seed: int, small_files: dict[str, bytes]
 ) -> None:
     rng = random.Random(seed)
     contents = [content for name, content in small_files.items() if name != "tiled"]
     outcomes = set()
-    for _ in range(300):
+    for _ in range(200):
         content = bytearray(rng.choice(contents))
         for _ in range(rng.choice((1, 1, 3))):
             content[rng.randrange(len(content))] = rng.choice((0, 0xFF, 0xD9, rng.randrange(256)))

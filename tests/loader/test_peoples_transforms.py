@@ -22,7 +22,7 @@ from shardio.loader.collate import collate_channels_last
 from shardio.models import import_library
 from shardio.transforms import Compose, MultiCrop, RandomHorizontalFlip, RandomResizedCrop
 from tests.processes import run_python
-from tests.slots import assert_same, slot_of
+from tests.slots import assert_same, pack_pictures, slot_of
 
 import_library("torchvision")
 v2 = pytest.importorskip("torchvision.transforms.v2")
@@ -91,6 +91,12 @@ IN_SLOTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def few_pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Enough for three batches, the last of which is short."""
+    return pack_pictures(tmp_path_factory.mktemp("few"), num_samples=20)
+
+
 def oracle(dataset: ShardMapDataset, epoch: int) -> Iterator[Any]:
     """Yield the batches of an epoch as torch makes them of the samples."""
     dataset.set_epoch(epoch)
@@ -101,12 +107,12 @@ def oracle(dataset: ShardMapDataset, epoch: int) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_batches_are_those_of_the_dataset_itself(pictures: Path, name: str) -> None:
+def test_batches_are_those_of_the_dataset_itself(few_pictures: Path, name: str) -> None:
     transform, settings = CASES[name]()
-    dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=transform, **settings)
+    dataset = ShardMapDataset(few_pictures, fields=("image", "key"), transform=transform, **settings)
     epochs = [list(oracle(dataset, epoch)) for epoch in range(2)]
     for num_workers in (0, 2):
-        dataset = ShardMapDataset(pictures, fields=("image", "key"), transform=transform, **settings)
+        dataset = ShardMapDataset(few_pictures, fields=("image", "key"), transform=transform, **settings)
         options: dict[str, Any] = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
         loader = DataLoader(dataset, 8, sampler=EpochSampler(dataset), **options)
         assert not loader.calls_dataset
@@ -115,6 +121,17 @@ def test_batches_are_those_of_the_dataset_itself(pictures: Path, name: str) -> N
             assert_same(got, expected)
             if num_workers and name in IN_SLOTS:
                 assert slot_of(got[-1][0]) is not None
+
+
+def test_settings_that_change_between_epochs_apply(pictures: Path) -> None:
+    """Also those of a transform that is replaced by shardio's."""
+    crop = albumentations.RandomResizedCrop((32, 32))
+    dataset = ShardMapDataset(pictures, fields="image", transform=albumentations.Compose([crop]))
+    for num_workers in (0, 1):
+        loader = DataLoader(dataset, 8, num_workers=num_workers)
+        for side in (32, 24):
+            crop.size = (side, side)
+            assert next(iter(loader)).shape == (8, 3, side, side)
 
 
 def test_any_number_of_workers_draws_the_same_also_after_a_resumption(pictures: Path) -> None:
@@ -268,14 +285,3 @@ def test_what_the_script_defines_is_sent_without_running_the_script_again(pictur
     ended = run_python(tmp_path / "script.py", pictures)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == ["the script runs", "(4, 3, 20, 20)"]
-
-
-def test_settings_that_change_between_epochs_apply(pictures: Path) -> None:
-    """Also those of a transform that is replaced by shardio's."""
-    crop = albumentations.RandomResizedCrop((32, 32))
-    dataset = ShardMapDataset(pictures, fields="image", transform=albumentations.Compose([crop]))
-    for num_workers in (0, 1):
-        loader = DataLoader(dataset, 8, num_workers=num_workers)
-        for side in (32, 24):
-            crop.size = (side, side)
-            assert next(iter(loader)).shape == (8, 3, side, side)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -75,9 +76,13 @@ def test_worker_processes_that_were_started_in_vain_end_with_the_loader(pictures
     assert find_worker_processes() | find_fork_servers() == before
 
 
-def as_environment_says(image: Any) -> Any:
-    """Return a pixel as bright as the environment says."""
-    return np.full((1, 1, 3), int(os.environ.get("BRIGHTNESS", "0")), np.uint8)
+def as_environment_says() -> Callable[[Any], Any]:
+    """Return a function that is sent by value: worker processes would take seconds to import this module."""
+
+    def transform(image: Any) -> Any:
+        return np.full((1, 1, 3), int(os.environ.get("BRIGHTNESS", "0")), np.uint8)
+
+    return transform
 
 
 @pytest.mark.parametrize("transform", [RandomResizedCrop(48), Compose([RandomResizedCrop(48), np.negative])])
@@ -120,7 +125,7 @@ def test_a_fork_server_that_died_between_epochs_is_replaced_in_silence(pictures:
 
 
 def test_a_changed_environment_reaches_peoples_code(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = ShardMapDataset(pictures, fields="image", transform=as_environment_says)
+    dataset = ShardMapDataset(pictures, fields="image", transform=as_environment_says())
     loader = DataLoader(dataset, 8, num_workers=1)
     for brightness in (0, 7, 7, 9):
         monkeypatch.setenv("BRIGHTNESS", str(brightness))

@@ -76,7 +76,7 @@ def arguments(draw: st.DrawFn) -> tuple[Callable[[Path, Path], Any], dict[str, A
 
 
 @given(arguments())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_batches_are_those_of_torch(
     images: Path,
     packed: Path,

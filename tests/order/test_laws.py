@@ -54,7 +54,7 @@ EXAMPLE = Case(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(CASES)
 def test_the_laws_of_order_and_state_hold(case: Case) -> None:
     check_laws(case)

@@ -1,10 +1,7 @@
-"""A training script for ranks, which trains one run after another.
+"""What ranks do in tests: they train one run after another.
 
-    torchrun … rank_script.py RUNS     a JSON list of objects, see Settings
-
-Most tests call :func:`train_as_rank` instead, on ranks that are forked. Each rank writes the keys that it trained on,
-step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and its error, if there is one, into
-``error-RANK.txt``.
+Each rank writes the keys that it trained on, step by step, into ``keys-LAUNCH-RANK.jsonl`` in the run's directory, and
+its error, if there is one, into ``error-RANK.txt``.
 """
 
 from __future__ import annotations
@@ -12,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,7 +151,3 @@ def train_runs(runs: list[dict[str, Any]]) -> None:
                 raise
         if dist.is_initialized():  # After an error.
             dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    train_runs(json.loads(sys.argv[1]))

@@ -1,7 +1,7 @@
 """Training on several ranks.
 
 Starting ranks takes longer than these runs. So each launch trains several runs, and the tests look at what they left.
-torchrun takes longest: the ranks of one launch are its processes, and those of the others are forked.
+The ranks of one launch are those of torchrun's agent.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from shardio.train import TrainConfig, evaluate, load_checkpoint
 from shardio.train.directory import LOCK, claimed
 from shardio.train.ranks import reported_failures
 from shardio.transforms import CenterCrop
-from tests.processes import run_launched_ranks, run_python
+from tests.processes import run_launched_ranks
+from tests.torchrun import run_by_torchrun
 from tests.train.rank_script import Settings, make_model, train_as, train_as_rank
 from tests.train.runs import read_figures
 
-SCRIPT = Path(__file__).with_name("rank_script.py")
-ROOT = Path(shardio.__file__).parents[1]
 SAMPLES, EPOCHS = 21, 2
 
 
@@ -58,11 +57,7 @@ def _launch(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Laun
 
 
 def _launch_by_torchrun(num_ranks: int, directory: Path, runs: list[dict[str, Any]]) -> Launch:
-    options = ["--standalone", "--nproc-per-node", str(num_ranks)]
-    done = run_python(
-        *("-m", "torch.distributed.run", *options, SCRIPT, json.dumps(runs)),
-        environment={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
+    done = run_by_torchrun("tests.train.rank_script:train_runs", runs, num_ranks=num_ranks)
     return Launch(directory=directory, failure=done.stderr if done.returncode else "")
 
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import json
-import os
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardio.train.report import COLUMNS, make_curves, plot_rates, read_figures, write_report
+from tests.processes import assert_passes_in_fresh_process
 from tests.train.report_runs import (
     STEPS_PER_EPOCH,
     Listener,
@@ -132,8 +132,9 @@ def _percent(cell: str) -> float:
 
 
 @pytest.mark.usefixtures("no_report")
-def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path) -> None:
+def test_the_page_marks_only_the_last_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log marks each epoch that was the best so far."""
+    hide_matplotlib(monkeypatch)  # Drawing takes longest.
     train_reported(make_report_config(tmp_path, epochs=4))
     log = tmp_path / "log.jsonl"
     lines = [json.loads(line) for line in log.read_text().splitlines()]
@@ -245,12 +246,19 @@ def test_without_matplotlib_the_page_has_the_table_and_names_what_is_missing(
 @pytest.mark.usefixtures("no_report")
 def test_matplotlib_is_loaded_only_to_draw_and_without_pyplot(tmp_path: Path) -> None:
     train_reported(make_report_config(tmp_path, epochs=1))
-    code = (
-        "import sys; from pathlib import Path; from shardio.train.report import write_report; "
-        "assert 'matplotlib' not in sys.modules; write_report(Path(sys.argv[1])); "
-        "assert 'matplotlib' in sys.modules; assert 'matplotlib.pyplot' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={**os.environ, "MPLBACKEND": "agg"})
+    assert_passes_in_fresh_process(_load_matplotlib_only_to_draw, tmp_path)
+
+
+def _load_matplotlib_only_to_draw(directory: Path) -> None:
+    for name in list(sys.modules):  # They are imported again here.
+        if name.partition(".")[0] in ("matplotlib", "mpl_toolkits", "shardio"):
+            del sys.modules[name]
+    module = importlib.import_module("shardio.train.report")
+    assert module.write_report is not write_report
+    assert "matplotlib" not in sys.modules
+    module.write_report(directory)
+    assert "matplotlib" in sys.modules
+    assert "matplotlib.pyplot" not in sys.modules
 
 
 def test_a_failed_picture_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

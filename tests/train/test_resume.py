@@ -37,16 +37,19 @@ MIXED = {"mixup": 0.4, "cutmix": 1.0, "random_erasing": 0.5, "label_smoothing": 
 @pytest.mark.parametrize(
     ("options", "stops"),
     [
-        ({"checkpoint_every": 1}, range(0, EPOCHS * 6, 2)),
-        ({"checkpoint_every": 2, "schedule": "plateau"}, range(1, EPOCHS * 6, 3)),
-        ({"checkpoint_every": 1, **MIXED}, range(1, EPOCHS * 6, 5)),
-        ({}, [0, 5, 6, 10, 17]),
+        ({"checkpoint_every": 1}, range(0, EPOCHS * 6, 4)),
+        ({"checkpoint_every": 2, "schedule": "plateau"}, range(1, EPOCHS * 6, 5)),
+        ({"checkpoint_every": 1, **MIXED}, range(3, EPOCHS * 6, 7)),
+        ({}, [0, 5, 6, 17]),
     ],
 )
 def test_stopped_anywhere_and_resumed_equals_uninterrupted(
     packed: Path, tmp_path: Path, options: dict[str, Any], stops: Sequence[int]
 ) -> None:
-    """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost."""
+    """Losses, rates, weights and validation are bit-identical, no matter how many steps were lost.
+
+    ``tools/train_campaign.py`` kills runs at random moments.
+    """
     whole, val_loader = make_model(), make_batches([5, 2], side=16)
     expected = train(whole, make_loader(packed), make_config(tmp_path / "whole", **options), val_loader=val_loader)
     for num_batches in stops:

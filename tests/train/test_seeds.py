@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -10,6 +8,7 @@ import torch
 
 from shardio.train import seed_everything
 from shardio.train.seeds import algorithms, load_random_states, random_states
+from tests.processes import assert_passes_in_fresh_process
 
 
 def _draw() -> tuple[list[float], float, float]:
@@ -59,18 +58,16 @@ def test_deterministic_algorithms_are_used_only_within_the_block() -> None:
 
 def test_precisions_that_the_user_set_by_torchs_newer_names_are_kept() -> None:
     """torch refuses to mix them with its older names, for the rest of the process."""
-    program = """if True:
-        import torch
-        from shardio.train.seeds import algorithms
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
-        torch.backends.cudnn.conv.fp32_precision = "tf32"
-        for tf32 in (False, True):
-            with algorithms(deterministic=False, tf32=tf32):
-                print(torch.backends.cuda.matmul.fp32_precision)
-            print(torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision)
-    """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["ieee", "ieee", "tf32", "tf32", "ieee", "tf32"], done.stderr
+    assert_passes_in_fresh_process(_keep_precisions_set_by_newer_names)
+
+
+def _keep_precisions_set_by_newer_names() -> None:
+    matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]  # it is there
+    matmul.fp32_precision, conv.fp32_precision = "ieee", "tf32"
+    for tf32, inside in ((False, "ieee"), (True, "tf32")):
+        with algorithms(deterministic=False, tf32=tf32):
+            assert matmul.fp32_precision == inside
+        assert (matmul.fp32_precision, conv.fp32_precision) == ("ieee", "tf32")
 
 
 def test_settings_are_restored_after_an_error() -> None:

@@ -61,7 +61,8 @@ def _read_copied_bytes() -> int:
 
 def test_a_dataset_is_pickled_once_and_its_arrays_are_not_copied() -> None:
     dataset = Large()
-    loader = DataLoader(dataset, 2, num_workers=2, multiprocessing_context="spawn", collate_fn=as_list)
+    context = forkserver_context()
+    loader = DataLoader(dataset, 2, num_workers=2, multiprocessing_context=context, collate_fn=as_list)
     received = [sample for batch in loader for sample in batch]
     assert [sample[:2] for sample in received] == [((f"name {n}", n), n + 1000) for n in range(12)]
     assert not any(is_writable for *_, is_writable in received)
@@ -163,7 +164,7 @@ def _refuse() -> None:
 
 def test_a_worker_that_cannot_load_the_dataset_says_so() -> None:
     with pytest.raises(ImportError, match="no such module here") as caught:
-        next(iter(DataLoader(Unwilling(), num_workers=1, multiprocessing_context="spawn")))
+        next(iter(DataLoader(Unwilling(), num_workers=1, multiprocessing_context=forkserver_context())))
     assert "while loading the dataset in a worker process" in caught.value.__notes__
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 @given(programs(), st.integers(0, 8), st.booleans())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_a_resumed_program_sees_the_rest(program: Program, num_before: int, forgets_seed: bool) -> None:
     if program.dataset.kind == "draws":
         return  # Only a dataset with a state can continue its generators.

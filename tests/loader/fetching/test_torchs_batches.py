@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardio import DataLoader
 from tests.loader.fetching.programs import Program, describe, programs, run, seed_all
 
-_MAX_EXAMPLES = 12
+_MAX_EXAMPLES = 8
 
 
 @given(programs(), st.integers(0, 6) | st.none())
