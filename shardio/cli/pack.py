@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from shardio.classes import check_classes
-from shardio.cli.console import PackReporter, count, format_bytes, format_counts, value_errors_as_usage_errors
+from shardio.cli.console import PackReporter, value_errors_as_usage_errors
 from shardio.cli.loading import find_class_folders, has_class_folders
-from shardio.cli.terminal import echo, printable
+from shardio.cli.pack_summary import print_summary, summarise, warn_of_large_samples
+from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.packing import (
     DEFAULT_QUALITY,
     DEFAULT_SHARD_SIZE,
     REJECTED_NAME,
-    TILED,
     Engine,
-    FileProblem,
     JpegMode,
-    JpegTally,
     Layout,
     OnChanged,
     PackProgress,
-    PackResult,
     PackSettings,
+    check_label_file,
     pack_directory,
 )
 from shardio.shards import open_table
 from shardio.storage import read_as_utf8
-
-SHOWN = 10
-"""The maximum number of files of each kind that the summary names."""
 
 
 def parse_size(text: str | int) -> int:
@@ -139,6 +133,24 @@ def pack(
             "directory, or class folders.",
         ),
     ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CSV, JSON Lines or Parquet file that labels the images, instead of class folders: class names or "
+            "integers. Each image needs a label; rows for other images are allowed.",
+        ),
+    ] = None,
+    key_column: Annotated[
+        str | None,
+        typer.Option(
+            help="With --labels: column with keys (cats/0001) or paths (cats/0001.jpg) below IMAGES. Leave unset if "
+            "the file has two columns."
+        ),
+    ] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="With --labels: column with the labels. Leave unset if the file has two columns.")
+    ] = None,
     on_changed: Annotated[
         OnChanged,
         typer.Option(
@@ -178,6 +190,7 @@ def pack(
             check=not no_check,
         )
         names = None if classes is None else read_classes(classes)
+        label_file = check_label_file(labels, key_column, label_column)
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
     try:
@@ -188,6 +201,7 @@ def pack(
                 settings,
                 layout=layout,
                 classes=names,
+                labels=label_file,
                 on_changed=on_changed,
                 rename_dots=rename_dots,
                 strict=strict,
@@ -199,12 +213,12 @@ def pack(
     except KeyboardInterrupt:
         echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)
         raise
-    summary = _summarise(result, out, time.perf_counter() - start)
+    summary = summarise(result, out, time.perf_counter() - start)
     if as_json:
         echo(json.dumps(summary, indent=1))
     elif not quiet:
-        _print(result, summary)
-        _warn_of_large_samples(result, max_shard_size)
+        print_summary(result, summary)
+        warn_of_large_samples(result, max_shard_size)
 
 
 def read_classes(source: Path) -> tuple[str, ...]:
@@ -238,83 +252,3 @@ def _read_lines(path: Path) -> list[str]:
                 f"line {line_number} of {path} is empty, but each line defines a label: delete it or write a class name"
             )
     return lines
-
-
-def _summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
-    manifest, scan, jpegs = result.manifest, result.scan, result.jpegs
-    return {
-        "out": str(out),
-        "samples": manifest.num_samples,
-        "kept": result.num_kept,
-        "classes": len(manifest.classes),
-        "shards": len(manifest.shards),
-        "bytes": manifest.num_bytes,
-        "fields": list(manifest.fields),
-        "digest": manifest.digest,
-        "seconds": round(seconds, 3),
-        "jpegs": {
-            "outcomes": dict(sorted(jpegs.outcomes.items())),
-            "bytes_before": jpegs.num_bytes_before,
-            "bytes_after": jpegs.num_bytes_after,
-            "damaged": [_as_row(problem) for problem in jpegs.damaged],
-        },
-        "mislabelled": [_as_row(problem) for problem in result.mislabelled],
-        "packed_again": [_as_row(problem) for problem in result.damaged_shards],
-        "changed": [_as_row(problem) for problem in result.changed],
-        "rejected": [sample._asdict() for sample in result.rejected],
-        "ignored": [str(path) for path in scan.ignored],
-    }
-
-
-def _as_row(problem: FileProblem) -> dict[str, str]:
-    return {"path": str(problem.path), "what": problem.what}
-
-
-def _print(result: PackResult, summary: dict[str, Any]) -> None:
-    classes = f" of {count(summary['classes'], 'class', 'classes')}" if summary["classes"] else ""
-    rate = (summary["samples"] - result.num_kept) / max(summary["seconds"], 1e-3)
-    echo(
-        f"packed {count(summary['samples'], 'sample')}{classes} into {count(summary['shards'], 'shard')}, "
-        f"{format_bytes(summary['bytes'])}, in {summary['seconds']:.1f} s ({rate:.0f} samples/s)"
-    )
-    if result.num_kept:
-        echo(f"kept {count(result.num_kept, 'sample')} from an earlier run")
-    mode = result.manifest.pack["jpeg"]
-    if mode != "copy":
-        _print_jpegs(result.jpegs, "re-encoded and tiled" if mode == "reencode" else "tiled")
-    for problem in result.damaged_shards:
-        echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
-    scan = result.scan
-    _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in result.mislabelled])
-    _print_files("changed during the pack (samples left out)", [f"{p.path} {p.what}" for p in result.changed])
-    _print_files(f"left out (listed in {REJECTED_NAME})", [f"{s.file} {s.reason}" for s in result.rejected])
-    _print_files("ignored (not part of any sample)", [str(path) for path in scan.ignored])
-
-
-def _warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:
-    larger = [shard for shard in result.manifest.shards if shard.num_samples == 1 and shard.num_bytes > max_shard_size]
-    if larger:
-        echo(
-            f"{count(len(larger), 'shard exceeds', 'shards exceed')} --max-shard-size {format_bytes(max_shard_size)} "
-            "because samples are never split: pass a larger size",
-            err=True,
-        )
-
-
-def _print_jpegs(jpegs: JpegTally, what_was_done: str) -> None:
-    before, after = jpegs.num_bytes_before, jpegs.num_bytes_after
-    change = f" ({after / before - 1:+.1%})" if before else ""
-    echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {format_bytes(before)} → {format_bytes(after)}{change}")
-    unchanged = Counter({reason: num_files for reason, num_files in jpegs.outcomes.items() if reason != TILED})
-    if unchanged:
-        echo(f"JPEGs stored unchanged: {unchanged.total()} ({format_counts(unchanged)})")
-    _print_files("stored unchanged although damaged", [f"{p.path} {p.what}" for p in jpegs.damaged])
-
-
-def _print_files(outcome: str, files: list[str]) -> None:
-    if files:
-        echo(f"{count(len(files), 'file')} {outcome}:", err=True)
-        for file in files[:SHOWN]:
-            echo(f"  {printable(file)}", err=True)
-        if len(files) > SHOWN:
-            echo(f"  and {len(files) - SHOWN} more (--json lists all of them)", err=True)

@@ -3,6 +3,7 @@
 from shardio.packing.appending import append
 from shardio.packing.executors import Engine
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
+from shardio.packing.label_files import LabelFile, check_label_file
 from shardio.packing.layouts import Layout
 from shardio.packing.packed_shard import RejectedSample
 from shardio.packing.packer import DEFAULT_SHARD_SIZE, REJECTED_NAME, PackResult, pack, pack_directory
@@ -23,6 +24,7 @@ __all__ = [
     "FileProblem",
     "JpegMode",
     "JpegTally",
+    "LabelFile",
     "Layout",
     "OnChanged",
     "PackProgress",
@@ -31,6 +33,7 @@ __all__ = [
     "RejectedSample",
     "ShardWriter",
     "append",
+    "check_label_file",
     "finalize",
     "merge",
     "pack",

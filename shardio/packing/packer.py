@@ -18,6 +18,7 @@ from shardio.packing import destination
 from shardio.packing.executors import Engine, PackExecutor, choose_executor
 from shardio.packing.journal import open_journal
 from shardio.packing.jpegs import JpegTally, choose_rewrite, describe_jpegs, sum_tallies
+from shardio.packing.label_files import LabelFile, check_label_file
 from shardio.packing.layouts import Layout, refuse_urls
 from shardio.packing.packed_shard import PackedShard, RejectedSample
 from shardio.packing.plan import JpegMode, PackPlan, PackSettings, make_plan
@@ -81,6 +82,9 @@ def pack(
     num_workers: int | None = None,
     layout: Layout = "auto",
     classes: Classes | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    key_column: str | None = None,
+    label_column: str | None = None,
     on_changed: OnChanged = "raise",
     engine: Engine = "processes",
     ray_address: str | None = None,
@@ -119,6 +123,11 @@ def pack(
             become ``jpg`` and ``mask.png``.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
             data, pass those of the training data. By default, the sorted names of the class folders.
+        labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
+            names, or integers. Each image needs one; rows for other images are allowed.
+        key_column: The column of ``labels`` with keys (``cats/0001``) or paths (``cats/0001.jpg``) below ``src``; by
+            default, the first of two columns.
+        label_column: The column of ``labels`` with the labels; by default, the second of two columns.
         on_changed: What to do with a sample whose files change or become unreadable during the pack. ``raise`` stops
             with an error that names the files; ``skip`` leaves the sample out.
         engine: ``processes`` packs on this machine. ``ray`` packs on a Ray cluster, one task for each shard; all its
@@ -155,6 +164,7 @@ def pack(
         settings,
         layout=layout,
         classes=None if classes is None else check_classes(classes),
+        labels=check_label_file(labels, key_column, label_column),
         on_changed=on_changed,
         rename_dots=rename_dots,
         strict=strict,
@@ -184,6 +194,7 @@ def pack_directory(
     *,
     layout: Layout = "auto",
     classes: Sequence[str] | None = None,
+    labels: LabelFile | None = None,
     on_changed: OnChanged = "raise",
     rename_dots: bool = False,
     strict: bool = False,
@@ -199,7 +210,7 @@ def pack_directory(
     if engine == "ray":  # Its tasks run in other directories.
         src, dst = absolute_path(src), absolute_path(dst)
     destination.check_destination(src, dst)
-    scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes)
+    scan = scan_directory(src, dst, layout=layout, rename_dots=rename_dots, classes=classes, labels=labels)
     plan = make_plan(scan.samples, scan.classes, settings)
     execute = choose_executor(engine, num_workers, len(plan), scan.samples.num_bytes, settings, ray_address)
     with destination.locked(src, dst), destination.begun(dst, plan):

@@ -13,6 +13,7 @@ from shardio.classes import number_classes
 from shardio.errors import PackError
 from shardio.images import IMAGE_FIELDS
 from shardio.packing.grouping import group_files
+from shardio.packing.label_files import LabelFile, find_labels
 from shardio.packing.layouts import Layout, check_pairs, find_images_folder, refuse_ambiguous_layouts
 from shardio.packing.sample_table import SampleTable
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE
@@ -41,6 +42,7 @@ def scan_directory(
     layout: Layout = "auto",
     rename_dots: bool = False,
     classes: Sequence[str] | None = None,
+    labels: LabelFile | None = None,
 ) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
@@ -50,7 +52,9 @@ def scan_directory(
         layout: The layout of the files. ``auto`` accepts class folders or a flat directory, and refuses a directory
             that looks different.
         rename_dots: Whether to replace each dot in a file's stem with an underscore.
-        classes: The class names that define the labels; by default, the sorted names of the class folders.
+        classes: The class names that define the labels; by default, the sorted names of the class folders, or those
+            in the file of labels.
+        labels: The file that labels the images, instead of the class folders.
 
     Raises:
         PackError: If the directory cannot be packed. The message names the file that prevents it.
@@ -59,24 +63,26 @@ def scan_directory(
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
     try:
         folders = list(walk_folders(src))
-        if layout == "auto":
+        if layout == "auto" and labels is None:
             refuse_ambiguous_layouts(src, dst, folders, rename_dots=rename_dots)
         images = find_images_folder(folders) if layout == "pairs" else None
         table, ignored = group_files(src, folders, images, layout, rename_dots=rename_dots)
         if layout == "pairs":
             check_pairs(src, images, table, ignored)
-        has_classes = layout != "flat" and images is None
+        has_classes = layout != "flat" and images is None and labels is None
         found = _find_class_folders(src, table) if has_classes else ()
         _check_sizes(table)
     except OSError as error:
         raise PackError(f"{error.filename or src} cannot be read: {error.strerror or error}") from error
     if not len(table):
         raise PackError(f"{src} holds no images that can be packed (supported: {', '.join(IMAGE_FIELDS)})")
-    return SourceScan(
-        samples=_with_labels(table, found, classes, src),
-        classes=found if classes is None else tuple(classes),
-        ignored=[src / path for path in ignored],
-    )
+    if labels is None:
+        samples, classes = _with_labels(table, found, classes, src), found if classes is None else classes
+    else:
+        _refuse_label_fields(table, f"{labels.path} already defines one")
+        numbers, classes = find_labels(labels, table.keys, classes)
+        samples = table.with_labels(numbers)
+    return SourceScan(samples=samples, classes=tuple(classes), ignored=[src / path for path in ignored])
 
 
 def _with_labels(table: SampleTable, found: Sequence[str], classes: Sequence[str] | None, src: Path) -> SampleTable:
@@ -108,14 +114,16 @@ def _find_class_folders(src: Path, table: SampleTable) -> tuple[str, ...]:
                 f"the class folder {folder} holds no images that can be packed (supported: {', '.join(IMAGE_FIELDS)}): "
                 "add images or remove the folder"
             )
+    _refuse_label_fields(table, "its class folder already defines one")
+    return tuple(sorted(used))
+
+
+def _refuse_label_fields(table: SampleTable, why: str) -> None:
+    """Raise PackError if a sample has a file that is its label."""
     labelled = next((row for row, kind in enumerate(table.kinds) if LABEL_FIELD in {name.field for name in kind}), None)
     if labelled is not None:
         row = int(np.flatnonzero(table.kind_ids == labelled)[0])
-        raise PackError(
-            f"{table.sample(row).files[LABEL_FIELD].path} is a label, but its class folder already defines one: "
-            "remove the file"
-        )
-    return tuple(sorted(used))
+        raise PackError(f"{table.sample(row).files[LABEL_FIELD].path} is a label, but {why}: remove the file")
 
 
 def _check_sizes(table: SampleTable) -> None:

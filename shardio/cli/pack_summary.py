@@ -1,0 +1,97 @@
+"""The summary of a pack: as JSON, as text, and warnings about files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from shardio.cli.console import count, format_bytes, format_counts
+from shardio.cli.terminal import echo, printable
+from shardio.packing import REJECTED_NAME, TILED, FileProblem, JpegTally, PackResult
+
+SHOWN = 10
+"""The maximum number of files of each kind that the summary names."""
+
+
+def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
+    """Return the summary as JSON values."""
+    manifest, scan, jpegs = result.manifest, result.scan, result.jpegs
+    return {
+        "out": str(out),
+        "samples": manifest.num_samples,
+        "kept": result.num_kept,
+        "classes": len(manifest.classes),
+        "shards": len(manifest.shards),
+        "bytes": manifest.num_bytes,
+        "fields": list(manifest.fields),
+        "digest": manifest.digest,
+        "seconds": round(seconds, 3),
+        "jpegs": {
+            "outcomes": dict(sorted(jpegs.outcomes.items())),
+            "bytes_before": jpegs.num_bytes_before,
+            "bytes_after": jpegs.num_bytes_after,
+            "damaged": [_as_row(problem) for problem in jpegs.damaged],
+        },
+        "mislabelled": [_as_row(problem) for problem in result.mislabelled],
+        "packed_again": [_as_row(problem) for problem in result.damaged_shards],
+        "changed": [_as_row(problem) for problem in result.changed],
+        "rejected": [sample._asdict() for sample in result.rejected],
+        "ignored": [str(path) for path in scan.ignored],
+    }
+
+
+def _as_row(problem: FileProblem) -> dict[str, str]:
+    return {"path": str(problem.path), "what": problem.what}
+
+
+def print_summary(result: PackResult, summary: dict[str, Any]) -> None:
+    """Print the summary, and on standard error the files that need attention."""
+    classes = f" of {count(summary['classes'], 'class', 'classes')}" if summary["classes"] else ""
+    rate = (summary["samples"] - result.num_kept) / max(summary["seconds"], 1e-3)
+    echo(
+        f"packed {count(summary['samples'], 'sample')}{classes} into {count(summary['shards'], 'shard')}, "
+        f"{format_bytes(summary['bytes'])}, in {summary['seconds']:.1f} s ({rate:.0f} samples/s)"
+    )
+    if result.num_kept:
+        echo(f"kept {count(result.num_kept, 'sample')} from an earlier run")
+    mode = result.manifest.pack["jpeg"]
+    if mode != "copy":
+        _print_jpegs(result.jpegs, "re-encoded and tiled" if mode == "reencode" else "tiled")
+    for problem in result.damaged_shards:
+        echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
+    scan = result.scan
+    _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in result.mislabelled])
+    _print_files("changed during the pack (samples left out)", [f"{p.path} {p.what}" for p in result.changed])
+    _print_files(f"left out (listed in {REJECTED_NAME})", [f"{s.file} {s.reason}" for s in result.rejected])
+    _print_files("ignored (not part of any sample)", [str(path) for path in scan.ignored])
+
+
+def warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:
+    """Print a warning if shards are larger than the maximum."""
+    larger = [shard for shard in result.manifest.shards if shard.num_samples == 1 and shard.num_bytes > max_shard_size]
+    if larger:
+        echo(
+            f"{count(len(larger), 'shard exceeds', 'shards exceed')} --max-shard-size {format_bytes(max_shard_size)} "
+            "because samples are never split: pass a larger size",
+            err=True,
+        )
+
+
+def _print_jpegs(jpegs: JpegTally, what_was_done: str) -> None:
+    before, after = jpegs.num_bytes_before, jpegs.num_bytes_after
+    change = f" ({after / before - 1:+.1%})" if before else ""
+    echo(f"JPEGs: {jpegs.outcomes[TILED]} {what_was_done}; {format_bytes(before)} → {format_bytes(after)}{change}")
+    unchanged = Counter({reason: num_files for reason, num_files in jpegs.outcomes.items() if reason != TILED})
+    if unchanged:
+        echo(f"JPEGs stored unchanged: {unchanged.total()} ({format_counts(unchanged)})")
+    _print_files("stored unchanged although damaged", [f"{p.path} {p.what}" for p in jpegs.damaged])
+
+
+def _print_files(outcome: str, files: list[str]) -> None:
+    if files:
+        echo(f"{count(len(files), 'file')} {outcome}:", err=True)
+        for file in files[:SHOWN]:
+            echo(f"  {printable(file)}", err=True)
+        if len(files) > SHOWN:
+            echo(f"  and {len(files) - SHOWN} more (--json lists all of them)", err=True)

@@ -1,0 +1,197 @@
+"""Labels from a file: CSV, JSON Lines or Parquet, with a column that names images and one that labels them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.classes import number_classes
+from shardio.errors import PackError
+from shardio.images import IMAGE_FORMATS
+from shardio.json_text import parse_json
+from shardio.packing.sources import SHOWN
+from shardio.storage import make_path, parse_location
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelFile:
+    """A file of labels.
+
+    Attributes:
+        path: The file: ``.csv``, ``.jsonl`` or ``.parquet``.
+        key_column: The column with keys (``cats/0001``) or paths (``cats/0001.jpg``) below the source. None if the file
+            has two columns: it is the first one.
+        label_column: The column with labels: class names, or integers. None if the file has two columns: it is the
+            second one.
+    """
+
+    path: Path
+    key_column: str | None = None
+    label_column: str | None = None
+
+
+def check_label_file(
+    path: str | os.PathLike[str] | None, key_column: str | None, label_column: str | None
+) -> LabelFile | None:
+    """Return the file of labels that a caller names; None if there is none.
+
+    Raises:
+        ValueError: If columns are given without a file.
+    """
+    if path is None:
+        if key_column is not None or label_column is not None:
+            raise ValueError(
+                "--key-column and --label-column (key_column, label_column) apply only with --labels (labels)"
+            )
+        return None
+    return LabelFile(path=make_path(path), key_column=key_column, label_column=label_column)
+
+
+def find_labels(
+    file: LabelFile, keys: Sequence[str], classes: Sequence[str] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the labels of samples, and the class names.
+
+    Args:
+        file: The file. Rows for other samples are allowed: one file may label several directories.
+        keys: The keys of the samples. Each needs a label.
+        classes: The class names that define the labels; by default, the sorted names in the file. Integers are labels
+            by themselves.
+
+    Returns:
+        int64 [n], and the class names by label; none if the file has integers.
+
+    Raises:
+        PackError: If the file cannot be read, a sample has no label or two, or class names and integers are mixed.
+    """
+    labels = _read_labels(file)
+    if missing := [key for key in keys if key not in labels]:
+        more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
+        raise PackError(
+            f"{file.path} has no label for {len(missing)} of {len(keys)} samples: {', '.join(missing[:SHOWN])}{more}. "
+            f"Add rows, or remove the images. Images are named by keys such as {keys[0]!r}, or by paths such as "
+            f"{keys[0] + '.jpg'!r}"
+        )
+    integers = {label for label in labels.values() if isinstance(label, int)}
+    names = sorted({label for label in labels.values() if isinstance(label, str)})
+    if integers and names:
+        raise PackError(
+            f"{file.path} has both class names and integers as labels, such as {names[0]!r} and {min(integers)}: use "
+            "one kind"
+        )
+    if integers and not 0 <= min(integers) <= max(integers) < (len(classes) if classes else 2**63):
+        limit = f"below {len(classes)}, the number of classes" if classes else "below 2^63"
+        raise PackError(
+            f"{file.path} has labels from {min(integers)} to {max(integers)}: they must be at least 0 and {limit}"
+        )
+    try:
+        numbers = number_classes(names, classes or names, str(file.path))
+    except ValueError as error:
+        raise PackError(str(error)) from error
+    found = (label if isinstance(label, int) else numbers[label] for label in map(labels.__getitem__, keys))
+    return np.fromiter(found, np.int64, len(keys)), tuple(classes or names)
+
+
+def _read_labels(file: LabelFile) -> dict[str, str | int]:
+    """Return the label of each key in a file: a class name or an integer."""
+    suffix = file.path.suffix.lower()
+    if suffix not in _READERS:
+        raise PackError(f"{file.path} is not a file of labels: pass a {', '.join(_READERS)} file")
+    labels, rows = dict[str, str | int](), dict[str, int]()
+    key_column, label_column = _columns(file)
+    try:
+        for number, row in enumerate(_READERS[suffix](file), 1):
+            if key_column is None or label_column is None:
+                key_column, label_column = _choose_columns(file, list(row))
+            for column in (key_column, label_column):
+                if column not in row:
+                    raise PackError(f"row {number} of {file.path} has no {column!r}: it has {', '.join(map(str, row))}")
+            key, label = _as_key(row[key_column]), _as_label(row[label_column])
+            if label is None:
+                raise PackError(
+                    f"row {number} of {file.path} has the label {row[label_column]!r}: it must be a class name or an "
+                    "integer"
+                )
+            if labels.setdefault(key, label) != label:
+                raise PackError(
+                    f"{file.path} labels {key!r} as {labels[key]!r} in row {rows[key]} and as {label!r} in row "
+                    f"{number}: remove one of them"
+                )
+            rows.setdefault(key, number)
+    except (OSError, ValueError, csv.Error) as error:
+        raise PackError(f"{file.path} cannot be read as a file of labels: {error}") from error
+    if not labels:
+        raise PackError(f"{file.path} has no rows")
+    return labels
+
+
+def _columns(file: LabelFile) -> tuple[str | None, str | None]:
+    return file.key_column, file.label_column
+
+
+def _choose_columns(file: LabelFile, names: Sequence[str]) -> tuple[str, str]:
+    if len(names) == 2 and file.key_column is None and file.label_column is None:
+        return names[0], names[1]
+    raise PackError(
+        f"{file.path} has the columns {', '.join(map(str, names))}: name the one with the images and the one with the "
+        "labels by --key-column and --label-column (key_column, label_column)"
+    )
+
+
+def _as_key(value: Any) -> str:
+    """Return the key for a key or a path."""
+    stem, dot, suffix = str(value).rpartition(".")
+    return stem if dot and suffix.lower() in IMAGE_FORMATS else str(value)
+
+
+def _as_label(value: Any) -> str | int | None:
+    """Return a label: an integer, also from a text of digits, or a class name; None for anything else."""
+    if isinstance(value, bool) or value is None or value == "":
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str):
+        return int(value) if value.removeprefix("-").isdecimal() and value.isascii() else value
+    return None
+
+
+def _read_csv(file: LabelFile) -> Iterator[Row]:
+    text = parse_location(file.path).read_whole().decode("utf-8-sig")
+    yield from csv.DictReader(io.StringIO(text, newline=""), strict=True)
+
+
+def _read_json_lines(file: LabelFile) -> Iterator[Row]:
+    for line in parse_location(file.path).read_whole().splitlines():
+        if line.strip():
+            if not isinstance(row := parse_json(line), dict):
+                raise ValueError(f"a line is not an object: {line[:40]!r}")
+            yield row
+
+
+def _read_parquet(file: LabelFile) -> Iterator[Row]:
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise PackError(f"labels in Parquet need pyarrow ({error}): pip install pyarrow") from error
+    columns = None if None in _columns(file) else list(_columns(file))
+    content = parse_location(file.path).read_whole()
+    table = pyarrow.parquet.read_table(io.BytesIO(content), columns=columns)
+    for batch in table.to_batches():
+        yield from batch.to_pylist()
+
+
+_READERS: dict[str, Callable[[LabelFile], Iterator[Row]]] = {
+    ".csv": _read_csv,
+    ".jsonl": _read_json_lines,
+    ".parquet": _read_parquet,
+}
