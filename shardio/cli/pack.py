@@ -14,6 +14,7 @@ from shardio.classes import check_classes
 from shardio.cli.console import PackReporter, value_errors_as_usage_errors
 from shardio.cli.loading import find_class_folders, has_class_folders
 from shardio.cli.pack_summary import print_summary, summarise, warn_of_large_samples
+from shardio.cli.sizes import MaxShardSize
 from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS
 from shardio.packing import (
@@ -33,18 +34,6 @@ from shardio.shards import open_table
 from shardio.storage import read_as_utf8
 
 
-def parse_size(text: str | int) -> int:
-    """Return the number of bytes in a size such as ``256MiB``."""
-    from pydantic import ByteSize, TypeAdapter, ValidationError
-
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError as error:
-        raise typer.BadParameter(
-            f"{text!r} is not a size: write, for example, 256MiB, 1GB or a number of bytes"
-        ) from error
-
-
 def pack(
     images: Annotated[
         Path, typer.Argument(metavar="IMAGES", help="Class folders with images, or a flat directory of images.")
@@ -56,15 +45,7 @@ def pack(
             help="Where to write the shards: a new or empty directory, or that of an interrupted pack to resume.",
         ),
     ],
-    max_shard_size: Annotated[
-        int,
-        typer.Option(
-            parser=parse_size,
-            metavar="SIZE",
-            show_default="256MiB",
-            help="Maximum size of a shard, such as 256MiB or 1GB.",
-        ),
-    ] = DEFAULT_SHARD_SIZE,
+    max_shard_size: MaxShardSize = DEFAULT_SHARD_SIZE,
     max_shard_samples: Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")] = None,
     shuffle_seed: Annotated[int, typer.Option(min=0, help="Seed of the packing order, which mixes classes.")] = 0,
     no_shuffle: Annotated[bool, typer.Option("--no-shuffle", help="Pack in the order of the keys.")] = False,

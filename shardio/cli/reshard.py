@@ -10,12 +10,12 @@ import typer
 from shardio.cli.rewriting import (
     AsJson,
     MaxShardSamples,
-    MaxShardSize,
     OutArgument,
     Overwrite,
     print_datasets,
     reporting,
 )
+from shardio.cli.sizes import MaxShardSize
 from shardio.packing import DEFAULT_SHARD_SIZE
 
 

@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardio.cli.console import PackReporter, count, format_bytes, value_errors_as_usage_errors
-from shardio.cli.pack import parse_size
 from shardio.cli.terminal import echo
 from shardio.packing import PackProgress
 
 if TYPE_CHECKING:
     from shardio.shards import Manifest
 
-MaxShardSize = Annotated[
-    int,
-    typer.Option(
-        parser=parse_size, metavar="SIZE", show_default="256MiB", help="Maximum size of a shard, such as 256MiB or 1GB."
-    ),
-]
 MaxShardSamples = Annotated[int | None, typer.Option(min=1, help="Maximum number of samples in a shard.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a dataset in the new directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print a summary as JSON.")]

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from shardio.cli.rewriting import AsJson, MaxShardSamples, MaxShardSize, Overwrite, print_datasets, reporting
+from shardio.cli.rewriting import AsJson, MaxShardSamples, Overwrite, print_datasets, reporting
+from shardio.cli.sizes import MaxShardSize
 from shardio.packing import DEFAULT_SHARD_SIZE
 
 

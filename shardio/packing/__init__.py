@@ -12,6 +12,7 @@ from shardio.packing.progress import PackProgress
 from shardio.packing.rewriting import merge, reshard, split
 from shardio.packing.shard_job import OnChanged
 from shardio.packing.shard_writer import ShardWriter
+from shardio.packing.sizes import parse_size
 from shardio.packing.sources import FileProblem
 from shardio.packing.worker_parts import finalize
 
@@ -38,6 +39,7 @@ __all__ = [
     "merge",
     "pack",
     "pack_directory",
+    "parse_size",
     "reshard",
     "split",
 ]

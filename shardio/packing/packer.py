@@ -26,6 +26,7 @@ from shardio.packing.progress import PackProgress
 from shardio.packing.sample_table import SampleTable
 from shardio.packing.scan import SourceScan, scan_directory
 from shardio.packing.shard_job import OnChanged, ShardJob
+from shardio.packing.sizes import parse_size
 from shardio.packing.sources import FileChangedError, FileProblem, explain_changes
 from shardio.shards import Manifest
 from shardio.storage import absolute_path, make_path, parse_location
@@ -69,7 +70,7 @@ def pack(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
-    max_shard_size: int = DEFAULT_SHARD_SIZE,
+    max_shard_size: str | int = DEFAULT_SHARD_SIZE,
     max_shard_samples: int | None = None,
     shuffle_seed: int | None = 0,
     rename_dots: bool = False,
@@ -99,8 +100,8 @@ def pack(
     Args:
         src: The directory: class folders with images, or a flat directory of images.
         dst: A new or empty directory, or that of an interrupted pack to resume.
-        max_shard_size: The maximum size of a shard in bytes. Only a shard with a single sample may exceed it. If
-            JPEGs are rewritten, the limit applies to the sizes of the original files.
+        max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
+            single sample may exceed it. If JPEGs are rewritten, the limit applies to the sizes of the original files.
         max_shard_samples: The maximum number of samples in a shard.
         shuffle_seed: The seed of the packing order, which mixes the classes; None packs in the order of the keys.
         rename_dots: Whether to replace each dot in a file's stem with an underscore.
@@ -149,7 +150,7 @@ def pack(
     check_choice("engine", engine, Engine)
     num_workers = check_optional_integer("num_workers", num_workers, at_least=1)
     settings = PackSettings(
-        max_shard_size=max_shard_size,
+        max_shard_size=parse_size("max_shard_size", max_shard_size),
         max_shard_samples=max_shard_samples,
         shuffle_seed=shuffle_seed,
         jpeg=jpeg,

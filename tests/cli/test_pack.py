@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 import shardio
 from shardio.cli.main import app
-from shardio.cli.pack import parse_size, read_classes
+from shardio.cli.pack import read_classes
+from shardio.cli.sizes import parse_shard_size
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan
@@ -257,12 +258,12 @@ def test_wrong_usage_has_exit_code_2_and_writes_nothing(
     ],
 )
 def test_sizes_may_have_units(text: str, num_bytes: int) -> None:
-    assert parse_size(text) == num_bytes
+    assert parse_shard_size(text) == num_bytes
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1XB", "one", "1 2", "-1", "1MiB2", "nan", "inf"])
 def test_bad_sizes_are_usage_errors_with_examples(images: Path, tmp_path: Path, text: str) -> None:
     done = run("pack", images, tmp_path / "out", "--max-shard-size", text)
     assert done.exit_code == 2
-    assert "is not a size" in done.stderr
+    assert "must be a size such as" in " ".join(done.stderr.replace("│", " ").split())
     assert not (tmp_path / "out").exists()
