@@ -69,6 +69,8 @@ def bench(
     """Load a dataset as training would, and report the speed and the bottleneck.
 
     Press Ctrl-C to stop early and print the results so far.
+
+    Example: shardio bench packed/train --num-workers 8 --epochs 2
     """
     from shardio.loader.data_loader import NO_STATS
     from shardio.loader.executors.choice import why_not_ours

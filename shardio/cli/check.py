@@ -55,6 +55,8 @@ def check(
     """Report which samples a dataset, a script's loader or a training run delivers once, repeatedly or never.
 
     The exit code is 1 unless each epoch delivers every sample exactly once, or as the remainder policy specifies.
+
+    Example: shardio check packed/train --world-size 4 --num-workers 2
     """
     from shardio.check import find_frozen_orders, judge, merge_recordings
     from shardio.check.processes import record_ranks

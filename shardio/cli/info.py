@@ -31,6 +31,8 @@ def info(
     The decoders are estimated from the headers of up to 1,000 evenly spaced images.
     libjpeg-turbo decodes every JPEG crop of more than a million pixels, and whole untiled JPEGs that are not resized.
     A loader's stats() counts the images that each decoder actually decoded.
+
+    Example: shardio info packed/train
     """
     from shardio.shards import open_table
 

@@ -40,7 +40,10 @@ def order(
         Path | None, typer.Option(callback=check_png_path, metavar="FILE.png", help="Plot the epoch to this file.")
     ] = None,
 ) -> None:
-    """Measure how well an epoch is shuffled and how much data a rank reads; pass --plot to plot the order."""
+    """Measure how well an epoch is shuffled and how much data a rank reads; pass --plot to plot the order.
+
+    Example: shardio order packed/train --world-size 8 --plot order.png
+    """
     from shardio.order import IDEAL_DISTANCE, EpochOrder, choose_settings, measure_quality
     from shardio.shards import open_table
 

@@ -158,6 +158,8 @@ def pack(
     """Pack a directory of images into tar shards, with an index for each shard and a manifest.
 
     Rerun the same command to resume an interrupted pack.
+
+    Example: shardio pack images/train packed/train --jpeg tile --workers 8
     """
     with value_errors_as_usage_errors():
         settings = PackSettings(

@@ -25,12 +25,18 @@ Out = Annotated[
 
 
 def tile(files: Files, out: Out = None) -> None:
-    """Show how lossless tiling would change JPEG files; pass --out to write the results."""
+    """Show how lossless tiling would change JPEG files; pass --out to write the results.
+
+    Example: shardio tile photo.jpg --out tiled
+    """
     _rewrite_all(files, out, tile_jpeg)
 
 
 def untile(files: Files, out: Out = None) -> None:
-    """Show how removing restart markers and tile tables would change JPEG files; pass --out to write the results."""
+    """Show how removing restart markers and tile tables would change JPEG files; pass --out to write the results.
+
+    Example: shardio untile tiled/photo.jpg --out plain
+    """
     _rewrite_all(files, out, untile_jpeg)
 
 

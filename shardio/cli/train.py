@@ -158,6 +158,8 @@ def train(
     """Train a classifier, and print how fast and how well it learns.
 
     On several ranks: torchrun --nproc-per-node 2 -m shardio train SOURCE …
+
+    Example: shardio train packed/train --val packed/val --model torchvision:resnet50 --recipe imagenet_train
     """
     import torch
 
