@@ -14,10 +14,11 @@ from shardio.shards.names import split_name
 from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE
 from shardio.storage import StoredFile, read_pieces
 
-TAR_ERRORS = (tarfile.TarError, EOFError, ValueError)
-"""The errors that tarfile raises for a damaged tar. ValueError is raised for invalid digits."""
+TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, IndexError)
+"""The errors that tarfile raises for a damaged tar: ValueError for invalid digits, IndexError for a truncated map of a
+sparse file."""
 
-_WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
+WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
 """The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
 
 _LINKS = {
@@ -155,7 +156,7 @@ class TarScan:
 
     def _refuse_without_content(self, info: tarfile.TarInfo) -> None:
         """Refuse a member that is named like a field but has no content of its own."""
-        if info.isreg() or info.type in _WITHOUT_CONTENT or split_name(info.name) is None:
+        if info.isreg() or info.type in WITHOUT_CONTENT or split_name(info.name) is None:
             return
         how, remedy = _LINKS.get(info.type, ("a special file", "without it"))
         target = f" to {info.linkname}" if info.type in _LINKS else ""
@@ -163,6 +164,12 @@ class TarScan:
             f"{self._file.location} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), "
             f"which has no content of its own: create the tar again {remedy}"
         )
+
+
+def find_end(info: tarfile.TarInfo) -> int:
+    """Return where a member ends in its tar, with its padding. Members of unknown types have contents, too."""
+    has_content = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
+    return info.offset_data + (info.size + -info.size % BLOCK if has_content else 0)
 
 
 def check_end(file: StoredFile, offset: int) -> None:

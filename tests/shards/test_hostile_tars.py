@@ -44,6 +44,14 @@ def make_pax(keyword: str, value: str, kind: bytes = tarfile.XHDTYPE) -> bytes:
     return make_header(len(record), kind) + fill_up(record)
 
 
+def make_sparse() -> bytes:
+    """Return the header of a sparse file whose map goes on in the next block."""
+    block = bytearray(make_header(3, tarfile.GNUTYPE_SPARSE))
+    block[482], block[148:156] = 1, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
 MEMBER = make_header(3) + fill_up(b"abc")
 LONG_NAME = make_header(6, tarfile.GNUTYPE_LONGNAME) + fill_up(b"b.txt\0")
 
@@ -65,6 +73,15 @@ HOSTILE = {
     "pax-size-global": make_pax("size", "2", tarfile.XGLTYPE) + make_header(1024) + bytes(1024) + MEMBER,
     "pax-length-of-5000-digits": make_header(5010, tarfile.XHDTYPE) + fill_up(b"9" * 5000 + b" size=3\n\0\0") + MEMBER,
     "sparse-map-no-number": make_pax("GNU.sparse.map", "a,b") + MEMBER,
+    "pax-digits": make_pax("comment", "9" * 900_000) + MEMBER,
+    "pax-digits-in-a-sparse-file": make_pax("GNU.sparse.size", "9" * 900_000) + MEMBER,
+    "pax-records-without-equals-sign": make_header(900_002, tarfile.XHDTYPE)
+    + fill_up(b"5 aaa" * 180_000 + b"=\n")
+    + MEMBER,
+    "pax-keywords-of-many-global-headers": b"".join(
+        make_pax(f"x{i}", "", tarfile.XGLTYPE) + make_header(0, name=f"{i}.txt") for i in range(1002)
+    ),
+    "sparse-map-is-cut": make_sparse() + MEMBER[:100],
     "sparse": make_header(3, tarfile.GNUTYPE_SPARSE) + fill_up(b"abc"),
 }
 
