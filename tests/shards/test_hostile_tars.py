@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tarfile
+import tracemalloc
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import shardio
 from shardio.errors import FormatError, SampleError
 from shardio.sample import Sample
-from shardio.shards import open_table, write_shard
+from shardio.shards import CompressedShard, open_table, write_shard
 from shardio.shards.indexing import index_tar
+from shardio.shards.open_index import read_header
 from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_name
 from shardio.storage import parse_location
@@ -170,3 +175,28 @@ def test_a_compressed_tar_with_false_headers_is_refused(tmp_path: Path, name: st
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(HOSTILE[name] + END, 1))
     with pytest.raises(FormatError, match=r"a\.tar\.gz"):
         index_tar(parse_location(tmp_path / "a.tar.gz"))
+
+
+@pytest.mark.parametrize("claimed", [2**31, 2**20])
+def test_an_index_that_claims_more_than_a_compressed_tar_holds_is_refused_with_little_memory(
+    tmp_path: Path, claimed: int
+) -> None:
+    tar = tmp_path / "a.tar.gz"
+    tar.write_bytes(gzip.compress(MEMBER + END))
+    index_tar(parse_location(tar))
+    tensors, header = safetensors.numpy.load_file(index_of(tar)), read_header(parse_location(index_of(tar)))
+    tensors["size"][:] = claimed
+    values = {**asdict(header), "num_bytes": 2**32}
+    index_of(tar).write_bytes(safetensors.numpy.save(tensors, {"shardio": json.dumps(values)}))
+    tracemalloc.start()
+    try:
+        with (
+            CompressedShard(parse_location(tar)) as shard,
+            pytest.raises(
+                SampleError, match=r"a cannot be read from .*a\.tar\.gz ends at byte 2048 of the decompressed"
+            ),
+        ):
+            shard.read("a")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
