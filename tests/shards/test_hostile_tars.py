@@ -210,3 +210,12 @@ def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Pa
         open_table(path)
     path.write_bytes(b"".join(make_header(0, name=f"{i}.{i}") for i in range(100)) + END)
     assert open_table(path).manifest.num_samples == 100
+
+
+@pytest.mark.parametrize("kind", [b"V", b"D", b"Q"])
+def test_members_that_are_skipped_are_no_problem(tmp_path: Path, kind: bytes) -> None:
+    """Those of unknown types have a content, too."""
+    name, content = ("README", b"abc".ljust(512, b"\0")) if kind == b"Q" else ("b.txt", b"")
+    (tmp_path / "a.tar").write_bytes(MEMBER + make_header(len(content), kind, name) + content + END)
+    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
+    assert shardio.verify(tmp_path / "a.tar") == []
