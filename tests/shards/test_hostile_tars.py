@@ -19,6 +19,7 @@ from shardio.sample import Sample
 from shardio.shards import CompressedShard, open_table, write_shard
 from shardio.shards.indexing import index_tar
 from shardio.shards.open_index import read_header
+from shardio.shards.repairing import repair
 from shardio.shards.tar import END, MAX_MEMBER
 from shardio.shards.tar_scan import find_name
 from shardio.storage import parse_location
@@ -219,3 +220,13 @@ def test_members_that_are_skipped_are_no_problem(tmp_path: Path, kind: bytes) ->
     (tmp_path / "a.tar").write_bytes(MEMBER + make_header(len(content), kind, name) + content + END)
     assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
     assert shardio.verify(tmp_path / "a.tar") == []
+
+
+def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Path) -> None:
+    """It could not be indexed afterwards."""
+    path = tmp_path / "shard-000000.tar"
+    content = 2 * (make_header(3, name="a.txt") + fill_up(b"abc"))
+    path.write_bytes(content)
+    result = repair(parse_location(tmp_path))
+    assert [problem.kind for problem in result.problems] == ["header"]
+    assert path.read_bytes() == content
