@@ -37,12 +37,12 @@ def is_header(block: bytes) -> bool:
     return True
 
 
-def find_name(file: StoredFile, offset: int) -> str | None:
-    """Read all headers up to an offset and return the name of the member whose content starts there, or None."""
+def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
+    """Read all headers up to an offset and return name and size of the member whose content starts there, or None."""
     try:
-        for info in read_headers(ForwardFile(file)):
+        for info, _ in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:
-                return info.name if info.offset_data == offset else None
+                return (info.name, info.size) if info.offset_data == offset else None
     except TAR_ERRORS:
         pass  # A damaged tar has no member there.
     return None
@@ -55,16 +55,19 @@ def list_names(file: StoredFile) -> list[str]:
         FormatError: If the file is not a tar, or is damaged.
     """
     try:
-        return [info.name for info in read_headers(ForwardFile(file))]
+        return [info.name for info, _ in read_headers(ForwardFile(file))]
     except TAR_ERRORS as error:
         raise FormatError(f"{file.location} is not an uncompressed tar: {error}") from error
 
 
-def read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
-    """Yield a tar's members; raise one of TAR_ERRORS if it is damaged. A damaged header may also look like the end."""
+def read_headers(file: ForwardFile) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Yield a tar's members, and where each ends with its padding; raise one of TAR_ERRORS if the tar is damaged.
+
+    A damaged header may also look like the end.
+    """
     with file.open() as tar:
         for info in tar:
-            yield info
+            yield info, tar.offset
             file.end_member()
             tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
 
@@ -164,12 +167,6 @@ class TarScan:
             f"{self._file.location} holds {info.name} as {how}{target} (its header ends at byte {info.offset_data}), "
             f"which has no content of its own: create the tar again {remedy}"
         )
-
-
-def find_end(info: tarfile.TarInfo) -> int:
-    """Return where a member ends in its tar, with its padding. Members of unknown types have contents, too."""
-    has_content = info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
-    return info.offset_data + (info.size + -info.size % BLOCK if has_content else 0)
 
 
 def check_end(file: StoredFile, offset: int) -> None:

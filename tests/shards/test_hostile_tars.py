@@ -14,14 +14,14 @@ import pytest
 import safetensors.numpy
 
 import shardio
-from shardio.errors import FormatError, SampleError
+from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.sample import Sample
 from shardio.shards import CompressedShard, open_table, write_shard
 from shardio.shards.indexing import index_tar
 from shardio.shards.open_index import read_header
 from shardio.shards.repairing import repair
 from shardio.shards.tar import END, MAX_MEMBER
-from shardio.shards.tar_scan import find_name
+from shardio.shards.tar_scan import find_member
 from shardio.storage import parse_location
 from tests.tars import index_of, open_file, open_shard, write_tar
 
@@ -115,7 +115,7 @@ def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
     """The name is looked up when a sample is not the one that was indexed."""
     (tmp_path / "a.tar").write_bytes(HOSTILE["pax-headers-in-a-row"] + END)
     with open_file(tmp_path / "a.tar") as file:
-        assert find_name(file, 3000 * 1024 + 512) is None
+        assert find_member(file, 3000 * 1024 + 512) is None
 
 
 def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> None:
@@ -213,6 +213,14 @@ def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Pa
     assert open_table(path).manifest.num_samples == 100
 
 
+def test_a_global_size_of_a_skipped_member_is_no_problem(tmp_path: Path) -> None:
+    """tarfile says that the member has this size, and goes on where the header says."""
+    content = MEMBER + make_pax("size", "1500", tarfile.XGLTYPE) + make_header(0, b"D", "README") + END
+    (tmp_path / "a.tar").write_bytes(content)
+    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
+    assert shardio.verify(tmp_path / "a.tar") == []
+
+
 @pytest.mark.parametrize("kind", [b"V", b"D", b"Q"])
 def test_members_that_are_skipped_are_no_problem(tmp_path: Path, kind: bytes) -> None:
     """Those of unknown types have a content, too."""
@@ -230,3 +238,17 @@ def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Pat
     result = repair(parse_location(tmp_path))
     assert [problem.kind for problem in result.problems] == ["header"]
     assert path.read_bytes() == content
+
+
+def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Path) -> None:
+    """They read a size up to the first NUL, so that this one is 0."""
+    write_shard(parse_location(tmp_path / "a.tar"), [Sample(key="a", fields={"bin": b"1", "txt": b"22"}, origin="")])
+    with open_shard(tmp_path / "a.tar") as shard:
+        content = bytearray((tmp_path / "a.tar").read_bytes())
+        content[1024 + 124] = 0
+        content[1024 + 148 : 1024 + 156] = b" " * 8
+        content[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(content[1024:1536])
+        with (tmp_path / "a.tar").open("r+b") as file:  # In place: the shard is open.
+            file.write(content)
+        with pytest.raises(StaleIndexError, match=r"the tar holds a\.txt there with 0 bytes instead of 2"):
+            shard.read_many(np.array([0]), ["txt"], np.array([True]))
