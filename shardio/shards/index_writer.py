@@ -69,8 +69,8 @@ def write_index(
     shape = len(fields), len(samples)
     if shape[0] * shape[1] > MAX_EMPTY * len(members) + MAX_CELLS:
         raise FormatError(
-            f"{tar.location} has {shape[0]} different fields, of which a sample has {len(members) / shape[1]:.1f} on "
-            "average: its index would be too large. Name its members key.field, as WebDataset expects"
+            f"{tar.location} has {shape[0]} different fields, but a sample has only {len(members) / shape[1]:.1f} "
+            "of them on average: its index would be too large. Name its members key.field, as WebDataset expects"
         )
     offset, size = np.full(shape, -1, "<i8"), np.full(shape, -1, "<i8")
     content_hash = np.zeros(shape, "<u8")
