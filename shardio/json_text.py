@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 
@@ -26,8 +27,8 @@ def parse_json(content: bytes | str) -> Any:
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r:.100} occurs twice")
+        name = next(name for name, number in Counter(name for name, _ in pairs).items() if number > 1)
+        raise ValueError(f"the name {name!r:.100} occurs twice")
     return found
 
 

@@ -12,6 +12,7 @@ WRONG = {
     "deep": b"[" * 100_000 + b"]" * 100_000,
     "deep-object": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "name-twice": b'{"a": 1, "b": {"c": 2, "c": 2}}',
+    "name-twice-of-many": b"{" + b"".join(b'"%d":0,' % i for i in range(100_000)) + b'"99999":0}',
     "nan": b'{"a": NaN}',
     "infinity": b"[-Infinity]",
     "utf-16": "{}".encode("utf-16"),

@@ -70,7 +70,7 @@ class Comparison:
                 content = columns[field_index][row]
                 assert content is not None, "the index has it"
                 if not header_fits(header, key, suffixes[field_index], len(content)):
-                    self._doubt_name(row, start, key, fields[field_index], header)
+                    self._doubt_name(row, start, len(content), key, fields[field_index], header)
                 if (found := xxhash.xxh3_64_intdigest(content)) != expected[field_index]:
                     raise self._error(
                         row,
@@ -87,25 +87,28 @@ class Comparison:
         key, where = _decode(raw_key), describe_offset(self._tar, start)
         return SampleError(message.replace("{}", f"{key} in {where}", 1), row=row, key=key, where=where)
 
-    def _doubt_name(self, row: int, start: int, raw_key: bytes, field: str, header: bytes) -> None:
+    def _doubt_name(self, row: int, start: int, num_bytes: int, raw_key: bytes, field: str, header: bytes) -> None:
         """Raise an error unless the name is in an extended header, which some archivers write for every member."""
         if not self._names_are_plain:
             return
-        from shardio.shards.tar_scan import find_name, is_header  # It imports tarfile, which takes 4 ms.
+        from shardio.shards.tar_scan import find_member, is_header  # It imports tarfile, which takes 4 ms.
 
-        name = find_name(self._tar, start)
-        if name is not None and split_name(name) == (_decode(raw_key), field):
+        member, parts = find_member(self._tar, start), (_decode(raw_key), field)
+        has_name = member is not None and split_name(member[0]) == parts
+        if has_name and member is not None and member[1] == num_bytes:
             self._names_are_plain = False
             return
-        if name is None and not is_header(header):
+        if member is None and not is_header(header):
             message = (
                 f"the tar header before field {field!r} of sample {{}} is damaged: download the shard again, or pack "
                 "the dataset again"
             )
             raise self._error(row, raw_key, start, message)
+        found = "another member" if member is None else member[0]
+        sizes = f" with {member[1]} bytes instead of {num_bytes}" if has_name and member is not None else ""
         raise StaleIndexError(
             f"field {field!r} of sample {_decode(raw_key)} is expected in {describe_offset(self._tar, start)}, but the "
-            f"tar holds {name or 'another member'} there: it has changed since {self._index.location} was created. "
+            f"tar holds {found} there{sizes}: it has changed since {self._index.location} was created. "
             "Download the shard and its index again, or pack the dataset again. If shardio did not pack this tar, "
             "delete the index instead"
         )

@@ -110,8 +110,11 @@ class DecompressedFile:
         """Return the bytes [start, stop) of the decompressed tar."""
         if stop - start == BLOCK and stop in self._known:
             return self._known[stop]
-        content = bytearray(stop - start)
-        self.read_into([start], [memoryview(content)])
+        content = bytearray()
+        while (position := start + len(content)) < stop:  # In pieces: an index may claim more bytes than there are.
+            piece = bytearray(min(PIECE, stop - position))
+            self.read_into([position], [memoryview(piece)])
+            content += piece
         return bytes(content)
 
     def read_many(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
@@ -218,7 +221,10 @@ class CompressedShard:
             if not 0 <= num_bytes <= MAX_MEMBER:
                 message = f"field {field!r} of sample {key} in {where} has {num_bytes} bytes, {TOO_LARGE}"
                 raise SampleError(message, key=key, where=where)
-            content = self._file.read(start, start + num_bytes)
+            try:
+                content = self._file.read(start, start + num_bytes)
+            except EOFError as error:
+                raise SampleError(f"sample {key} cannot be read from {where}: {error}", key=key, where=where) from error
             if xxhash.xxh3_64_intdigest(content) != int(columns.hashes[field_index, sample]):
                 message = f"field {field!r} of sample {key} in {where} is damaged: download the tar again"
                 raise SampleError(message, key=key, where=where)

@@ -12,6 +12,7 @@ from typing import BinaryIO, cast
 
 import xxhash
 
+from shardio.shards.tar import BLOCK
 from shardio.storage import PIECE, StoredFile, read_pieces
 
 MAX_HEADER_BYTES = 2**20
@@ -20,8 +21,22 @@ MAX_HEADER_BYTES = 2**20
 MAX_HEADER_READS = 128
 """The maximum number of reads of one member's headers. A member has one or two extended headers of two reads each."""
 
+MAX_RECORDS = 1000
+"""The maximum number of records of a pax header, and of different keywords of all global pax headers. tarfile copies
+those for each member."""
+
+MAX_DIGITS = 256
+"""The maximum number of digits in a row in a pax header, as the time of tarfile's regular expressions grows with the
+square of it (CVE-2024-6232)."""
+
 HEADERS_PIECE = 2**16
 """The number of bytes to read at a time if contents are skipped."""
+
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENDED = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+
+_IS_DIGIT = bytes(48 <= byte < 58 for byte in range(256))
+"""1 for each digit, and 0 for each other byte."""
 
 
 class ForwardFile:
@@ -42,6 +57,8 @@ class ForwardFile:
         self.size = file.size
         self.last_read = b""
         self._num_reads = 0
+        self._extended = b""  # The type of the extended header that tarfile reads next; empty before other reads.
+        self._global_keywords = set[bytes]()
         self._piece = memoryview(b"")  # Bytes from `position` on that were already read.
         self._start_at(0)
 
@@ -65,7 +82,21 @@ class ForwardFile:
         while self.position < stop:
             parts.append(bytes(self.read_content(stop - self.position)))
         self.last_read = b"".join(parts)
+        self._check(num_bytes)
         return self.last_read
+
+    def _check(self, num_bytes: int) -> None:
+        """Raise ReadError if what tarfile read last is a pax header that it would read in quadratic time."""
+        kind, self._extended = self._extended, b""
+        if not kind and num_bytes == BLOCK:
+            kind = self.last_read[156:157]
+            self._extended = kind if kind in _EXTENDED else b""
+        elif kind in _PAX:
+            keywords = _find_keywords(self.last_read)
+            if kind == tarfile.XGLTYPE:
+                self._global_keywords.update(keywords)
+            if max(len(keywords), len(self._global_keywords)) > MAX_RECORDS:
+                raise tarfile.ReadError(f"pax headers have more than {MAX_RECORDS} records")
 
     def read_content(self, max_bytes: int) -> memoryview:
         """Return the next bytes: from 1 to ``max_bytes`` of them, or none at the end of the file.
@@ -82,7 +113,7 @@ class ForwardFile:
 
     def end_member(self) -> None:
         """Prepare for the headers of the next member."""
-        self._num_reads = 0
+        self._num_reads, self._extended = 0, b""
 
     def seek(self, position: int) -> int:
         """Read or skip bytes up to an offset. Called by tarfile."""
@@ -105,3 +136,26 @@ class ForwardFile:
         num_bytes = HEADERS_PIECE if self._digest is None else PIECE
         self._pieces: Iterator[memoryview] = read_pieces(self._file, position, num_bytes)
         self._piece = memoryview(b"")
+
+
+def _find_keywords(header: bytes) -> list[bytes]:
+    """Return the keywords of the records of a pax header, which may be padded with zeros.
+
+    Old versions of tarfile search in all of the rest if a record lacks the equals sign, and later ones refuse it.
+
+    Raises:
+        tarfile.ReadError: If a record is not ``length keyword=value``, or has too many digits in a row.
+    """
+    if b"\1" * (MAX_DIGITS + 1) in header.translate(_IS_DIGIT):
+        raise tarfile.ReadError(f"a pax header has more than {MAX_DIGITS} digits in a row")
+    keywords, position = list[bytes](), 0
+    while position < len(header) and header[position]:
+        space = header.find(b" ", position, position + 20)
+        length = header[position:space] if space > 0 else b""
+        stop = position + int(length) if length.isdigit() else 0
+        equals = header.find(b"=", space, stop)
+        if equals <= space + 1 or stop > len(header) or header[stop - 1] != ord("\n"):
+            raise tarfile.ReadError(f"a pax header has an invalid record at its byte {position}")
+        keywords.append(header[space + 1 : equals])
+        position = stop
+    return keywords

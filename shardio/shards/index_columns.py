@@ -107,7 +107,7 @@ def read_keys(location: Location) -> KeyColumn:
 def _read_keys(file: StoredFile, header: IndexHeader, begins: dict[str, int], num_key_bytes: int) -> KeyColumn:
     bounds = np.zeros(header.num_samples + 1, np.int64)
     bounds[1:] = np.frombuffer(read_range(file, begins["key_stop"], begins["key_stop"] + 8 * header.num_samples), "<i8")
-    if np.any(np.diff(bounds) < 0) or bounds[-1] != num_key_bytes:
+    if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != num_key_bytes:
         raise FormatError(
             f"the index {file.location} is damaged: keys have negative lengths or are outside it. Rebuild it with "
             "shardio repair, or download it again"

@@ -18,6 +18,13 @@ MAX_FIELDS = 1024
 """The maximum number of fields. A tar with more does not follow WebDataset's naming."""
 
 
+MAX_EMPTY = 64
+"""The maximum number of entries of an index for each member of its tar. The others say that a sample lacks a field."""
+
+MAX_CELLS = 2**18
+"""The number of entries that an index may have in any case."""
+
+
 class StoredField(NamedTuple):
     """The offset in the tar, the size and the xxh3-64 of a field's content."""
 
@@ -31,9 +38,6 @@ class StoredSample(NamedTuple):
 
     key: str
     fields: Mapping[str, StoredField]
-
-
-_MISSING = StoredField(-1, -1, 0)
 
 
 def write_index(
@@ -58,11 +62,23 @@ def write_index(
             f"{tar.location} has {len(fields)} different fields, but an index holds at most {MAX_FIELDS}: name its "
             "members key.field, as WebDataset expects"
         )
-    columns = [[sample.fields.get(field, _MISSING) for sample in samples] for field in fields]
-    offset, size, content_hash = (
-        np.array([[field[place] for field in column] for column in columns], dtype).reshape(len(fields), len(samples))
-        for place, dtype in enumerate(("<i8", "<i8", "<u8"))
-    )
+    field_indices = {field: i for i, field in enumerate(fields)}
+    members = [
+        (field_indices[name], row, field) for row, sample in enumerate(samples) for name, field in sample.fields.items()
+    ]
+    shape = len(fields), len(samples)
+    if shape[0] * shape[1] > MAX_EMPTY * len(members) + MAX_CELLS:
+        raise FormatError(
+            f"{tar.location} has {shape[0]} different fields, but a sample has only {len(members) / shape[1]:.1f} "
+            "of them on average: its index would be too large. Name its members key.field, as WebDataset expects"
+        )
+    offset, size = np.full(shape, -1, "<i8"), np.full(shape, -1, "<i8")
+    content_hash = np.zeros(shape, "<u8")
+    if members:
+        places = tuple(np.array(each) for each in zip(*((i, row) for i, row, _ in members), strict=True))
+        offset[places] = [field.offset for _, _, field in members]
+        size[places] = [field.size for _, _, field in members]
+        content_hash[places] = np.array([field.hash for _, _, field in members], "<u8")
     keys = [sample.key.encode(errors="surrogateescape") for sample in samples]
     header = IndexHeader(
         format=INDEX_FORMAT,

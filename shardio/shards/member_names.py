@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.shards.forward import ForwardFile
 from shardio.shards.names import is_added_by_macos, split_name
-from shardio.shards.tar import BLOCK
-from shardio.shards.tar_scan import TAR_ERRORS, check_end, read_headers
+from shardio.shards.tar_scan import TAR_ERRORS, WITHOUT_CONTENT, check_end, read_headers
 from shardio.storage import StoredFile
 
 
@@ -56,16 +55,18 @@ class MemberNames:
         """Yield all members with a known content, and the others that are named like a field."""
         forward, starts = ForwardFile(self._file), self._starts
         try:
-            for info in read_headers(forward):
-                offset = int(info.offset_data)
+            for info, end in read_headers(forward):
+                offset = info.offset_data
                 i = int(np.searchsorted(starts, offset))
                 is_known = i < len(starts) and starts[i] == offset and info.isreg()
                 parts = split_name(info.name)
-                if is_known or (parts is not None and not info.isdir() and not is_added_by_macos(info.name)):
+                if is_known or (
+                    parts is not None and info.type not in WITHOUT_CONTENT and not is_added_by_macos(info.name)
+                ):
                     yield NamedMember(
                         place=i if is_known else None, name=info.name, parts=parts, offset=offset, size=info.size
                     )
-                self.end = offset + (info.size + -info.size % BLOCK if info.isreg() else 0)
+                self.end = end
             check_end(self._file, self.end)
         except TAR_ERRORS as error:
             self.failure = f"the tar is damaged: {error}"

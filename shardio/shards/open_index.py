@@ -141,7 +141,7 @@ class ShardIndex:
             first, stop = part * PART, min((part + 1) * PART, self.header.num_samples)
             begin = self._read_integers("key_stop", first - 1, first) if first else np.zeros(1, np.int64)
             bounds = np.concatenate([begin, self._read_integers("key_stop", first, stop)])
-            if bounds[0] < 0 or np.any(np.diff(bounds) < 0) or bounds[-1] > self._num_key_bytes:
+            if bounds[0] < 0 or np.any(bounds[1:] < bounds[:-1]) or bounds[-1] > self._num_key_bytes:
                 raise FormatError(
                     f"the index {self.location} is damaged: keys have negative lengths or are outside it. "
                     f"{self._remedy}"
@@ -244,7 +244,10 @@ def read_layout(file: StoredFile) -> tuple[IndexHeader, dict[str, int], int]:
         if data_start > len(content):
             content += read_range(file, len(content), data_start)
         layout = parse_json(content[8:data_start])
-        values = parse_json(layout["__metadata__"]["shardio"])
+        metadata = layout["__metadata__"]["shardio"]
+        if not isinstance(metadata, str):
+            raise TypeError(f"its metadata must be a string, got {type(metadata).__name__}")
+        values = parse_json(metadata)
         if values["format"] != INDEX_FORMAT:  # Checked first: other formats may have other values.
             raise FormatError(
                 f"the index {file.location} has format {values['format']}, but this version of shardio reads "
@@ -293,7 +296,7 @@ def _check_tensor(name: str, tensor: Any, header: IndexHeader) -> int:
         raise TypeError(f"tensor {name} has the shape {shape} and bytes {start} to {stop}")
     expected = {
         "key_stop": [header.num_samples],
-        "key_bytes": shape[:1],
+        "key_bytes": shape[:1] or [0],  # Any number of bytes, in one dimension.
     }.get(name, [len(header.fields), header.num_samples])
     num_bytes = (1 if dtype == "U8" else 8) * math.prod(shape)
     if dtype != _DTYPES[name] or shape != expected or stop - start != num_bytes:

@@ -98,5 +98,5 @@ def header_fits(header: bytes, key: bytes, suffix: bytes, num_bytes: int) -> boo
 
 def _read_size(header: bytes) -> int | None:
     """Return the size in a header, or None if it is not in octal digits."""
-    digits = header[124:136].strip(b" \0")
+    digits = header[124:136].split(b"\0", 1)[0].strip()
     return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None

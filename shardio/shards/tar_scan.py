@@ -14,10 +14,11 @@ from shardio.shards.names import split_name
 from shardio.shards.tar import BLOCK, MAX_MEMBER, TOO_LARGE
 from shardio.storage import StoredFile, read_pieces
 
-TAR_ERRORS = (tarfile.TarError, EOFError, ValueError)
-"""The errors that tarfile raises for a damaged tar. ValueError is raised for invalid digits."""
+TAR_ERRORS = (tarfile.TarError, EOFError, ValueError, IndexError)
+"""The errors that tarfile raises for a damaged tar: ValueError for invalid digits, IndexError for a truncated map of a
+sparse file."""
 
-_WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
+WITHOUT_CONTENT = (tarfile.DIRTYPE, b"D", b"V")
 """The types of members that can be skipped: directories, and GNU tar's directory lists and volume labels."""
 
 _LINKS = {
@@ -36,12 +37,12 @@ def is_header(block: bytes) -> bool:
     return True
 
 
-def find_name(file: StoredFile, offset: int) -> str | None:
-    """Read all headers up to an offset and return the name of the member whose content starts there, or None."""
+def find_member(file: StoredFile, offset: int) -> tuple[str, int] | None:
+    """Read all headers up to an offset and return name and size of the member whose content starts there, or None."""
     try:
-        for info in read_headers(ForwardFile(file)):
+        for info, _ in read_headers(ForwardFile(file)):
             if info.offset_data >= offset:
-                return info.name if info.offset_data == offset else None
+                return (info.name, info.size) if info.offset_data == offset else None
     except TAR_ERRORS:
         pass  # A damaged tar has no member there.
     return None
@@ -54,16 +55,19 @@ def list_names(file: StoredFile) -> list[str]:
         FormatError: If the file is not a tar, or is damaged.
     """
     try:
-        return [info.name for info in read_headers(ForwardFile(file))]
+        return [info.name for info, _ in read_headers(ForwardFile(file))]
     except TAR_ERRORS as error:
         raise FormatError(f"{file.location} is not an uncompressed tar: {error}") from error
 
 
-def read_headers(file: ForwardFile) -> Iterator[tarfile.TarInfo]:
-    """Yield a tar's members; raise one of TAR_ERRORS if it is damaged. A damaged header may also look like the end."""
+def read_headers(file: ForwardFile) -> Iterator[tuple[tarfile.TarInfo, int]]:
+    """Yield a tar's members, and where each ends with its padding; raise one of TAR_ERRORS if the tar is damaged.
+
+    A damaged header may also look like the end.
+    """
     with file.open() as tar:
         for info in tar:
-            yield info
+            yield info, tar.offset
             file.end_member()
             tar.members = []  # type: ignore[attr-defined]  # tarfile would remember every member
 
@@ -155,7 +159,7 @@ class TarScan:
 
     def _refuse_without_content(self, info: tarfile.TarInfo) -> None:
         """Refuse a member that is named like a field but has no content of its own."""
-        if info.isreg() or info.type in _WITHOUT_CONTENT or split_name(info.name) is None:
+        if info.isreg() or info.type in WITHOUT_CONTENT or split_name(info.name) is None:
             return
         how, remedy = _LINKS.get(info.type, ("a special file", "without it"))
         target = f" to {info.linkname}" if info.type in _LINKS else ""

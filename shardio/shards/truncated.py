@@ -40,10 +40,11 @@ class TruncatedTar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Adjacent members with the same key, as far as the tar holds them."""
+    """Adjacent members with the same key, as far as the tar holds them, and whether a field occurs twice."""
 
     key: str
     fields: dict[str, TarMember]
+    is_ambiguous: bool
 
     @property
     def end(self) -> int:
@@ -75,6 +76,8 @@ def find_complete(file: StoredFile, columns: IndexColumns | None) -> TruncatedTa
     dropped = [cut_key] if cut_key is not None else []
     if parts and not _is_complete(parts, cut_key, columns):
         dropped.insert(0, parts.pop().key)
+    if any(part.is_ambiguous for part in parts):
+        return None
     if columns is not None and columns.header.num_bytes > file.size:
         keys = columns.keys
         dropped += [keys.text(sample) for sample in range(min(len(parts), len(keys)), len(keys))]
@@ -116,10 +119,12 @@ def _group(members: list[TarMember]) -> list[_Part]:
     """Group adjacent members with the same key. Members without a key are skipped."""
     named = [(split_name(member.name), member) for member in members if not is_added_by_macos(member.name)]
     known = [(name, member) for name, member in named if name is not None]
-    return [
-        _Part(key=key, fields={name[1]: member for name, member in group})
-        for key, group in groupby(known, lambda pair: pair[0][0])
-    ]
+    parts = list[_Part]()
+    for key, group in groupby(known, lambda pair: pair[0][0]):
+        of_key = [(name[1], member) for name, member in group]
+        fields = dict(of_key)
+        parts.append(_Part(key=key, fields=fields, is_ambiguous=len(fields) < len(of_key)))
+    return parts
 
 
 def _is_complete(parts: list[_Part], cut_key: str | None, columns: IndexColumns | None) -> bool:

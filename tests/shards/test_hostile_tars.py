@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tarfile
+import tracemalloc
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import shardio
-from shardio.errors import FormatError, SampleError
+from shardio.errors import FormatError, SampleError, StaleIndexError
 from shardio.sample import Sample
-from shardio.shards import open_table, write_shard
+from shardio.shards import CompressedShard, open_table, write_shard
 from shardio.shards.indexing import index_tar
+from shardio.shards.open_index import read_header
+from shardio.shards.repairing import repair
 from shardio.shards.tar import END, MAX_MEMBER
-from shardio.shards.tar_scan import find_name
+from shardio.shards.tar_scan import find_member
 from shardio.storage import parse_location
 from tests.tars import index_of, open_file, open_shard, write_tar
 
@@ -44,6 +50,14 @@ def make_pax(keyword: str, value: str, kind: bytes = tarfile.XHDTYPE) -> bytes:
     return make_header(len(record), kind) + fill_up(record)
 
 
+def make_sparse() -> bytes:
+    """Return the header of a sparse file whose map goes on in the next block."""
+    block = bytearray(make_header(3, tarfile.GNUTYPE_SPARSE))
+    block[482], block[148:156] = 1, b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
 MEMBER = make_header(3) + fill_up(b"abc")
 LONG_NAME = make_header(6, tarfile.GNUTYPE_LONGNAME) + fill_up(b"b.txt\0")
 
@@ -65,6 +79,15 @@ HOSTILE = {
     "pax-size-global": make_pax("size", "2", tarfile.XGLTYPE) + make_header(1024) + bytes(1024) + MEMBER,
     "pax-length-of-5000-digits": make_header(5010, tarfile.XHDTYPE) + fill_up(b"9" * 5000 + b" size=3\n\0\0") + MEMBER,
     "sparse-map-no-number": make_pax("GNU.sparse.map", "a,b") + MEMBER,
+    "pax-digits": make_pax("comment", "9" * 900_000) + MEMBER,
+    "pax-digits-in-a-sparse-file": make_pax("GNU.sparse.size", "9" * 900_000) + MEMBER,
+    "pax-records-without-equals-sign": make_header(900_002, tarfile.XHDTYPE)
+    + fill_up(b"5 aaa" * 180_000 + b"=\n")
+    + MEMBER,
+    "pax-keywords-of-many-global-headers": b"".join(
+        make_pax(f"x{i}", "", tarfile.XGLTYPE) + make_header(0, name=f"{i}.txt") for i in range(1002)
+    ),
+    "sparse-map-is-cut": make_sparse() + MEMBER[:100],
     "sparse": make_header(3, tarfile.GNUTYPE_SPARSE) + fill_up(b"abc"),
 }
 
@@ -92,7 +115,7 @@ def test_extended_headers_in_a_row_hide_a_members_name(tmp_path: Path) -> None:
     """The name is looked up when a sample is not the one that was indexed."""
     (tmp_path / "a.tar").write_bytes(HOSTILE["pax-headers-in-a-row"] + END)
     with open_file(tmp_path / "a.tar") as file:
-        assert find_name(file, 3000 * 1024 + 512) is None
+        assert find_member(file, 3000 * 1024 + 512) is None
 
 
 def test_a_member_that_is_too_large_is_refused_at_indexing(tmp_path: Path) -> None:
@@ -153,3 +176,79 @@ def test_a_compressed_tar_with_false_headers_is_refused(tmp_path: Path, name: st
     (tmp_path / "a.tar.gz").write_bytes(gzip.compress(HOSTILE[name] + END, 1))
     with pytest.raises(FormatError, match=r"a\.tar\.gz"):
         index_tar(parse_location(tmp_path / "a.tar.gz"))
+
+
+@pytest.mark.parametrize("claimed", [2**31, 2**20])
+def test_an_index_that_claims_more_than_a_compressed_tar_holds_is_refused_with_little_memory(
+    tmp_path: Path, claimed: int
+) -> None:
+    tar = tmp_path / "a.tar.gz"
+    tar.write_bytes(gzip.compress(MEMBER + END))
+    index_tar(parse_location(tar))
+    tensors, header = safetensors.numpy.load_file(index_of(tar)), read_header(parse_location(index_of(tar)))
+    tensors["size"][:] = claimed
+    values = {**asdict(header), "num_bytes": 2**32}
+    index_of(tar).write_bytes(safetensors.numpy.save(tensors, {"shardio": json.dumps(values)}))
+    tracemalloc.start()
+    try:
+        with (
+            CompressedShard(parse_location(tar)) as shard,
+            pytest.raises(
+                SampleError, match=r"a cannot be read from .*a\.tar\.gz ends at byte 2048 of the decompressed"
+            ),
+        ):
+            shard.read("a")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_tar_of_many_fields_that_hardly_any_sample_has_is_refused(tmp_path: Path) -> None:
+    """Its index would have an entry for each pair of a sample and a field."""
+    path = tmp_path / "a.tar"
+    path.write_bytes(b"".join(make_header(0, name=f"{i}.{i}") for i in range(1000)) + END)
+    with pytest.raises(FormatError, match=r"a\.tar has 1000 different fields, but a sample has only 1\.0 of them"):
+        open_table(path)
+    path.write_bytes(b"".join(make_header(0, name=f"{i}.{i}") for i in range(100)) + END)
+    assert open_table(path).manifest.num_samples == 100
+
+
+def test_a_global_size_of_a_skipped_member_is_no_problem(tmp_path: Path) -> None:
+    """tarfile says that the member has this size, and goes on where the header says."""
+    content = MEMBER + make_pax("size", "1500", tarfile.XGLTYPE) + make_header(0, b"D", "README") + END
+    (tmp_path / "a.tar").write_bytes(content)
+    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
+    assert shardio.verify(tmp_path / "a.tar") == []
+
+
+@pytest.mark.parametrize("kind", [b"V", b"D", b"Q"])
+def test_members_that_are_skipped_are_no_problem(tmp_path: Path, kind: bytes) -> None:
+    """Those of unknown types have a content, too."""
+    name, content = ("README", b"abc".ljust(512, b"\0")) if kind == b"Q" else ("b.txt", b"")
+    (tmp_path / "a.tar").write_bytes(MEMBER + make_header(len(content), kind, name) + content + END)
+    assert open_table(tmp_path / "a.tar").manifest.num_samples == 1
+    assert shardio.verify(tmp_path / "a.tar") == []
+
+
+def test_a_truncated_tar_that_holds_a_field_twice_is_not_rewritten(tmp_path: Path) -> None:
+    """It could not be indexed afterwards."""
+    path = tmp_path / "shard-000000.tar"
+    content = 2 * (make_header(3, name="a.txt") + fill_up(b"abc"))
+    path.write_bytes(content)
+    result = repair(parse_location(tmp_path))
+    assert [problem.kind for problem in result.problems] == ["header"]
+    assert path.read_bytes() == content
+
+
+def test_a_member_that_has_another_size_for_other_tools_is_refused(tmp_path: Path) -> None:
+    """They read a size up to the first NUL, so that this one is 0."""
+    write_shard(parse_location(tmp_path / "a.tar"), [Sample(key="a", fields={"bin": b"1", "txt": b"22"}, origin="")])
+    with open_shard(tmp_path / "a.tar") as shard:
+        content = bytearray((tmp_path / "a.tar").read_bytes())
+        content[1024 + 124] = 0
+        content[1024 + 148 : 1024 + 156] = b" " * 8
+        content[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(content[1024:1536])
+        with (tmp_path / "a.tar").open("r+b") as file:  # In place: the shard is open.
+            file.write(content)
+        with pytest.raises(StaleIndexError, match=r"the tar holds a\.txt there with 0 bytes instead of 2"):
+            shard.read_many(np.array([0]), ["txt"], np.array([True]))

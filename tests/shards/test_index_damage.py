@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shardio.errors import FormatError
 from shardio.sample import Sample
 from shardio.shards import write_shard
+from shardio.shards.index_columns import read_columns
 from shardio.storage import parse_location
 from tests.files import count_open_files
 from tests.tars import open_shard
@@ -46,6 +47,17 @@ def rewrite(tar: Path, damage: Damage) -> None:
         header = json.loads(file.metadata()["shardio"])
     damage(tensors, header)
     safetensors.numpy.save_file(tensors, index, {"shardio": json.dumps(header)})
+
+
+def rewrite_layout(tar: Path, damage: Callable[[Header], object]) -> None:
+    """Change the JSON header of an index, which tells where its tensors are."""
+    index = tar.with_name("a.tar.idx")
+    content = index.read_bytes()
+    stop = 8 + int.from_bytes(content[:8], "little")
+    layout = json.loads(content[8:stop])
+    damage(layout)
+    header = json.dumps(layout).encode()
+    index.write_bytes(len(header).to_bytes(8, "little") + header + content[stop:])
 
 
 def put(tensor: str, at: tuple[int, ...], value: int) -> Damage:
@@ -145,19 +157,35 @@ def test_another_file_than_an_index_is_refused(shard: Path, content: bytes) -> N
     assert_refused(shard)
 
 
+def test_keys_whose_lengths_overflow_are_refused(shard: Path) -> None:
+    """The bounds 3, -2**63, 0 differ by amounts that are positive in int64."""
+    samples = [Sample(key=key, fields={"txt": b"1"}, origin=key) for key in ("abc", "d", "e", "f")]
+    write_shard(parse_location(shard), samples)
+    rewrite(shard, lambda tensors, _: tensors["key_stop"].__setitem__(slice(None), [3, -(2**63), -1, 6]))
+    assert_refused(shard)
+    with pytest.raises(FormatError, match="keys have negative lengths"):
+        read_columns(parse_location(shard.with_name("a.tar.idx")))
+
+
+@pytest.mark.parametrize("change", [{"shape": [], "data_offsets": [0, 1]}, {"shape": {}}, {"shape": [[]]}])
+def test_keys_without_one_dimension_are_refused(shard: Path, change: Header) -> None:
+    rewrite_layout(shard, lambda layout: layout["key_bytes"].update(change))
+    assert_refused(shard)
+
+
+@pytest.mark.parametrize("metadata", [5, None, [], {"format": 1}, True])
+def test_metadata_that_is_no_string_is_refused(shard: Path, metadata: object) -> None:
+    rewrite_layout(shard, lambda layout: layout["__metadata__"].update(shardio=metadata))
+    assert_refused(shard)
+
+
 @pytest.mark.parametrize(
     "offsets",
     [[0, 10**9], [-32, 0], [32, 0], [0, 31], [0], ["0", "32"], [0.0, 32.0], None],
     ids=["beyond", "negative", "reversed", "odd", "lone", "text", "float", "null"],
 )
 def test_tensors_outside_the_file_are_refused(shard: Path, offsets: object) -> None:
-    index = shard.with_name("a.tar.idx")
-    content = index.read_bytes()
-    stop = 8 + int.from_bytes(content[:8], "little")
-    layout = json.loads(content[8:stop])
-    layout["offset"]["data_offsets"] = offsets
-    header = json.dumps(layout).encode()
-    index.write_bytes(len(header).to_bytes(8, "little") + header + content[stop:])
+    rewrite_layout(shard, lambda layout: layout["offset"].update(data_offsets=offsets))
     assert_refused(shard)
 
 

@@ -35,6 +35,13 @@ def test_names_are_split_as_webdataset_splits_them(name: str) -> None:
     assert split_name(name) == expected
 
 
+@pytest.mark.parametrize("name", ["/" * 2**20, "a/" * 2**19, "./" * 2**19, "__" + "_/" * 2**19])
+def test_a_long_name_without_a_key_is_split_in_linear_time(name: str) -> None:
+    """A regular expression would take hours."""
+    assert split_name(name) is None
+    assert split_name(f"{name}x.txt") == (f"{name}x", "txt")
+
+
 @given(NAMES)
 def test_splitting_and_joining_keeps_a_name_except_for_letter_case(name: str) -> None:
     split = split_name(name)
