@@ -102,7 +102,8 @@ def begun(dst: Path, plan: PackPlan) -> Iterator[None]:
     try:
         yield
     except Exception:
-        remove_unfinished(dst)
+        if dst.exists():
+            remove_unfinished(dst)
         if not any(dst.glob("*.tar")):
             (dst / JOURNAL_NAME).unlink(missing_ok=True)
             marker.unlink(missing_ok=True)
