@@ -71,9 +71,15 @@ def make_bar() -> Progress:
 
 
 class PackReporter(PackProgress):
-    """Shows the progress of a pack: a bar on a terminal, otherwise a line every few seconds. A context manager."""
+    """Shows the progress of a pack: a bar on a terminal, otherwise a line every few seconds. A context manager.
 
-    def __init__(self) -> None:
+    Args:
+        doing: What is done with the samples.
+        done: The same in the past.
+    """
+
+    def __init__(self, doing: str = "packing", done: str = "packed") -> None:
+        self._doing, self._done = doing, done
         self._lock = threading.Lock()
         self._bar = make_bar() if sys.stderr.isatty() else None
         self._num_samples = self._total_samples = self._num_bytes = self._total_bytes = 0
@@ -84,9 +90,9 @@ class PackReporter(PackProgress):
         self._start = self._last_line = time.monotonic()
         if self._bar is not None:
             self._bar.start()
-            self._bar.add_task("packing", total=num_samples, rate="")
+            self._bar.add_task(self._doing, total=num_samples, rate="")
         else:
-            echo(f"packing {count(num_samples, 'sample')}, {format_bytes(num_bytes)}", err=True)
+            echo(f"{self._doing} {count(num_samples, 'sample')}, {format_bytes(num_bytes)}", err=True)
 
     def packed(self, num_samples: int, num_bytes: int) -> None:
         with self._lock:
@@ -99,7 +105,7 @@ class PackReporter(PackProgress):
                 self._last_line = now
                 left_s = (now - self._start) * (self._total_samples / self._num_samples - 1)
                 echo(
-                    f"packed {self._num_samples} of {self._total_samples} samples, {self._rate(now)}, "
+                    f"{self._done} {self._num_samples} of {self._total_samples} samples, {self._rate(now)}, "
                     f"about {left_s:.0f} s left",
                     err=True,
                 )

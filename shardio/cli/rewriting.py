@@ -24,9 +24,9 @@ OutArgument = Annotated[Path, typer.Argument(metavar="OUT", help="A new or empty
 
 
 @contextmanager
-def reporting(*, as_json: bool) -> Iterator[PackProgress]:
+def reporting(*, as_json: bool, doing: str = "copying", done: str = "copied") -> Iterator[PackProgress]:
     """Report progress on standard error unless ``as_json``, and turn wrong settings into usage errors."""
-    reporter = nullcontext(PackProgress()) if as_json else PackReporter()
+    reporter = nullcontext(PackProgress()) if as_json else PackReporter(doing, done)
     with value_errors_as_usage_errors(), reporter as progress:
         yield progress
 
