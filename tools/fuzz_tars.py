@@ -117,7 +117,8 @@ class Limits:
             path = arguments[0]
         else:
             return
-        if not os.fsdecode(path).startswith((self._folder, "/dev/null")):
+        is_cache = "/__pycache__/" in os.fsdecode(path)  # A module is imported for the first time.
+        if not is_cache and not os.fsdecode(path).startswith((self._folder, "/dev/null")):
             self.changed.append(f"{event} {path!r}")
 
 
