@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 from tests.shards.tar_damage import damage
@@ -38,7 +39,7 @@ VALUES: tuple[Any, ...] = (
     *("I64", "U8", "F32", "gzip", "\ud800", "\udcff", "é", "\0", [], {}, [[]], [1], ["a", "a"], [0, 1], [2**62, 2**62]),
     *({"a": 1}, "x" * 5000, [0] * 3000, {"shardio": "{}"}),
 )
-"""Values for anything in a header."""
+"""Values for anything in a header. They are copied, because one header is changed several times."""
 
 TEXTS = (
     *(b"[" * 5000, b"[" * 5000 + b"]" * 5000, b'{"a":' * 5000, b"{}", b"[]", b"null", b"1", b'""', b"\xff\xfe", b"NaN"),
@@ -125,7 +126,7 @@ def _set_value(layout: Layout, values: Layout, data: bytearray, rng: random.Rand
             : rng.choice((1, 2, 3, 9))
         ]
     else:
-        values[name] = rng.choice(VALUES)
+        values[name] = deepcopy(rng.choice(VALUES))
     if isinstance(layout.get("__metadata__"), dict):
         layout["__metadata__"] = {"shardio": json.dumps(values)}
 
@@ -134,17 +135,19 @@ def _set_tensor(layout: Layout, values: Layout, data: bytearray, rng: random.Ran
     """Set a value of the layout."""
     name = rng.choice((*layout, "other"))
     if rng.random() < 0.2:
-        layout[name] = rng.choice(VALUES)
+        layout[name] = deepcopy(rng.choice(VALUES))
     elif isinstance(layout.get(name), dict) and name != "__metadata__":
         part = rng.choice(("dtype", "shape", "data_offsets"))
         old = layout[name].get(part)
         if isinstance(old, list) and old and rng.random() < 0.6:
             changed = [*old]
             i = rng.randrange(len(changed))
-            changed[i] = rng.choice((changed[i] if type(changed[i]) is not int else changed[i] + 8, rng.choice(VALUES)))
+            changed[i] = rng.choice(
+                (changed[i] if type(changed[i]) is not int else changed[i] + 8, deepcopy(rng.choice(VALUES)))
+            )
             layout[name][part] = changed if rng.random() < 0.8 else changed[:1]
         else:
-            layout[name][part] = rng.choice(VALUES)
+            layout[name][part] = deepcopy(rng.choice(VALUES))
         if rng.random() < 0.3:  # A layout that agrees with itself.
             layout[name].update(
                 rng.choice(({"shape": [], "data_offsets": [0, 1]}, {"shape": [0], "data_offsets": [0, 0]}))
