@@ -48,7 +48,7 @@ def extract(
             for field in read_sample(samples, key):
                 path = _find_path(into, key, field, overwrite=overwrite)
                 if (other := paths.setdefault(path, key)) != key:
-                    _refuse(f"the samples {other} and {key} have the same file, {path}")
+                    _refuse(f"the samples {other} and {key} would be written to the same file, {path}")
         for path, key in paths.items():
             if (parent := next((each for each in path.parents if each in paths), None)) is not None:
                 _refuse(f"{parent} would be the file of sample {paths[parent]!r} and a directory for sample {key!r}")

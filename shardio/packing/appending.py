@@ -105,7 +105,7 @@ def append(
             shards = [pair for each in tables for pair in zip(each.tars, each.indexes, strict=True)]
             new = manifest.shards[len(table.manifest.shards) :]
             _link_all(folder, shards, new, manifest, requested, copy=copy)
-        except Exception:
+        except Exception:  # Re-raised: images that were packed for this call are of no more use.
             _remove_packed(folder)
             raise
     return manifest
@@ -176,7 +176,7 @@ def _link_all(
                 pass  # A copy that is incomplete or of other files is refused here.
         sync_directory(folder)
         write_manifest(parse_location(folder / MANIFEST_NAME), manifest)
-    except BaseException:
+    except BaseException:  # Re-raised: Ctrl-C must not leave shards that no manifest lists either.
         if open_table(folder).manifest.digest != manifest.digest:
             _roll_back(folder, record.names)
         raise

@@ -101,7 +101,7 @@ def begun(dst: Path, plan: PackPlan) -> Iterator[None]:
             file.write(plan.digest.encode())
     try:
         yield
-    except Exception:
+    except Exception:  # Re-raised. Ctrl-C is not among them: what it interrupts can be resumed.
         if dst.exists():
             remove_unfinished(dst)
         if not any(dst.glob("*.tar")):

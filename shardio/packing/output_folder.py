@@ -45,7 +45,7 @@ def new_dataset(out: Path, *, overwrite: bool) -> Iterator[None]:
         _clear(out)
         try:
             yield
-        except BaseException:
+        except BaseException:  # Re-raised: Ctrl-C must not leave unfinished files either.
             with suppress(OSError):  # It may have been removed.
                 remove_unfinished(out)
                 if not any(out.glob("*.tar")):

@@ -73,7 +73,7 @@ class RepairResult:
 def repair(folder: Location, *, classes: Sequence[str] | None = None, accept_changes: bool = False) -> RepairResult:
     """Repair a packed dataset. Run it again if it is interrupted.
 
-    Missing, stale and damaged indexes and manifests are written anew from the tars. If a tar is truncated, its
+    Missing, stale and damaged indexes and manifests are rebuilt from the tars. If a tar is truncated, its
     complete samples are written to a new tar, which replaces it. Other tars are never written. A tar whose contents
     have changed without a change of its layout is damaged, so its index is kept as evidence.
 
@@ -164,7 +164,7 @@ class _Repair:
     def _repair_shard(self, tar: Location, old: ShardEntry | None) -> tuple[ShardEntry | None, Sequence[str]]:
         """Repair a shard. Return its new entry, or the old one if it cannot be repaired, and its fields."""
         index, columns = index_location(tar), None
-        with suppress(FormatError):  # A damaged index will be written anew.
+        with suppress(FormatError):  # A damaged index is rebuilt below.
             columns = read_columns(index)
         known_fields = () if columns is None else columns.header.fields
         try:
@@ -239,7 +239,7 @@ class _Repair:
             return
         with location.write_whole() as file:
             file.write(content)
-        message = f"wrote {what}, which was missing" if is_missing else f"wrote {what} anew: it was damaged or stale"
+        message = f"wrote {what}, which was missing" if is_missing else f"rebuilt {what}, which was damaged or stale"
         self._actions.append(RepairAction(where=str(location), message=message))
 
     def _add_problem(self, kind: ProblemKind, tar: Location, message: str) -> None:

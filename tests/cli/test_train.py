@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 
 import pytest
 import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import shardio
 from shardio.cli.main import app, main
@@ -19,32 +19,9 @@ from shardio.cli.threads import VARIABLES, choose_threads
 from shardio.errors import FormatError, ShardioError, StateError
 from shardio.processors import count_processors
 from shardio.train import TrainConfig
+from tests.cli.train_command import LINE, train_here
 from tests.processes import run_launched_ranks, run_python
 from tests.sources import encode, write_images
-
-LINE = re.compile(
-    r"epoch (?P<epoch>\d+)  loss (?P<loss>\d+\.\d{3})  accuracy (?P<accuracy>\d+\.\d)%  "
-    r"(val loss (?P<val_loss>\d+\.\d{3})  val accuracy (?P<val_accuracy>\d+\.\d)%  )?"
-    r"(?P<rate>\d+) images/s  waiting for data (?P<wait>\d+)%"
-)
-
-
-def _train(source: Path, *options: str) -> Result:
-    """Run the command in this process, which is much faster than to start another one."""
-    command = [
-        "train",
-        str(source),
-        "--image-size",
-        "32",
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-        "--precision",
-        "fp32",
-        *options,
-    ]
-    return CliRunner().invoke(app, command)
 
 
 def _run(source: Path, *options: str) -> CompletedProcess[str]:
@@ -62,7 +39,7 @@ def _assert_one_line_message(stderr: str, word: str) -> None:
 
 
 def test_each_epoch_prints_one_line_with_its_figures(packed: Path) -> None:
-    done = _train(packed, "--epochs", "2", "--batch-size", "8", "--num-workers", "0")
+    done = train_here(packed, "--epochs", "2", "--batch-size", "8", "--num-workers", "0")
     assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 2
@@ -81,7 +58,7 @@ def test_workers_do_not_change_what_is_learned(packed: Path) -> None:
     """In fp32, the same seed gives the same losses for any number of workers. Another seed gives others."""
 
     def losses(*options: str) -> list[tuple[str, str]]:
-        done = _train(packed, "--epochs", "1", "--batch-size", "8", "--precision", "fp32", *options)
+        done = train_here(packed, "--epochs", "1", "--batch-size", "8", "--precision", "fp32", *options)
         assert done.exit_code == 0, done.stderr
         return [(figures["loss"], figures["val_loss"]) for figures in LINE.finditer(done.stdout)]
 
@@ -127,7 +104,7 @@ def test_every_setting_has_an_option_with_its_text() -> None:
     ],
 )
 def test_a_wrong_value_is_wrong_usage_of_its_option(packed: Path, options: str, message: str) -> None:
-    done = _train(packed, "--epochs", "1", "--num-workers", "0", *options.split())
+    done = train_here(packed, "--epochs", "1", "--num-workers", "0", *options.split())
     assert done.exit_code == 2
     assert done.stdout == ""
     assert message.replace(" ", "") in re.sub(r"[\s│]+", "", done.stderr)
@@ -139,7 +116,7 @@ def test_launcher_variables_that_name_no_rank_are_wrong_usage(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    done = _train(packed, "--num-workers", "0")
+    done = train_here(packed, "--num-workers", "0")
     assert done.exit_code == 2
     assert done.stdout == ""
     assert "unset RANK" in re.sub(r"[\W_]+", " ", done.stderr)
@@ -147,7 +124,7 @@ def test_launcher_variables_that_name_no_rank_are_wrong_usage(
 
 def test_a_last_batch_of_one_small_image_can_be_trained_on(packed: Path) -> None:
     """17 of 21 samples are for training: a batch of 16, and one of a single sample."""
-    done = _train(packed, "--epochs", "1", "--batch-size", "16", "--image-size", "16", "--num-workers", "0")
+    done = train_here(packed, "--epochs", "1", "--batch-size", "16", "--image-size", "16", "--num-workers", "0")
     assert done.exit_code == 0, done.stderr
 
 
@@ -164,7 +141,7 @@ def test_a_bad_image_is_an_error_that_names_the_option_to_continue_without_it(
     _assert_one_line_message(done.stderr, "class-1/name-003")
     assert done.stderr.endswith("(to continue without it, pass --on-error skip or replace)\n")
     with pytest.warns(RuntimeWarning, match="replaced"):
-        replaced = _train(tmp_path / "packed", "--epochs", "1", "--num-workers", "0", "--on-error", "replace")
+        replaced = train_here(tmp_path / "packed", "--epochs", "1", "--num-workers", "0", "--on-error", "replace")
     assert replaced.exit_code == 0, replaced.stderr
     assert "class-1/name-003" in (tmp_path / "quarantine.jsonl").read_text()
 
@@ -180,11 +157,12 @@ def test_a_dataset_without_classes_is_refused(tmp_path: Path) -> None:
     for index in range(6):
         (tmp_path / "flat" / f"{index}.jpg").write_bytes(encode(index))
     shardio.pack(tmp_path / "flat", tmp_path / "packed")
-    _assert_fails(_train(tmp_path / "packed", "--epochs", "1"), FormatError, "has no class names: pass class folders")
+    done = train_here(tmp_path / "packed", "--epochs", "1")
+    _assert_fails(done, FormatError, "has no class names: pass class folders")
 
 
 def test_a_missing_source_is_named(tmp_path: Path) -> None:
-    _assert_fails(_train(tmp_path / "nowhere", "--epochs", "1"), FileNotFoundError, "nowhere")
+    _assert_fails(train_here(tmp_path / "nowhere", "--epochs", "1"), FileNotFoundError, "nowhere")
 
 
 MODEL = """
@@ -213,39 +191,39 @@ def test_the_same_command_resumes_a_run(packed: Path, tmp_path: Path) -> None:
         "--num-workers",
         "0",
     ]
-    done = _train(packed, "--epochs", "1", *command)
+    done = train_here(packed, "--epochs", "1", *command)
     assert done.exit_code == 0, done.stderr
     assert done.stderr == ""
     assert [line["epoch"] for line in map(LINE.fullmatch, done.stdout.splitlines()) if line] == ["0"]
     names = {"best.pt", "last.pt", "log.jsonl", "report.html", "report.png", "lr.png"}
     assert {path.name for path in run.iterdir()} >= names
-    done = _train(packed, "--epochs", "2", *command)
+    done = train_here(packed, "--epochs", "2", *command)
     assert done.exit_code == 0, done.stderr
     first, *lines = done.stdout.splitlines()
     assert first == "resuming after step 3 (complete epochs: 1)"
     assert [line["epoch"] for line in map(LINE.fullmatch, lines) if line] == ["1"]
     steps = [line["step"] for line in map(json.loads, (run / "log.jsonl").read_text().splitlines())]
     assert steps == [1, 2, 3, 3, 4, 5, 6, 6]
-    done = _train(packed, "--epochs", "2", *command, "--lr", "0.5", "--image-size", "48", "--val-share", "0.3")
+    done = train_here(packed, "--epochs", "2", *command, "--lr", "0.5", "--image-size", "48", "--val-share", "0.3")
     changes = "lr was 0.002 and is now 0.5; image_size was 32 and is now 48; val_share was 0.2 and is now 0.3"
     _assert_fails(done, StateError, changes)
 
 
 def test_class_folders_can_be_trained_on_and_shards_validated_on(images: Path, packed: Path, tmp_path: Path) -> None:
-    done = _train(images, "--epochs", "1", "--val", str(packed), "--num-workers", "0")
+    done = train_here(images, "--epochs", "1", "--val", str(packed), "--num-workers", "0")
     assert done.exit_code == 0, done.stderr
     figures = LINE.fullmatch(done.stdout.strip())
     assert figures is not None
     assert figures["val_loss"] is not None
     write_images(tmp_path / "other", classes=4)
-    done = _train(images, "--epochs", "1", "--val", str(tmp_path / "other"), "--num-workers", "0")
+    done = train_here(images, "--epochs", "1", "--val", str(tmp_path / "other"), "--num-workers", "0")
     _assert_fails(done, FormatError, "are not among the given ones (class-0, class-1, class-2): class-3")
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")  # It is still supported.
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="torch has no TorchScript on Python 3.14")
 def test_without_validation_there_are_no_validation_figures(packed: Path) -> None:
-    done = _train(packed, "--epochs", "1", "--val-share", "0", "--num-workers", "0", "--script")
+    done = train_here(packed, "--epochs", "1", "--val-share", "0", "--num-workers", "0", "--script")
     assert done.exit_code == 0, done.stderr
     figures = LINE.fullmatch(done.stdout.strip())
     assert figures is not None
@@ -294,40 +272,3 @@ def test_on_a_cpu_torch_leaves_processors_to_the_workers(packed: Path, tmp_path:
     lines = done.stderr.splitlines()
     assert len(lines) == (expected < default)
     assert all(line.startswith(f"torch uses {expected} of its {default} threads") for line in lines)
-
-
-def test_a_recipe_and_mixing_train_and_must_not_change_when_a_run_resumes(packed: Path, tmp_path: Path) -> None:
-    options = ["--out", str(tmp_path / "run"), "--num-workers", "0", "--batch-size", "8", "--val-share", "0.5"]
-    recipe = ["--recipe", "trivial_augment", "--mixup", "0.2", "--cutmix", "1", "--label-smoothing", "0.1"]
-    done = _train(packed, "--epochs", "1", *options, *recipe)
-    assert done.exit_code == 0, done.stderr
-    resumed = _train(packed, "--epochs", "2", *options, *recipe)
-    assert [line.split()[1] for line in resumed.stdout.splitlines() if LINE.fullmatch(line)] == ["1"]
-    recipe[1] = "randaugment"
-    changed = _train(packed, "--epochs", "3", *options, *recipe)
-    assert changed.exit_code == 1
-    assert "recipe was 'trivial_augment' and is now 'randaugment'" in str(changed.exception)
-
-
-def test_your_own_transform_trains(packed: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from shardio.transforms import Compose, RandomInvert, RandomResizedCrop\n"
-        "def make(size): return Compose([RandomResizedCrop(size), RandomInvert()])\n"
-    )
-    done = _train(packed, "--epochs", "1", "--num-workers", "0", "--transform", f"{tmp_path / 'mine.py'}:make")
-    assert done.exit_code == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--recipe", "trivial_augmen"], "did you mean trivial_augment"),
-        (["--recipe", "simclr"], "simclr makes several crops of each image"),
-        (["--recipe", "cifar", "--transform", "a.py:b"], "pass either --recipe or --transform"),
-        (["--mixup", "-1"], "mixup"),
-    ],
-)
-def test_recipes_that_do_not_fit_are_usage_errors(packed: Path, options: list[str], message: str) -> None:
-    done = _train(packed, *options)
-    assert done.exit_code == 2
-    assert message in " ".join(re.sub(r"[│\n]", " ", done.stderr).split())
