@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.slots import pack_pictures
+from shardio.loader.processes.running_servers import end_kept
+from tests.slots import find_fork_servers, pack_pictures
 
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of images whose crops are large enough for slots."""
     return pack_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture
+def no_process_of_other_tests() -> Iterator[None]:
+    """End the processes that earlier tests left: a test that counts processes must not count theirs."""
+    gc.collect()  # Tracebacks of errors that were expected hold loaders, and these their worker processes.
+    end_kept()
+    assert find_fork_servers() == set()
+    yield
+    end_kept()

@@ -19,6 +19,8 @@ from shardio.loader.processes.pool import WorkerPool
 from shardio.transforms import RandomResizedCrop
 from tests.slots import assert_same, find_worker_processes
 
+pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
+
 NUM_BATCHES = 400
 """A socket's buffer holds fewer than 300 packets."""
 

@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -21,13 +20,7 @@ from shardio.transforms import Compose, RandomResizedCrop
 from tests.processes import run_python
 from tests.slots import assert_same, find_fork_servers, has_ended, wait_until
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept() -> Iterator[None]:
-    end_kept()
-    yield
-    end_kept()
-    assert find_fork_servers() == set()
+pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
 
 def make_loader(pictures: Path, transform: Any = np.negative, **options: Any) -> DataLoader:

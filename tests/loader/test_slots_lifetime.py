@@ -25,6 +25,8 @@ from tests.slots import (
     without_collector,
 )
 
+pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
+
 NUM_BATCHES = 160
 """More than a process may have descriptors in a test below."""
 

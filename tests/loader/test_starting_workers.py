@@ -29,10 +29,7 @@ from tests.slots import (
     wait_until,
 )
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_kept() -> None:
-    end_kept()
+pytestmark = pytest.mark.usefixtures("no_process_of_other_tests")
 
 
 def await_workers(num_workers: int) -> set[int]:
