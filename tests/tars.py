@@ -70,6 +70,11 @@ def read_with_webdataset(*paths: Path) -> Samples:
     return [(sample["__key__"], {k: v for k, v in sample.items() if not k.startswith("__")}) for sample in samples]
 
 
+def by_key(*paths: Path) -> dict[str, dict[str, bytes]]:
+    """Return the fields of all samples in tars by key, as webdataset reads them."""
+    return dict(read_with_webdataset(*paths))
+
+
 def paths_of(locations: Iterable[Location]) -> list[Path]:
     """Return the paths of local files."""
     return [Path(location.key) for location in locations]

@@ -27,8 +27,9 @@ from shardio.packing import (
     OnChanged,
     PackProgress,
     PackSettings,
-    check_label_file,
-    pack_directory,
+    RunOptions,
+    make_options,
+    pack_source,
 )
 from shardio.shards import open_table
 from shardio.storage import read_as_utf8
@@ -122,15 +123,23 @@ def pack(
             "integers. Each image needs a label; rows for other images are allowed.",
         ),
     ] = None,
+    image_column: Annotated[
+        str | None,
+        typer.Option(help="Column with the images, if the source has columns. Leave unset if there is only one."),
+    ] = None,
+    label_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Column with the labels, in the file of --labels or in the source. Leave unset if the file has two "
+            "columns, or the source has a column of labels or one called label."
+        ),
+    ] = None,
     key_column: Annotated[
         str | None,
         typer.Option(
-            help="With --labels: column with keys (cats/0001) or paths (cats/0001.jpg) below IMAGES. Leave unset if "
-            "the file has two columns."
+            help="Column with keys (cats/0001) or paths (cats/0001.jpg), in the file of --labels or in the source. "
+            "Leave unset if the file has two columns, or to number the samples of the source."
         ),
-    ] = None,
-    label_column: Annotated[
-        str | None, typer.Option(help="With --labels: column with the labels. Leave unset if the file has two columns.")
     ] = None,
     on_changed: Annotated[
         OnChanged,
@@ -173,26 +182,21 @@ def pack(
             check=not no_check,
         )
         names = None if classes is None else read_classes(classes)
-        label_file = check_label_file(labels, key_column, label_column)
+        source = make_options(
+            layout=layout,
+            rename_dots=rename_dots,
+            classes=names,
+            labels=labels,
+            image_column=image_column,
+            label_column=label_column,
+            key_column=key_column,
+        )
+    run = RunOptions(strict=strict, on_changed=on_changed, num_workers=num_workers, engine=engine, ray_address=address)
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
     try:
         with reporter as progress:
-            result = pack_directory(
-                images,
-                out,
-                settings,
-                layout=layout,
-                classes=names,
-                labels=label_file,
-                on_changed=on_changed,
-                rename_dots=rename_dots,
-                strict=strict,
-                num_workers=num_workers,
-                engine=engine,
-                ray_address=address,
-                progress=progress,
-            )
+            result = pack_source(images, out, settings, source, run, progress)
     except KeyboardInterrupt:
         echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)
         raise

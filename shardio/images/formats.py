@@ -66,6 +66,12 @@ def find_format(content: bytes) -> str | None:
     return _find_format(io.BytesIO(content))
 
 
+def find_field(content: bytes) -> str:
+    """Return the name of the field for an image: its format's first suffix, or ``image`` if it has none."""
+    found = find_format(content)
+    return next((suffix for suffix, name in IMAGE_FORMATS.items() if name == found), "image")
+
+
 def describe_other_images(paths: Iterable[Path]) -> str:
     """Return a message that counts the images in unsupported formats by suffix, or "" if there are none.
 

@@ -1,20 +1,21 @@
 """Packing: turn a directory of images, or the samples of a program, into tar shards."""
 
-from shardio.packing.appending import append
-from shardio.packing.executors import Engine
+from shardio.packing.changes.appending import append
+from shardio.packing.changes.rewriting import merge, reshard, split
+from shardio.packing.executors.choosing import Engine
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
-from shardio.packing.label_files import LabelFile, check_label_file
-from shardio.packing.layouts import Layout
+from shardio.packing.pack_call import DEFAULT_SHARD_SIZE, pack
 from shardio.packing.packed_shard import RejectedSample
-from shardio.packing.packer import DEFAULT_SHARD_SIZE, REJECTED_NAME, PackResult, pack, pack_directory
+from shardio.packing.packer import REJECTED_NAME, PackResult, RunOptions, pack_source
 from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.progress import PackProgress
-from shardio.packing.rewriting import merge, reshard, split
 from shardio.packing.shard_job import OnChanged
-from shardio.packing.shard_writer import ShardWriter
 from shardio.packing.sizes import parse_size
-from shardio.packing.sources import FileProblem
-from shardio.packing.worker_parts import finalize
+from shardio.packing.sources.files import FileProblem
+from shardio.packing.sources.layouts import Layout
+from shardio.packing.sources.source import SourceOptions, make_options
+from shardio.packing.writing.shard_writer import ShardWriter
+from shardio.packing.writing.worker_parts import finalize
 
 __all__ = [
     "DEFAULT_QUALITY",
@@ -25,20 +26,21 @@ __all__ = [
     "FileProblem",
     "JpegMode",
     "JpegTally",
-    "LabelFile",
     "Layout",
     "OnChanged",
     "PackProgress",
     "PackResult",
     "PackSettings",
     "RejectedSample",
+    "RunOptions",
     "ShardWriter",
+    "SourceOptions",
     "append",
-    "check_label_file",
     "finalize",
+    "make_options",
     "merge",
     "pack",
-    "pack_directory",
+    "pack_source",
     "parse_size",
     "reshard",
     "split",

@@ -11,7 +11,7 @@ import xxhash
 
 from shardio.errors import FormatError, PackError
 from shardio.packing.packed_shard import PackedShard
-from shardio.packing.sample_table import SourceSample
+from shardio.packing.sources.source import SourceSample
 from shardio.shards import Shard, index_location, list_names, split_name
 from shardio.storage import Location, parse_location, read_pieces
 

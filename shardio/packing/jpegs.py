@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ from shardio.images.jpeg import has_tiles
 from shardio.images.kernel import compiled_functions
 from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
 from shardio.packing.plan import PackSettings
-from shardio.packing.sample_table import SourceSample
-from shardio.packing.sources import FileProblem
-from shardio.sample import Sample
+from shardio.packing.sources.files import FileProblem
+from shardio.packing.sources.source import SourceSample
 
 TILED = "tiled"
 """The outcome of a JPEG that is stored tiled. Other outcomes say why a JPEG is stored unchanged."""
@@ -45,15 +44,18 @@ class JpegTally:
     num_bytes_after: int = 0
     damaged: list[FileProblem] = field(default_factory=list)
 
-    def count(self, path: str, outcome: str, before: int, after: int) -> None:
-        """Count one JPEG."""
+    def count(self, outcome: str, before: int, after: int) -> None:
+        """Count one JPEG, given its outcome and its sizes in bytes."""
         reason, _, _ = outcome.partition(" (")
         self.outcomes[reason] += 1
         self.num_bytes_before += before
         self.num_bytes_after += after
-        if reason.startswith("damaged"):
-            verb = "has a" if reason.startswith("damaged header") else "is"
-            self.damaged.append(FileProblem(Path(path), f"{verb} {outcome}"))
+
+    def note_damage(self, source: SourceSample, field: str, outcome: str) -> None:
+        """Note a JPEG's damage, if its outcome says that it is damaged."""
+        if outcome.startswith("damaged"):
+            verb = "has a" if outcome.startswith("damaged header") else "is"
+            self.damaged.append(source.problem(field, f"{verb} {outcome}"))
 
     def dump(self) -> list[Any]:
         """Return the tally as JSON values."""
@@ -135,13 +137,6 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
     return rewrite
 
 
-def rewrite_sample(rewrite: Rewrite, source: SourceSample, sample: Sample, tally: JpegTally) -> Sample:
-    """Return a sample with its JPEGs rewritten, and count the outcomes."""
-    changed = dict[str, bytes]()
-    for name, before in sample.fields.items():
-        if name in IMAGE_FIELDS and before.startswith(_JPEG_START):
-            after, outcome = rewrite(before)
-            tally.count(source.files[name].path, outcome, len(before), len(after))
-            if after is not before:
-                changed[name] = after
-    return replace(sample, fields={**sample.fields, **changed}) if changed else sample
+def is_rewritable(field: str, content: bytes) -> bool:
+    """Return whether a field holds a JPEG as an image."""
+    return field in IMAGE_FIELDS and content.startswith(_JPEG_START)

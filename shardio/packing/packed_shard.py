@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardio.packing.jpegs import JpegTally
-from shardio.packing.sources import FileProblem
+from shardio.packing.sources.files import FileProblem
 from shardio.shards import ShardEntry
 
 

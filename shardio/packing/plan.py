@@ -11,7 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardio.order import make_rng_key, permute
-from shardio.packing.sample_table import SampleTable
+from shardio.packing.sources.source import SourceTable
 from shardio.shards import END
 from shardio.values import check_choice, check_flag, check_integer, check_optional_integer
 
@@ -107,7 +107,7 @@ class PackPlan:
         return set(map(_shard_name, range(len(self))))
 
 
-def make_plan(samples: SampleTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
+def make_plan(samples: SourceTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
     """Order the samples of a source and distribute them over shards."""
     rows = np.arange(len(samples))
     if settings.shuffle_seed is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.packing import PackSettings, pack_directory
+from shardio.packing import PackSettings, pack_source
 from tests.files import read_files
 from tests.sources import encode
 
@@ -93,4 +93,4 @@ def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert b"in/c/gr\xfc\xdfe.txt\n" in done.stderr
     assert json.loads((tmp_path / "out" / "shardio.json").read_text())["classes"] == ["c"]
-    assert pack_directory(tmp_path / "in", tmp_path / "again", PackSettings(max_shard_size=1 << 20)).scan.ignored
+    assert pack_source(tmp_path / "in", tmp_path / "again", PackSettings(max_shard_size=1 << 20)).scan.ignored

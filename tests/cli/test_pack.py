@@ -16,7 +16,7 @@ from shardio.cli.sizes import parse_shard_size
 from shardio.errors import PackError
 from shardio.packing import PackSettings, packer
 from shardio.packing.plan import PackPlan, make_plan
-from shardio.packing.sample_table import SampleTable
+from shardio.packing.sources.source import SourceTable
 from tests.files import read_files
 from tests.processes import run_python
 from tests.sources import encode, write_images
@@ -106,7 +106,7 @@ def test_the_summary_lists_changed_files(tmp_path: Path, monkeypatch: pytest.Mon
     write_images(tmp_path / "in", classes=1, per_class=3)
     missing = tmp_path / "in" / "class-0" / "name-001.jpg"
 
-    def make_plan_and_remove(samples: SampleTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
+    def make_plan_and_remove(samples: SourceTable, classes: Sequence[str], settings: PackSettings) -> PackPlan:
         missing.unlink()
         return make_plan(samples, classes, settings)
 

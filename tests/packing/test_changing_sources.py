@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.packing import PackProgress, PackResult, PackSettings, pack_directory
+from shardio.packing import OnChanged, PackProgress, PackResult, PackSettings, RunOptions, pack_source
 from tests.files import read_files
 from tests.sources import encode, write_images
 from tests.tars import read_with_webdataset
+
+Change = Callable[[Path], None]
+
+SKIP = RunOptions(on_changed="skip", num_workers=1)
 
 
 def write_text(path: Path) -> None:
@@ -69,12 +73,14 @@ class ChangeFiles(PackProgress):
             self._change(self._paths.pop())
 
 
-def pack(root: Path, change: Callable[[Path], None], names: list[str], *, on_changed: str = "raise") -> PackResult:
+def pack(
+    root: Path, change: Callable[[Path], None], names: list[str], *, on_changed: OnChanged = "raise"
+) -> PackResult:
     """Pack ``root/in`` into shards of two samples, in the order of the keys, and change some files meanwhile."""
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=2, shuffle_seed=None)
     progress = ChangeFiles(change, [root / "in" / "class-0" / name for name in names])
-    options = {"num_workers": 1, "progress": progress, "on_changed": on_changed}
-    return pack_directory(root / "in", root / "out", settings, **options)  # type: ignore[arg-type]
+    run = RunOptions(num_workers=1, on_changed=on_changed)
+    return pack_source(root / "in", root / "out", settings, run=run, progress=progress)
 
 
 @pytest.fixture
@@ -132,7 +138,7 @@ def test_a_source_of_which_every_file_changed_is_refused(tmp_path: Path) -> None
 
     settings = PackSettings(max_shard_size=1 << 30)
     with pytest.raises(shardio.PackError, match=r"all samples of .*in changed"):
-        pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=RemoveFiles())
+        pack_source(tmp_path / "in", tmp_path / "out", settings, run=SKIP, progress=RemoveFiles())
 
 
 def test_changed_files_are_sorted_by_name_whatever_the_packing_order(tmp_path: Path) -> None:
@@ -145,7 +151,7 @@ def test_changed_files_are_sorted_by_name_whatever_the_packing_order(tmp_path: P
                 path.unlink()
 
     settings = PackSettings(max_shard_size=1 << 30)
-    result = pack_directory(tmp_path / "in", tmp_path / "out", settings, on_changed="skip", progress=RemoveFiles())
+    result = pack_source(tmp_path / "in", tmp_path / "out", settings, run=SKIP, progress=RemoveFiles())
     assert [problem.path for problem in result.changed] == removed
 
 
@@ -164,12 +170,11 @@ def test_a_resumed_pack_includes_samples_whose_files_are_back(root: Path) -> Non
 
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=2, shuffle_seed=None)
     with pytest.raises(KeyboardInterrupt):
-        pack_directory(
+        pack_source(
             root / "in",
             root / "out",
             settings,
-            on_changed="skip",
-            num_workers=1,
+            run=SKIP,
             progress=MoveFilesAndInterrupt(move_away, [moved]),
         )
     (root / "name-001.jpg").rename(moved)

@@ -13,7 +13,7 @@ from filelock import FileLock
 
 import shardio
 from shardio.errors import FormatError, PackError
-from shardio.packing import PackProgress, PackSettings, pack_directory
+from shardio.packing import PackProgress, PackSettings, RunOptions, pack_source
 from shardio.sample import Sample
 from shardio.shards import ShardEntry, write_shard
 from shardio.storage import Location, read_and_stat
@@ -122,7 +122,7 @@ def test_an_unfinished_pack_of_different_images_is_refused(
             raise OSError(5, "Input/output error", path)
         return read_and_stat(path, num_bytes)
 
-    monkeypatch.setattr("shardio.packing.sources.read_and_stat", fail_at_the_last_file)
+    monkeypatch.setattr("shardio.packing.sources.files.read_and_stat", fail_at_the_last_file)
     with pytest.raises(PackError, match="Input/output error"):
         shardio.pack(source, tmp_path / "out", max_shard_samples=1)
     monkeypatch.undo()
@@ -196,18 +196,18 @@ def test_after_an_error_all_workers_stop_and_leave_only_whole_files(tmp_path: Pa
     path, elsewhere = tmp_path / "in" / "class-1" / "name-050.jpg", tmp_path / "elsewhere.jpg"
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=10)
     with pytest.raises(PackError, match=r"class-1/name-050\.jpg is missing"):
-        pack_directory(
+        pack_source(
             tmp_path / "in",
             tmp_path / "out",
             settings,
-            num_workers=num_workers,
+            run=RunOptions(num_workers=num_workers),
             progress=Taking(path, elsewhere),
         )
     assert not [each.name for each in (tmp_path / "out").iterdir() if find_target(each.name)]
     elsewhere.rename(path)
-    result = pack_directory(tmp_path / "in", tmp_path / "out", settings, num_workers=num_workers)
+    result = pack_source(tmp_path / "in", tmp_path / "out", settings, run=RunOptions(num_workers=num_workers))
     assert result.manifest.num_samples == 200
-    pack_directory(tmp_path / "in", tmp_path / "whole", settings)
+    pack_source(tmp_path / "in", tmp_path / "whole", settings)
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
 
 

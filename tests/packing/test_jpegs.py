@@ -18,7 +18,7 @@ import shardio
 from shardio.errors import PackError
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import NotTileable, tile_jpeg
-from shardio.packing import TILED, FileProblem, JpegTally, PackResult, PackSettings, pack_directory
+from shardio.packing import TILED, FileProblem, JpegTally, PackResult, PackSettings, RunOptions, pack_source
 from shardio.sample import Sample
 from shardio.shards import write_shard
 from shardio.storage import Location
@@ -57,7 +57,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def pack_jpegs(source: Path, out: Path, *, num_workers: int = 1, **settings: object) -> PackResult:
     values: dict[str, Any] = {"max_shard_size": 10**9, "max_shard_samples": 3, "check": False, **settings}
-    return pack_directory(source, out, PackSettings(**values), num_workers=num_workers)
+    return pack_source(source, out, PackSettings(**values), run=RunOptions(num_workers=num_workers))
 
 
 def read_images(out: Path) -> dict[str, bytes]:
@@ -195,7 +195,7 @@ def test_a_resumed_pack_reports_damaged_tiled_jpegs_again(tmp_path: Path) -> Non
     assert [problem.path.name for problem in whole.jpegs.damaged] == ["a.jpg"]
     settings = PackSettings(max_shard_size=10**9, max_shard_samples=1, jpeg="tile", check=False)
     with pytest.raises(PackError, match="is damaged"):
-        pack_directory(tmp_path / "in", tmp_path / "out", settings, strict=True, num_workers=1)
+        pack_source(tmp_path / "in", tmp_path / "out", settings, run=RunOptions(strict=True, num_workers=1))
     resumed = pack_jpegs(tmp_path / "in", tmp_path / "out", jpeg="tile", max_shard_samples=1)
     assert resumed.jpegs == whole.jpegs
     assert read_files(tmp_path / "out") == read_files(tmp_path / "whole")
@@ -213,7 +213,7 @@ def test_strict_refuses_a_damaged_jpeg_in_a_shard_of_an_earlier_run(
             pack_jpegs(source, tmp_path / "out", jpeg="tile")
     settings = PackSettings(max_shard_size=10**9, max_shard_samples=3, jpeg="tile", check=False)
     with pytest.raises(PackError, match=r"broken\.jpg is damaged"):
-        pack_directory(source, tmp_path / "out", settings, strict=True)
+        pack_source(source, tmp_path / "out", settings, run=RunOptions(strict=True))
 
 
 def test_an_unfinished_pack_is_not_resumed_in_another_mode(tmp_path: Path) -> None:

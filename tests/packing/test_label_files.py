@@ -126,7 +126,7 @@ def test_other_mistakes_are_refused(source: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text(ALL)
     with pytest.raises(PackError, match=r"labels\.txt is not a file of labels: pass a \.csv, \.jsonl, \.parquet file"):
         shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.txt")
-    with pytest.raises(ValueError, match="apply only with --labels"):
+    with pytest.raises(PackError, match=r"--key-column \(key_column\) does not apply to .*: omit it"):
         shardio.pack(source, tmp_path / "out", key_column="key")
     with pytest.raises(PackError, match=r"row 1 of .* has no 'name'"):
         shardio.pack(source, tmp_path / "out", labels=tmp_path / "labels.csv", key_column="name", label_column="label")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio.packing import PackResult, PackSettings, pack_directory
+from shardio.packing import PackResult, PackSettings, pack_source
 from tests.sources import encode, write_images
 from tests.tars import read_with_webdataset
 
@@ -26,7 +26,7 @@ def write(root: Path, *names: str) -> None:
 def pack(root: Path) -> tuple[dict[str, dict[str, bytes]], PackResult]:
     """Pack ``root/in``; return the samples that WebDataset reads, and the result."""
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=None, shuffle_seed=0)
-    result = pack_directory(root / "in", root / "out", settings)
+    result = pack_source(root / "in", root / "out", settings)
     return dict(read_with_webdataset(root / "out" / "shard-000000.tar")), result
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardio.errors import PackError
-from shardio.packing import PackProgress, PackResult, PackSettings, pack_directory
+from shardio.packing import PackProgress, PackResult, PackSettings, RunOptions, pack_source
 from tests.files import read_files
 from tests.sources import write_images
 
@@ -43,7 +43,8 @@ def alone(source: Path) -> dict[str, bytes]:
 
 def pack(source: Path, out: Path, **options: Any) -> PackResult:
     settings = PackSettings(max_shard_size=1 << 30, max_shard_samples=3)
-    return pack_directory(source, out, settings, **{"engine": "ray", **options})
+    progress = options.pop("progress", None)
+    return pack_source(source, out, settings, run=RunOptions(**{"engine": "ray", **options}), progress=progress)
 
 
 class Missing(PackProgress):

@@ -10,7 +10,7 @@ import pytest
 
 import shardio
 from shardio.errors import PackError
-from shardio.packing import REJECTED_NAME, PackResult, PackSettings, pack_directory
+from shardio.packing import REJECTED_NAME, PackResult, PackSettings, RunOptions, SourceOptions, pack_source
 from tests.files import read_files
 from tests.images.pictures import make_picture, save
 from tests.sources import encode
@@ -41,7 +41,7 @@ def source(tmp_path: Path) -> Path:
 
 def pack(source: Path, out: Path, *, num_workers: int = 1, strict: bool = False, **settings: Any) -> PackResult:
     values = {"max_shard_size": 1 << 30, "max_shard_samples": 4, "max_pixels": 40 * 30, **settings}
-    return pack_directory(source, out, PackSettings(**values), num_workers=num_workers, strict=strict)
+    return pack_source(source, out, PackSettings(**values), run=RunOptions(num_workers=num_workers, strict=strict))
 
 
 def read_all(out: Path) -> dict[str, dict[str, bytes]]:
@@ -104,6 +104,6 @@ def test_masks_that_have_no_rgb_values_are_sound(tmp_path: Path) -> None:
     (tmp_path / "in" / "images" / "9.jpg").write_bytes(encode(9))
     (tmp_path / "in" / "masks" / "9.png").write_bytes(b"no image")
     settings = PackSettings(max_shard_size=1 << 30)
-    result = pack_directory(tmp_path / "in", tmp_path / "out", settings, layout="pairs")
+    result = pack_source(tmp_path / "in", tmp_path / "out", settings, SourceOptions(layout="pairs"))
     assert result.rejected == [("9", "masks/9.png", "is not an image")]
     assert result.manifest.num_samples == 4

@@ -27,7 +27,7 @@ def wait_after(function):
         return result
     return call_and_wait
 if point == "scanned":
-    packer.scan_directory = wait_after(packer.scan_directory)
+    packer.scan_source = wait_after(packer.scan_source)
 else:
     packer._write_shards = wait_after(packer._write_shards)
 try:

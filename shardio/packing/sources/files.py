@@ -40,6 +40,16 @@ class FileChangedError(Exception):
         return f"{self.problem.path} {self.problem.what}"
 
 
+def stat_file(path: str) -> SourceFile:
+    """Return a file as it is now.
+
+    Raises:
+        OSError: If it does not exist.
+    """
+    status = os.stat(path)  # noqa: PTH116  # A million Paths cost seconds.
+    return SourceFile(path, status.st_size, status.st_mtime_ns)
+
+
 def read_unchanged(file: SourceFile) -> bytes:
     """Return a file's content if the file has not changed since the scan.
 
@@ -58,12 +68,17 @@ def read_unchanged(file: SourceFile) -> bytes:
     return content
 
 
-def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: Path) -> PackError:
+def check_unchanged(file: SourceFile) -> None:
+    """Raise FileChangedError if a file has changed since the scan."""
+    if (problem := find_change(file)) is not None:
+        raise FileChangedError(*problem)
+
+
+def explain_changes(first: FileChangedError, changes: Iterable[FileProblem], dst: Path) -> PackError:
     """Return the error for a pack that stopped at a changed file. It names all files that have changed so far."""
     problems = {first.problem.path: first.problem}
-    for file in files:
-        if (problem := _find_change(file)) is not None:
-            problems.setdefault(problem.path, problem)
+    for problem in changes:
+        problems.setdefault(problem.path, problem)
     lines = [f"{problem.path} {problem.what}" for problem in problems.values()]
     more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     return PackError(
@@ -80,7 +95,8 @@ def explain_changes(first: FileChangedError, files: Iterable[SourceFile], dst: P
     )
 
 
-def _find_change(file: SourceFile) -> FileProblem | None:
+def find_change(file: SourceFile) -> FileProblem | None:
+    """Return how a file has changed since the scan; None if it has not."""
     try:
         _compare(file, os.stat(file.path))  # noqa: PTH116  # A million Paths cost seconds.
     except FileChangedError as change:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.order import make_rng_key, permute
-from shardio.packing.copying import CopySource
+from shardio.packing.changes.copying import CopySource
+from shardio.packing.changes.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
 from shardio.packing.destination import finish
-from shardio.packing.output_folder import new_dataset
 from shardio.packing.progress import PackProgress
-from shardio.packing.shard_sequence import ShardLimits, ShardSequence
 from shardio.packing.sizes import parse_size
-from shardio.packing.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
+from shardio.packing.writing.output_folder import new_dataset
+from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence
 from shardio.sample import Sample
 from shardio.shards import DatasetSource, Manifest, ShardTable, hash_key, open_table, read_keys
 from shardio.storage import make_path, parse_location

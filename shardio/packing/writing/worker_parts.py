@@ -14,8 +14,8 @@ from typing import Any
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
 from shardio.packing.destination import LOCK_NAME
-from shardio.packing.key_hashes import find_duplicate
-from shardio.packing.output_folder import locked_folder, visible_names, write_mark
+from shardio.packing.writing.key_hashes import find_duplicate
+from shardio.packing.writing.output_folder import locked_folder, visible_names, write_mark
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,

@@ -15,7 +15,7 @@ from shardio.packing.shard_job import ShardJob, pack_shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnRay:
-    """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.PackExecutor`.
+    """The executor that packs on a Ray cluster: see :class:`~shardio.packing.executors.choosing.PackExecutor`.
 
     All machines of the cluster must see the source and the destination under the same paths, and have the same version
     of shardio. If this process is already connected to a cluster, that one is used.

@@ -32,7 +32,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InProcesses:
-    """The executor that packs in worker processes: see :class:`~shardio.packing.executors.PackExecutor`."""
+    """The executor that packs in worker processes: see :class:`~shardio.packing.executors.choosing.PackExecutor`."""
 
     num_workers: int
 
@@ -76,7 +76,9 @@ def _run(
 def _start_worker() -> _Worker:
     ours, theirs = socket.socketpair()
     with theirs:
-        process = start_process("shardio.packing.worker_process:main", [theirs.fileno()], descriptors=[theirs.fileno()])
+        process = start_process(
+            "shardio.packing.executors.worker_process:main", [theirs.fileno()], descriptors=[theirs.fileno()]
+        )
     return _Worker(process=process, connection=Connection(ours.detach()))
 
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
-from shardio.packing.layouts import Layout, find_undotted_images, split_suffix
-from shardio.packing.sample_table import FileName, SampleTable
-from shardio.packing.sources import SHOWN
+from shardio.packing.sources.file_table import FileName, FileTable
+from shardio.packing.sources.files import SHOWN
+from shardio.packing.sources.layouts import Layout, find_undotted_images, split_suffix
 from shardio.shards import join_name, split_name
 from shardio.storage import FolderFiles, read_as_utf8
 
@@ -25,7 +25,7 @@ _File = tuple[FileName, int, int]
 
 def group_files(
     src: Path, folders: Sequence[FolderFiles], images: str | None, layout: Layout, *, rename_dots: bool
-) -> tuple[SampleTable, list[str]]:
+) -> tuple[FileTable, list[str]]:
     """Group the files of a source.
 
     Args:
@@ -103,7 +103,7 @@ class _Grouping:
         for stem, files in groups.items():
             self._add(stem, files, frozenset())
 
-    def finish(self) -> SampleTable:
+    def finish(self) -> FileTable:
         """Return the samples, sorted by key.
 
         Raises:
@@ -120,7 +120,7 @@ class _Grouping:
         within = np.arange(first_files[-1]) - np.repeat(first_files[:-1], counts[order])
         files = np.repeat(begins[order], counts[order]) + within
         same = self._keys == self._stems
-        return SampleTable(
+        return FileTable(
             root=f"{self._src}/".replace("//", "/"),
             keys=keys,
             stems=keys if same else [self._stems[row] for row in order.tolist()],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import Literal, Protocol
 
-from shardio.packing.on_ray import OnRay, import_ray
+from shardio.packing.executors.on_ray import OnRay, import_ray
+from shardio.packing.executors.worker_processes import InProcesses
 from shardio.packing.packed_shard import PackedShard
 from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.shard_job import ShardJob, pack_shard
-from shardio.packing.worker_processes import InProcesses
 from shardio.processors import count_processors
 
 Engine = Literal["processes", "ray"]

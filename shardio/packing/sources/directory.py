@@ -1,10 +1,9 @@
-"""Scanning: find the samples in a directory of images, with their fields and labels. No file is opened."""
+"""Find the samples in a directory of images, with their fields and labels. No file is opened."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,55 +11,31 @@ import numpy as np
 from shardio.classes import number_classes
 from shardio.errors import PackError
 from shardio.images import IMAGE_FIELDS
-from shardio.packing.grouping import group_files
-from shardio.packing.label_files import LabelFile, find_labels
-from shardio.packing.layouts import Layout, check_pairs, find_images_folder, refuse_ambiguous_layouts
-from shardio.packing.sample_table import SampleTable
+from shardio.packing.sources.file_table import FileTable
+from shardio.packing.sources.grouping import group_files
+from shardio.packing.sources.label_files import find_labels
+from shardio.packing.sources.layouts import check_pairs, find_images_folder, refuse_ambiguous_layouts
+from shardio.packing.sources.source import SourceOptions, SourceScan
 from shardio.shards import LABEL_FIELD, MAX_MEMBER, TOO_LARGE
 from shardio.storage import read_as_utf8, walk_folders
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceScan:
-    """The contents of a source directory.
-
-    Attributes:
-        samples: The samples to pack, sorted by key.
-        classes: The class names in the order of their labels; empty for a flat directory.
-        ignored: Files that do not belong to an image.
-    """
-
-    samples: SampleTable
-    classes: tuple[str, ...]
-    ignored: list[Path]
-
-
-def scan_directory(
-    src: Path,
-    dst: Path,
-    *,
-    layout: Layout = "auto",
-    rename_dots: bool = False,
-    classes: Sequence[str] | None = None,
-    labels: LabelFile | None = None,
-) -> SourceScan:
+def scan_directory(src: Path, dst: Path, options: SourceOptions) -> SourceScan:
     """Find the samples in ``src/class/…/name.jpg``, or in a flat directory ``src/name.jpg``.
 
     Args:
         src: The directory.
         dst: The destination, which error messages name.
-        layout: The layout of the files. ``auto`` accepts class folders or a flat directory, and refuses a directory
-            that looks different.
-        rename_dots: Whether to replace each dot in a file's stem with an underscore.
-        classes: The class names that define the labels; by default, the sorted names of the class folders, or those
+        options: How to read it. The layout ``auto`` accepts class folders or a flat directory, and refuses a directory
+            that looks different. Without class names, the sorted names of the class folders define the labels, or those
             in the file of labels.
-        labels: The file that labels the images, instead of the class folders.
 
     Raises:
         PackError: If the directory cannot be packed. The message names the file that prevents it.
     """
     if not src.is_dir():
         raise PackError(f"the source {src} {'is not a directory' if src.exists() else 'does not exist'}")
+    layout, rename_dots, classes, labels = options.layout, options.rename_dots, options.classes, options.labels
     try:
         folders = list(walk_folders(src))
         if layout == "auto" and labels is None:
@@ -85,7 +60,7 @@ def scan_directory(
     return SourceScan(samples=samples, classes=tuple(classes), ignored=[src / path for path in ignored])
 
 
-def _with_labels(table: SampleTable, found: Sequence[str], classes: Sequence[str] | None, src: Path) -> SampleTable:
+def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] | None, src: Path) -> FileTable:
     """Return the samples with the label of each one's class folder."""
     if classes is not None and not found:
         raise PackError(f"classes are given, but {src} is packed without class folders: omit --classes (classes=…)")
@@ -99,7 +74,7 @@ def _with_labels(table: SampleTable, found: Sequence[str], classes: Sequence[str
     return table.with_labels(np.fromiter(numbers, np.int64, len(table)))
 
 
-def _find_class_folders(src: Path, table: SampleTable) -> tuple[str, ...]:
+def _find_class_folders(src: Path, table: FileTable) -> tuple[str, ...]:
     """Return the sorted names of the class folders; none for a flat directory."""
     flat = next((row for row, key in enumerate(table.keys) if "/" not in key), None)
     used = {key.split("/", 1)[0] for key in table.keys if "/" in key}
@@ -118,7 +93,7 @@ def _find_class_folders(src: Path, table: SampleTable) -> tuple[str, ...]:
     return tuple(sorted(used))
 
 
-def _refuse_label_fields(table: SampleTable, why: str) -> None:
+def _refuse_label_fields(table: FileTable, why: str) -> None:
     """Raise PackError if a sample has a file that is its label."""
     labelled = next((row for row, kind in enumerate(table.kinds) if LABEL_FIELD in {name.field for name in kind}), None)
     if labelled is not None:
@@ -126,7 +101,7 @@ def _refuse_label_fields(table: SampleTable, why: str) -> None:
         raise PackError(f"{table.sample(row).files[LABEL_FIELD].path} is a label, but {why}: remove the file")
 
 
-def _check_sizes(table: SampleTable) -> None:
+def _check_sizes(table: FileTable) -> None:
     """Raise PackError for a file that is too large, and OSError for a broken link."""
     for file_index in np.flatnonzero((table.sizes > MAX_MEMBER) | (table.sizes < 0))[:1].tolist():
         row = int(np.searchsorted(table.first_files, file_index, side="right")) - 1

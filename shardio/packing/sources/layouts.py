@@ -13,8 +13,8 @@ import numpy as np
 
 from shardio.errors import PackError
 from shardio.images import IMAGE_FORMATS
-from shardio.packing.sample_table import SampleTable
-from shardio.packing.sources import SHOWN
+from shardio.packing.sources.file_table import FileTable
+from shardio.packing.sources.files import SHOWN
 from shardio.storage import FolderFiles, find_url
 
 Layout = Literal["auto", "classes", "flat", "pairs"]
@@ -110,7 +110,7 @@ def find_undotted_images(folder: FolderFiles) -> frozenset[str]:
     return frozenset(stem for stem in stems if "." not in stem)
 
 
-def check_pairs(src: Path, images: str | None, samples: SampleTable, ignored: Sequence[str]) -> None:
+def check_pairs(src: Path, images: str | None, samples: FileTable, ignored: Sequence[str]) -> None:
     """Raise PackError if there are no pairs, or if companions (masks, labels, captions) or their images are missing.
 
     Args:

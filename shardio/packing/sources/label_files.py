@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from numpy.typing import NDArray
 
 from shardio.classes import number_classes
 from shardio.errors import PackError
-from shardio.images import IMAGE_FORMATS
 from shardio.json_text import parse_json
-from shardio.packing.sources import SHOWN
-from shardio.storage import make_path, parse_location
+from shardio.packing.sources.files import SHOWN
+from shardio.packing.sources.keys import without_image_suffix
+from shardio.storage import parse_location
 
 Row = dict[str, Any]
 
@@ -38,23 +37,6 @@ class LabelFile:
     path: Path
     key_column: str | None = None
     label_column: str | None = None
-
-
-def check_label_file(
-    path: str | os.PathLike[str] | None, key_column: str | None, label_column: str | None
-) -> LabelFile | None:
-    """Return the file of labels that a caller names; None if there is none.
-
-    Raises:
-        ValueError: If columns are given without a file.
-    """
-    if path is None:
-        if key_column is not None or label_column is not None:
-            raise ValueError(
-                "--key-column and --label-column (key_column, label_column) apply only with --labels (labels)"
-            )
-        return None
-    return LabelFile(path=make_path(path), key_column=key_column, label_column=label_column)
 
 
 def find_labels(
@@ -82,24 +64,44 @@ def find_labels(
             f"Add rows, or remove the images. Images are named by keys such as {keys[0]!r}, or by paths such as "
             f"{keys[0] + '.jpg'!r}"
         )
-    integers = {label for label in labels.values() if isinstance(label, int)}
-    names = sorted({label for label in labels.values() if isinstance(label, str)})
+    return number_labels(file.path, list(labels.values()), [labels[key] for key in keys], classes)
+
+
+def number_labels(
+    path: Path, values: Sequence[int | str], wanted: Sequence[int | str], classes: Sequence[str] | None
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the labels of samples as integers, and the class names.
+
+    Args:
+        path: Where the labels are from.
+        values: All labels there: class names, or integers, which are labels by themselves.
+        wanted: The labels of the samples.
+        classes: The class names that define the labels; by default, the sorted names among ``values``.
+
+    Returns:
+        int64 [n], and the class names by label; none if the labels are integers.
+
+    Raises:
+        PackError: If class names and integers are mixed, an integer is out of range, or a name is not a class.
+    """
+    integers = {label for label in values if isinstance(label, int)}
+    names = sorted({label for label in values if isinstance(label, str)})
     if integers and names:
         raise PackError(
-            f"{file.path} has both class names and integers as labels, such as {names[0]!r} and {min(integers)}: use "
-            "one kind"
+            f"{path} has both class names and integers as labels, such as {names[0]!r} and {min(integers)}: use one "
+            "kind"
         )
     if integers and not 0 <= min(integers) <= max(integers) < (len(classes) if classes else 2**63):
         limit = f"below {len(classes)}, the number of classes" if classes else "below 2^63"
         raise PackError(
-            f"{file.path} has labels from {min(integers)} to {max(integers)}: they must be at least 0 and {limit}"
+            f"{path} has labels from {min(integers)} to {max(integers)}: they must be at least 0 and {limit}"
         )
     try:
-        numbers = number_classes(names, classes or names, str(file.path))
+        numbers = number_classes(names, classes or names, str(path))
     except ValueError as error:
         raise PackError(str(error)) from error
-    found = (label if isinstance(label, int) else numbers[label] for label in map(labels.__getitem__, keys))
-    return np.fromiter(found, np.int64, len(keys)), tuple(classes or names)
+    found = (label if isinstance(label, int) else numbers[label] for label in wanted)
+    return np.fromiter(found, np.int64, len(wanted)), tuple(classes or names)
 
 
 def _read_labels(file: LabelFile) -> dict[str, str | int]:
@@ -116,7 +118,7 @@ def _read_labels(file: LabelFile) -> dict[str, str | int]:
             for column in (key_column, label_column):
                 if column not in row:
                     raise PackError(f"row {number} of {file.path} has no {column!r}: it has {', '.join(map(str, row))}")
-            key, label = _as_key(row[key_column]), _as_label(row[label_column])
+            key, label = _as_key(row[key_column]), as_label(row[label_column])
             if label is None:
                 raise PackError(
                     f"row {number} of {file.path} has the label {row[label_column]!r}: it must be a class name or an "
@@ -150,11 +152,10 @@ def _choose_columns(file: LabelFile, names: Sequence[str]) -> tuple[str, str]:
 
 def _as_key(value: Any) -> str:
     """Return the key for a key or a path."""
-    stem, dot, suffix = str(value).rpartition(".")
-    return stem if dot and suffix.lower() in IMAGE_FORMATS else str(value)
+    return without_image_suffix(str(value))
 
 
-def _as_label(value: Any) -> str | int | None:
+def as_label(value: Any) -> str | int | None:
     """Return a label: an integer, also from a text of digits, or a class name; None for anything else."""
     if isinstance(value, bool) or value is None or value == "":
         return None

@@ -1,16 +1,18 @@
-"""The samples of a source in columns: a million of them take about 150 MB."""
+"""Samples that are files, in columns: a million of them take about 150 MB."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shardio.packing.sources import SourceFile
+from shardio.packing.sources.files import FileProblem, SourceFile, find_change, read_unchanged
+from shardio.sample import Sample
 from shardio.shards import BLOCK, LABEL_FIELD, fits_plain_header, join_name, make_header
 
 PART = 4096
@@ -26,17 +28,26 @@ class FileName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceSample:
+class FileSample:
     """A sample before packing: its key, the files that become its fields, and its label."""
 
     key: str
     files: Mapping[str, SourceFile]
     label: int | None
 
+    def read(self) -> Sample:
+        fields = {name: read_unchanged(file) for name, file in self.files.items()}
+        if self.label is not None:
+            fields[LABEL_FIELD] = b"%d" % self.label
+        return Sample(key=self.key, fields=dict(sorted(fields.items())), origin=self.key)
+
+    def problem(self, field: str, what: str) -> FileProblem:
+        return FileProblem(Path(self.files[field].path), what)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleTable:
-    """The samples of a source, sorted by key.
+class FileTable:
+    """The samples of a directory, sorted by key: see :class:`~shardio.packing.sources.source.SourceTable`.
 
     Attributes:
         root: The directory of the source, as a string that ends in a slash.
@@ -73,27 +84,23 @@ class SampleTable:
         """The fields of all kinds of samples, without labels."""
         return {name.field for kind in self.kinds for name in kind}
 
-    def with_labels(self, labels: NDArray[np.int64]) -> SampleTable:
+    def with_labels(self, labels: NDArray[np.int64]) -> FileTable:
         """Return the same samples with labels, int64 [n]."""
         return replace(self, labels=labels)
 
-    def files(self) -> Iterator[SourceFile]:
-        """Yield all files."""
+    def find_changes(self) -> Iterator[FileProblem]:
         for row in range(len(self)):
-            yield from self.sample(row).files.values()
+            for file in self.sample(row).files.values():
+                if (problem := find_change(file)) is not None:
+                    yield problem
 
-    def sample(self, row: int) -> SourceSample:
+    def sample(self, row: int) -> FileSample:
         """Return one sample."""
         (sample,) = self.take(np.array([row]))
         return sample
 
-    def take(self, rows: NDArray[np.int64]) -> list[SourceSample]:
-        """Return some samples.
-
-        Args:
-            rows: int64 [k].
-        """
-        samples = list[SourceSample]()
+    def take(self, rows: NDArray[np.int64]) -> list[FileSample]:
+        samples = list[FileSample]()
         labels = [None] * len(rows) if self.labels is None else self.labels[rows].tolist()
         for row, first, kind_id, label in zip(
             rows.tolist(), self.first_files[rows].tolist(), self.kind_ids[rows].tolist(), labels, strict=True
@@ -104,11 +111,10 @@ class SampleTable:
                 name.field: SourceFile(f"{self.root}{name.prefix}{stem}{name.suffix}", size, mtime_ns)
                 for name, size, mtime_ns in zip(kind, sizes, mtimes_ns, strict=True)
             }
-            samples.append(SourceSample(key=self.keys[row], files=files, label=label))
+            samples.append(FileSample(key=self.keys[row], files=files, label=label))
         return samples
 
     def sizes_in_tar(self) -> NDArray[np.int64]:
-        """Return the size of each sample in a tar, in bytes, int64 [n]."""
         total = np.zeros(len(self), np.int64)
         padded = -(-self.sizes // BLOCK) * BLOCK
         for kind_id, kind in enumerate(self.kinds):
@@ -122,7 +128,6 @@ class SampleTable:
         return total
 
     def digest(self) -> bytes:
-        """Return the xxh3-128 of all keys, files, sizes, times and labels."""
         digest = xxhash.xxh3_128(repr(self.kinds).encode(errors="surrogateescape"))
         for first in range(0, len(self), PART):
             names = "\n".join((*self.keys[first : first + PART], *self.stems[first : first + PART], ""))

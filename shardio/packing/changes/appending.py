@@ -14,14 +14,16 @@ import xxhash
 
 from shardio.errors import FormatError, PackError
 from shardio.json_text import parse_json
+from shardio.packing.changes.uniting import count_tiled, refuse_duplicates, unite_classes, unite_fields
 from shardio.packing.destination import LOCK_NAME
-from shardio.packing.layouts import Layout
-from shardio.packing.output_folder import locked_folder
-from shardio.packing.packer import DEFAULT_SHARD_SIZE, pack_directory
+from shardio.packing.pack_call import DEFAULT_SHARD_SIZE
+from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
-from shardio.packing.shard_sequence import name_shard
-from shardio.packing.uniting import count_tiled, refuse_duplicates, unite_classes, unite_fields
+from shardio.packing.sources.layouts import Layout
+from shardio.packing.sources.source import SourceOptions
+from shardio.packing.writing.output_folder import locked_folder
+from shardio.packing.writing.shard_sequence import name_shard
 from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
@@ -247,8 +249,8 @@ def _open_source(
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call has packed them, but they may have changed since.
     settings = _read_settings(manifest)
-    classes = manifest.classes or None
-    pack_directory(source, packed, settings, layout=layout, classes=classes, num_workers=num_workers, progress=progress)
+    options = SourceOptions(layout=layout, classes=manifest.classes or None)
+    pack_source(source, packed, settings, options, RunOptions(num_workers=num_workers), progress)
     return open_table(packed)
 
 

@@ -12,14 +12,14 @@ from typing import Any
 from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.packing.destination import finish
-from shardio.packing.encoding import ValueEncoder
 from shardio.packing.jpegs import DEFAULT_QUALITY
-from shardio.packing.key_hashes import KeyHashes
 from shardio.packing.names import check_key, check_name
-from shardio.packing.output_folder import new_dataset
-from shardio.packing.shard_sequence import ShardLimits, ShardSequence, name_shard
 from shardio.packing.sizes import parse_size
-from shardio.packing.worker_parts import WorkerRecord, name_worker_shard, worker_part, write_record
+from shardio.packing.writing.encoding import ValueEncoder
+from shardio.packing.writing.key_hashes import KeyHashes
+from shardio.packing.writing.output_folder import new_dataset
+from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence, name_shard
+from shardio.packing.writing.worker_parts import WorkerRecord, name_worker_shard, worker_part, write_record
 from shardio.sample import Sample
 from shardio.shards import Manifest, hash_key, index_location, read_keys
 from shardio.storage import absolute_path, make_path, parse_location

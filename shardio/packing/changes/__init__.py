@@ -1,0 +1,1 @@
+"""New datasets from packed ones: append, merge, split, reshard."""

@@ -1,0 +1,1 @@
+"""Where shards are packed: in this process, in worker processes, or on a Ray cluster."""

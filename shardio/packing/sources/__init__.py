@@ -1,0 +1,1 @@
+"""What can be packed: directories, and the datasets of other tools."""

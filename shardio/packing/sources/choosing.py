@@ -1,0 +1,52 @@
+"""Recognise what a source is, and scan it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from shardio.errors import PackError
+from shardio.packing.sources import hugging_face
+from shardio.packing.sources.directory import scan_directory
+from shardio.packing.sources.records import RecordScan, scan_records
+from shardio.packing.sources.source import SourceOptions, SourceScan
+
+
+class _Adapter(NamedTuple):
+    """How a dataset of another tool is recognised and read."""
+
+    recognises: Callable[[Path], bool]
+    scan: Callable[[Path, SourceOptions], RecordScan]
+
+
+_ADAPTERS = (
+    _Adapter(hugging_face.is_saved_dataset, hugging_face.scan_saved_dataset),
+    _Adapter(hugging_face.is_parquet, hugging_face.scan_parquet),
+)
+"""To pack another tool's datasets, write a module with these two functions, and add a line here."""
+
+
+def scan_source(src: Path, dst: Path, options: SourceOptions) -> SourceScan:
+    """Find the samples of a source.
+
+    Args:
+        src: A directory of images, or the dataset of another tool.
+        dst: The destination, which error messages name.
+        options: How to read the source.
+
+    Raises:
+        PackError: If it cannot be packed.
+    """
+    for adapter in _ADAPTERS:
+        if adapter.recognises(src):
+            _refuse(options.layout != "auto", "--layout (layout)", src)
+            return scan_records(adapter.scan(src, options), options)
+    for name in ("image_column", "label_column", "key_column"):
+        _refuse(getattr(options, name) is not None, f"--{name.replace('_', '-')} ({name})", src)
+    return scan_directory(src, dst, options)
+
+
+def _refuse(is_given: bool, option: str, src: Path) -> None:
+    if is_given:
+        raise PackError(f"{option} does not apply to {src}: omit it")

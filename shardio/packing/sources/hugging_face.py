@@ -1,0 +1,214 @@
+"""Parquet files, and datasets that Hugging Face's ``datasets`` saved to disk. That library reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import PackError
+from shardio.images import find_field, find_format
+from shardio.packing.sources.columns import Columns, choose_columns
+from shardio.packing.sources.files import SourceFile, stat_file
+from shardio.packing.sources.json_fields import dump_json
+from shardio.packing.sources.records import IMAGE, RecordScan
+from shardio.packing.sources.source import SourceOptions
+from shardio.storage import parse_location
+
+_BATCH = 10_000
+"""The number of rows that the scan reads at a time."""
+
+_SPLIT = re.compile(r"(train|test|val|valid|validation|dev)(?![a-z])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """The rows of a dataset: see :class:`~shardio.packing.sources.records.Records`."""
+
+    path: Path
+    files: tuple[SourceFile, ...]
+    kind: Literal["parquet", "saved"]
+    columns: Columns = field(default_factory=Columns)
+
+    def open(self) -> _Reader:
+        return _Reader(_load(self.kind, self.path, self.files), self.columns)
+
+    def describe(self, row: int) -> str:
+        return f"row {row}"
+
+
+class _Reader:
+    """Reads rows: see :class:`~shardio.packing.sources.records.RecordReader`."""
+
+    def __init__(self, dataset: Any, columns: Columns) -> None:
+        self._dataset, self._columns = dataset, columns
+
+    def read(self, row: int) -> Mapping[str, bytes]:
+        values = self._dataset[row]
+        found = dict[str, bytes]()
+        for name in self._columns.contents:
+            content, suffix = _read_content(values[name])
+            if name == self._columns.image:
+                found[IMAGE if find_format(content) is not None or not suffix else suffix] = content
+            else:
+                found[f"{name.lower()}.{suffix or find_field(content)}"] = content
+        if self._columns.others:
+            found["json"] = dump_json({name: values[name] for name in self._columns.others})
+        return found
+
+
+def is_saved_dataset(src: Path) -> bool:
+    """Return whether a path is a directory that ``save_to_disk`` wrote."""
+    return (src / "dataset_dict.json").is_file() or (
+        (src / "state.json").is_file() and (src / "dataset_info.json").is_file()
+    )
+
+
+def is_parquet(src: Path) -> bool:
+    """Return whether a path is a Parquet file, a pattern of Parquet files, or a directory of them."""
+    return src.suffix == ".parquet" or bool(_find_parquet(src))
+
+
+def scan_saved_dataset(src: Path, options: SourceOptions) -> RecordScan:
+    """Scan a directory that ``save_to_disk`` wrote.
+
+    Raises:
+        PackError: If it holds several splits, or its columns cannot be packed.
+    """
+    if (src / "dataset_dict.json").is_file():
+        names = sorted(path.parent.name for path in src.glob("*/state.json"))
+        raise PackError(
+            f"{src} holds the splits {', '.join(names)}: pack each one, such as {src / names[0] if names else src}"
+        )
+    return _scan("saved", src, sorted(src.glob("*.arrow")), options)
+
+
+def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
+    """Scan Parquet files, in the order of their names.
+
+    Raises:
+        PackError: If they are of several splits, or their columns cannot be packed.
+    """
+    paths = [src] if src.is_file() else _find_parquet(src)
+    if not paths:
+        raise PackError(f"the source {src} does not exist: pass a Parquet file, a pattern of files, or a directory")
+    splits = {found[1]: path for path in paths if (found := _SPLIT.match(path.name)) is not None}
+    if len(splits) > 1:
+        name, path = sorted(splits.items())[-1]
+        raise PackError(
+            f"{src} holds Parquet files of the splits {', '.join(sorted(splits))}: pack each one by a pattern, such as "
+            f"'{path.parent / name}*.parquet'"
+        )
+    return _scan("parquet", src, paths, options)
+
+
+def _find_parquet(src: Path) -> list[Path]:
+    if "*" in src.name:
+        return sorted(src.parent.glob(src.name))
+    for folder in (src, src / "data"):  # The second is Hugging Face's own.
+        if found := [path for path in folder.glob("*.parquet") if path.name != "metadata.parquet"]:
+            return sorted(found)
+    return []
+
+
+def _scan(kind: Literal["parquet", "saved"], src: Path, paths: Sequence[Path], options: SourceOptions) -> RecordScan:
+    files = tuple(stat_file(str(path)) for path in paths)
+    dataset = _load(kind, src, files)
+    features: Mapping[str, Any] = dataset.features
+    columns = choose_columns(
+        src,
+        list(features),
+        contents=[name for name, feature in features.items() if _holds_content(feature)],
+        labels=[name for name, feature in features.items() if type(feature).__name__ == "ClassLabel"],
+        options=options,
+    )
+    sizes, keys, labels = list[NDArray[np.int64]](), list[object](), list[Any]()
+    used = dataset.select_columns([*{*columns.contents, columns.key, columns.label} - {None}]).with_format("arrow")
+    for batch in used.iter(batch_size=_BATCH) if used.column_names else ():
+        contents = [_sizes_of(batch.column(name)) for name in columns.contents]
+        sizes.append(np.sum(contents, axis=0, dtype=np.int64) if contents else np.zeros(len(batch), np.int64))
+        keys += batch.column(columns.key).to_pylist() if columns.key is not None else ()
+        labels += batch.column(columns.label).to_pylist() if columns.label is not None else ()
+    return RecordScan(
+        records=_Rows(path=src, files=files, kind=kind, columns=columns),
+        sizes=np.concatenate(sizes) if sizes else np.zeros(len(dataset), np.int64),
+        num_fields=len(columns.contents) + bool(columns.others),
+        keys=keys if columns.key is not None else None,  # type: ignore[arg-type]
+        labels=labels if columns.label is not None else None,
+        classes=tuple(getattr(features.get(columns.label or ""), "names", None) or ()),
+    )
+
+
+def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFile]) -> Any:
+    """Open a dataset so that contents are not decoded."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise PackError(f"{src} is read by the package datasets ({error}): pip install datasets") from error
+    with _without_progress_bars(datasets):
+        try:
+            if kind == "saved":
+                dataset: Any = datasets.load_from_disk(str(src))
+            else:
+                paths = [file.path for file in files]
+                dataset = datasets.load_dataset("parquet", data_files=paths, split="train")
+        except Exception as error:  # Of pyarrow, or of datasets itself.
+            raise PackError(f"{src} cannot be read by the package datasets: {error}") from error
+    for name, feature in dataset.features.items():
+        if type(feature).__name__ in ("Audio", "Image", "Pdf", "Video"):
+            dataset = dataset.cast_column(name, type(feature)(decode=False))
+    return dataset
+
+
+@contextmanager
+def _without_progress_bars(datasets: Any) -> Iterator[None]:
+    were_disabled = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_disabled:
+            datasets.enable_progress_bars()
+
+
+def _holds_content(feature: Any) -> bool:
+    """Return whether a column holds the contents of files: bytes, or bytes with a path."""
+    if type(feature).__name__ in ("Audio", "Image", "Pdf", "Video"):
+        return True
+    if isinstance(feature, Mapping):
+        return {"bytes", "path"} == set(feature)
+    return getattr(feature, "dtype", None) in ("binary", "large_binary")
+
+
+def _sizes_of(column: Any) -> NDArray[np.int64]:
+    """Return the sizes of contents in bytes, int64 [n]."""
+    import pyarrow.compute as pc
+    import pyarrow.types as types
+
+    if types.is_struct(column.type):
+        sizes = pc.binary_length(pc.struct_field(column, "bytes"))
+        paths = pc.struct_field(column, "path") if sizes.null_count else None
+    else:
+        sizes, paths = pc.binary_length(column), None
+    found: NDArray[np.int64] = sizes.fill_null(0).to_numpy().astype(np.int64)
+    if paths is not None:
+        for row in np.flatnonzero(sizes.is_null().to_numpy()).tolist():
+            if (path := paths[row].as_py()) is not None:
+                found[row] = stat_file(path).size
+    return found
+
+
+def _read_content(value: Any) -> tuple[bytes, str]:
+    """Return a content and the suffix of its file, "" if that is unknown. A missing content is empty."""
+    if value is None or isinstance(value, bytes):
+        return value or b"", ""
+    content, path = value["bytes"], value["path"]
+    if content is None and path is not None:
+        content = parse_location(path).read_whole()
+    return content or b"", PurePath(path or "").suffix[1:].lower()

@@ -1,0 +1,130 @@
+"""What packing knows of a source: its samples, and the options that say how to read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.packing.sources.files import FileProblem
+from shardio.packing.sources.label_files import LabelFile
+from shardio.packing.sources.layouts import Layout
+from shardio.sample import Sample
+from shardio.storage import make_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """How a source is read.
+
+    Attributes:
+        layout: The layout of a directory.
+        rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
+        classes: The class names that define the labels; None to find them in the source.
+        labels: The file that labels the samples; None to find the labels in the source.
+        image_column: The column with images, in a source that has columns; None to find it.
+        label_column: The column with labels; None to find it.
+        key_column: The column with keys; None to number the samples.
+    """
+
+    layout: Layout = "auto"
+    rename_dots: bool = False
+    classes: Sequence[str] | None = None
+    labels: LabelFile | None = None
+    image_column: str | None = None
+    label_column: str | None = None
+    key_column: str | None = None
+
+
+def make_options(
+    *,
+    labels: str | os.PathLike[str] | None,
+    label_column: str | None,
+    key_column: str | None,
+    **options: Any,
+) -> SourceOptions:
+    """Return options, given the arguments of a call.
+
+    Args:
+        labels: The file of labels, if there is one. Then the two columns are its columns, and the source's otherwise.
+        label_column: The column with labels.
+        key_column: The column with keys.
+        options: Further attributes of SourceOptions.
+    """
+    if labels is None:
+        return SourceOptions(label_column=label_column, key_column=key_column, **options)
+    file = LabelFile(path=make_path(labels), key_column=key_column, label_column=label_column)
+    return SourceOptions(labels=file, **options)
+
+
+class SourceSample(Protocol):
+    """A sample before packing. It can be pickled, and read in another process."""
+
+    @property
+    def key(self) -> str:
+        """Its key."""
+
+    def read(self) -> Sample:
+        """Return the sample with its fields.
+
+        Raises:
+            FileChangedError: If the source has changed since the scan.
+            PackError: If it cannot be read.
+        """
+
+    def problem(self, field: str, what: str) -> FileProblem:
+        """Return a problem of a field, with the place in the source that the field comes from."""
+
+
+class SourceTable(Protocol):
+    """The samples of a source, in the order in which they are packed without shuffling."""
+
+    @property
+    def root(self) -> str:
+        """What precedes the names of files in messages, as a string that ends in a slash."""
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Their keys, all different."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all samples in the source, in bytes."""
+
+    def __len__(self) -> int: ...
+
+    def sizes_in_tar(self) -> NDArray[np.int64]:
+        """Return the size of each sample in a tar, in bytes, int64 [n]. It may be an estimate."""
+
+    def digest(self) -> bytes:
+        """Return a hash of all that decides what is packed: keys, labels, and the state of the source's files."""
+
+    def take(self, rows: NDArray[np.int64]) -> Sequence[SourceSample]:
+        """Return some samples.
+
+        Args:
+            rows: int64 [k].
+        """
+
+    def find_changes(self) -> Iterator[FileProblem]:
+        """Yield the source's files that have changed since the scan."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceScan:
+    """The contents of a source.
+
+    Attributes:
+        samples: The samples to pack.
+        classes: The class names in the order of their labels; empty if labels have no names.
+        ignored: Files that do not belong to a sample.
+    """
+
+    samples: SourceTable
+    classes: tuple[str, ...]
+    ignored: Sequence[Path] = ()

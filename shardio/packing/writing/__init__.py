@@ -1,0 +1,1 @@
+"""Shards from programs that make samples."""

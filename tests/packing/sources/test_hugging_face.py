@@ -1,0 +1,191 @@
+"""Parquet files and saved datasets that Hugging Face's ``datasets`` wrote."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+import shardio
+from shardio import PackError
+from tests.files import read_files
+from tests.sources import encode
+from tests.tars import by_key
+
+datasets = pytest.importorskip("datasets")
+
+NUM = 40
+IMAGES = [encode(seed, suffix="png" if seed % 5 == 4 else "jpg") for seed in range(NUM)]
+NAMES = ["ant", "bee", "cow"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def dataset() -> Any:
+    columns = {
+        "image": [{"bytes": content, "path": f"{row}.jpg"} for row, content in enumerate(IMAGES)],
+        "label": [row % 3 for row in range(NUM)],
+        "caption": [f"caption {row}" for row in range(NUM)],
+        "tags": [["a"] * (row % 3) for row in range(NUM)],
+    }
+    features = datasets.Features(
+        image=datasets.Image(),
+        label=datasets.ClassLabel(names=NAMES),
+        caption=datasets.Value("string"),
+        tags=datasets.Sequence(datasets.Value("string")),
+    )
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def save(dataset: Any, kind: str, folder: Path) -> Path:
+    """Save a dataset in two files as people do; return what to pack."""
+    match kind:
+        case "saved":
+            dataset.save_to_disk(str(folder / "saved"), num_shards=2)
+            return folder / "saved"
+        case "file":
+            dataset.to_parquet(str(folder / "all.parquet"))
+            return folder / "all.parquet"
+    (folder / "many" / "data").mkdir(parents=True)
+    for part in range(2):
+        path = folder / "many" / "data" / f"train-0000{part}-of-00002.parquet"
+        dataset.shard(2, part, contiguous=True).to_parquet(str(path))
+    return folder / "many" if kind == "folder" else folder / "many" / "data" / "train-*.parquet"
+
+
+@pytest.mark.parametrize("kind", ["saved", "file", "folder", "pattern"])
+def test_every_row_is_packed_with_its_bytes(dataset: Any, kind: str, tmp_path: Path) -> None:
+    source = save(dataset, kind, tmp_path)
+    manifest = shardio.pack(source, tmp_path / "out", max_shard_samples=11)
+    assert manifest.num_samples == NUM
+    assert list(manifest.classes) == NAMES
+    found = by_key(*sorted((tmp_path / "out").glob("*.tar")))
+    assert len(found) == NUM
+    for row, content in enumerate(IMAGES):
+        sample = found[f"{row:08d}"]
+        assert sample["png" if row % 5 == 4 else "jpg"] == content
+        assert sample["cls"] == str(row % 3).encode()
+        assert json.loads(sample["json"]) == {"caption": f"caption {row}", "tags": ["a"] * (row % 3)}
+        assert len(sample) == 3
+
+
+def test_any_number_of_worker_processes_and_a_resumed_pack_write_the_same_bytes(dataset: Any, tmp_path: Path) -> None:
+    source = save(dataset, "folder", tmp_path)
+    options: dict[str, Any] = {"max_shard_samples": 9, "jpeg": "tile"}
+    shardio.pack(source, tmp_path / "1", num_workers=1, **options)
+    shardio.pack(source, tmp_path / "2", num_workers=2, **options)
+    assert read_files(tmp_path / "1") == read_files(tmp_path / "2")
+
+
+def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
+    """Plain Parquet of pyarrow: binary columns, names as labels, and keys that are paths."""
+    table = pa.table(
+        {
+            "left": IMAGES[:4],
+            "right": [*IMAGES[4:7], None],
+            "kind": ["bee", "ant", "bee", "ant"],
+            "file": ["x/a.jpg", "x/b.jpg", "y/a.jpg", "y/b.c.jpg"],
+            "when": [datetime.date(2024, 1, day) for day in range(1, 5)],
+            "score": [0.5, float("nan"), None, 2.0],
+        }
+    )
+    pq.write_table(table, tmp_path / "t.parquet", row_group_size=2)
+    options: dict[str, Any] = {"image_column": "left", "label_column": "kind", "key_column": "file", "check": False}
+    manifest = shardio.pack(tmp_path / "t.parquet", tmp_path / "out", rename_dots=True, **options)
+    assert list(manifest.classes) == ["ant", "bee"]
+    found = by_key(*(tmp_path / "out").glob("*.tar"))
+    assert set(found) == {"x/a", "x/b", "y/a", "y/b_c"}
+    assert found["x/b"]["jpg"] == IMAGES[1]
+    assert found["x/a"]["right.png"] == IMAGES[4]
+    assert found["y/b_c"]["right.image"] == b""
+    assert found["x/a"]["cls"] == b"1"
+    assert json.loads(found["x/b"]["json"]) == {"when": "2024-01-02", "score": None}
+    with pytest.raises(PackError, match=r"several columns of .* may hold the images \(left, right\): choose one by"):
+        shardio.pack(tmp_path / "t.parquet", tmp_path / "other")
+    with pytest.raises(
+        PackError, match=r"has no column 'picture', which --image-column \(image_column\) names: it has"
+    ):
+        shardio.pack(tmp_path / "t.parquet", tmp_path / "other", image_column="picture")
+    with pytest.raises(PackError, match=r"row 3 has 'y/b\.c\.jpg' in the key column, which cannot be a key"):
+        shardio.pack(tmp_path / "t.parquet", tmp_path / "other", image_column="left", key_column="file")
+    with pytest.raises(PackError, match=r"row 0 and row 2 have the same key 'bee'"):
+        shardio.pack(tmp_path / "t.parquet", tmp_path / "other", image_column="left", key_column="kind")
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_image_that_cannot_be_decoded_is_left_out_with_its_row(dataset: Any, tmp_path: Path) -> None:
+    rows = dataset.select(range(6)).map(_break_the_third, with_indices=True, features=dataset.features)
+    source = save(rows, "file", tmp_path)
+    manifest = shardio.pack(source, tmp_path / "out")
+    assert manifest.num_samples == 5
+    (line,) = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(line)["file"] == "all.parquet"
+    assert json.loads(line)["reason"].startswith("row 2, field 'jpg': cannot be decoded")
+
+
+def test_the_class_names_of_the_training_data_number_the_labels(dataset: Any, tmp_path: Path) -> None:
+    source = save(dataset, "file", tmp_path)
+    shardio.pack(source, tmp_path / "out", classes=["cow", "x", "ant", "bee"])
+    found = by_key(*(tmp_path / "out").glob("*.tar"))
+    assert [found[f"{row:08d}"]["cls"] for row in range(3)] == [b"2", b"3", b"0"]
+
+
+def test_a_test_set_without_labels_has_no_label_field(dataset: Any, tmp_path: Path) -> None:
+    rows = dataset.remove_columns("label").add_column("label", [-1] * NUM)
+    shardio.pack(save(rows, "file", tmp_path), tmp_path / "out")
+    found = by_key(*(tmp_path / "out").glob("*.tar"))
+    assert not any("cls" in sample for sample in found.values())
+
+
+def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Path) -> None:
+    datasets.DatasetDict(train=dataset, test=dataset).save_to_disk(str(tmp_path / "both"))
+    with pytest.raises(PackError, match=r"holds the splits test, train: pack each one, such as .*both/test"):
+        shardio.pack(tmp_path / "both", tmp_path / "out")
+    source = save(dataset, "folder", tmp_path)
+    dataset.to_parquet(str(source / "data" / "test-00000-of-00001.parquet"))
+    with pytest.raises(
+        PackError, match=r"splits test, train: pack each one by a pattern, such as .*train\*\.parquet'"
+    ):
+        shardio.pack(source, tmp_path / "out")
+
+
+def test_a_file_that_changed_after_the_scan_is_refused(
+    dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = save(dataset, "file", tmp_path)
+
+    class Rewrite(shardio.packing.PackProgress):
+        def planned(self, num_samples: int, num_bytes: int) -> None:
+            dataset.select(range(20)).to_parquet(str(source))
+
+    settings = shardio.packing.PackSettings(max_shard_size=1 << 20)
+    with pytest.raises(PackError, match=r"all\.parquet changed from \d+ to \d+ bytes"):
+        shardio.packing.pack_source(source, tmp_path / "out", settings, progress=Rewrite())
+
+
+def _break_the_third(row: dict[str, Any], number: int) -> dict[str, Any]:
+    file = io.BytesIO()
+    row["image"].save(file, "JPEG")
+    return {"image": {"bytes": file.getvalue()[:200] if number == 2 else file.getvalue(), "path": None}}
+
+
+def test_images_that_are_files_beside_the_table_are_read(tmp_path: Path) -> None:
+    array = np.zeros((8, 8, 3), np.uint8)
+    Image.fromarray(array).save(tmp_path / "a.png")
+    rows = datasets.Dataset.from_dict({"image": [str(tmp_path / "a.png")]}).cast_column("image", datasets.Image())
+    rows.save_to_disk(str(tmp_path / "saved"))
+    shardio.pack(tmp_path / "saved", tmp_path / "out")
+    found = by_key(*(tmp_path / "out").glob("*.tar"))
+    assert found["00000000"] == {"png": (tmp_path / "a.png").read_bytes()}
