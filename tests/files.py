@@ -13,6 +13,11 @@ def read_files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
+def read_parts(folder: Path) -> dict[str, dict[str, bytes]]:
+    """Return the content of each file in each directory of a directory."""
+    return {path.name: read_files(path) for path in folder.iterdir()}
+
+
 def count_open_files() -> int:
     """Return how many descriptors this process holds."""
     return len(list(Path("/proc/self/fd").iterdir()))

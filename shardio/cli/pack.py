@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from shardio.classes import check_classes
 from shardio.cli.console import PackReporter, value_errors_as_usage_errors
 from shardio.cli.loading import find_class_folders, has_class_folders
-from shardio.cli.pack_summary import print_summary, summarise, warn_of_large_samples
+from shardio.cli.pack_summary import report
 from shardio.cli.sizes import MaxShardSize
 from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS
@@ -27,8 +26,11 @@ from shardio.packing import (
     OnChanged,
     PackProgress,
     PackSettings,
+    Parts,
     RunOptions,
     make_options,
+    make_parts,
+    pack_parts,
     pack_source,
 )
 from shardio.shards import open_table
@@ -141,6 +143,17 @@ def pack(
             "Leave unset if the file has two columns, or to number the samples of the source."
         ),
     ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FRACTIONS",
+            help="Divide the samples by a hash of their keys into several datasets, OUT/train, OUT/val and so on, such "
+            "as 0.9,0.1. A sample stays in its dataset when others are added.",
+        ),
+    ] = None,
+    split_names: Annotated[
+        str, typer.Option(metavar="NAMES", help="With --split: the names of the datasets.")
+    ] = "train,val,test",
     on_changed: Annotated[
         OnChanged,
         typer.Option(
@@ -191,21 +204,28 @@ def pack(
             label_column=label_column,
             key_column=key_column,
         )
+        parts = None if split is None else make_split(split, split_names)
     run = RunOptions(strict=strict, on_changed=on_changed, num_workers=num_workers, engine=engine, ray_address=address)
     start = time.perf_counter()
     reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
     try:
         with reporter as progress:
-            result = pack_source(images, out, settings, source, run, progress)
+            if parts is None:
+                results = {out: pack_source(images, out, settings, source, run, progress)}
+            else:
+                by_name = pack_parts(images, out, parts, settings, source, run, progress)
+                results = {out / name: result for name, result in by_name.items()}
     except KeyboardInterrupt:
         echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)
         raise
-    summary = summarise(result, out, time.perf_counter() - start)
-    if as_json:
-        echo(json.dumps(summary, indent=1))
-    elif not quiet:
-        print_summary(result, summary)
-        warn_of_large_samples(result, max_shard_size)
+    report(results, time.perf_counter() - start, max_shard_size, as_json=as_json, quiet=quiet)
+
+
+def make_split(fractions: str, names: str) -> Parts:
+    """Return the parts that ``--split`` and ``--split-names`` describe: as many names as there are fractions."""
+    each = fractions.split(",")
+    chosen = names.split(",")
+    return make_parts(each, chosen[: len(each)] if names == "train,val,test" else chosen)
 
 
 def read_classes(source: Path) -> tuple[str, ...]:

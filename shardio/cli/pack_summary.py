@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,29 @@ from shardio.packing import REJECTED_NAME, TILED, FileProblem, JpegTally, PackRe
 
 SHOWN = 10
 """The maximum number of files of each kind that the summary names."""
+
+
+def report(
+    results: Mapping[Path, PackResult], seconds: float, max_shard_size: int, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the results of a pack.
+
+    Args:
+        results: The result for each dataset, by its directory.
+        seconds: How long the pack took.
+        max_shard_size: The maximum size of a shard that was asked for.
+        as_json: Whether to print JSON: an object, or a list of objects if there are several datasets.
+        quiet: Whether to print nothing else.
+    """
+    summaries = [summarise(result, out, seconds) for out, result in results.items()]
+    if as_json:
+        echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=1))
+    elif not quiet:
+        for (out, result), summary in zip(results.items(), summaries, strict=True):
+            if len(results) > 1:
+                echo(f"{printable(out)}:")
+            print_summary(result, summary)
+            warn_of_large_samples(result, max_shard_size)
 
 
 def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from shardio.packing.executors.choosing import Engine
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
 from shardio.packing.pack_call import DEFAULT_SHARD_SIZE, pack
 from shardio.packing.packed_shard import RejectedSample
-from shardio.packing.packer import REJECTED_NAME, PackResult, RunOptions, pack_source
+from shardio.packing.packer import REJECTED_NAME, PackResult, RunOptions, pack_parts, pack_source
+from shardio.packing.parts import Parts, make_parts
 from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.shard_job import OnChanged
@@ -31,6 +32,7 @@ __all__ = [
     "PackProgress",
     "PackResult",
     "PackSettings",
+    "Parts",
     "RejectedSample",
     "RunOptions",
     "ShardWriter",
@@ -38,8 +40,10 @@ __all__ = [
     "append",
     "finalize",
     "make_options",
+    "make_parts",
     "merge",
     "pack",
+    "pack_parts",
     "pack_source",
     "parse_size",
     "reshard",

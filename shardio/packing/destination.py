@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from shardio.shards import (
     MANIFEST_NAME,
     UNFINISHED_NAME,
     Manifest,
+    read_manifest,
     write_manifest,
 )
 from shardio.storage import parse_location
@@ -90,11 +91,7 @@ def begun(dst: Path, plan: PackPlan) -> Iterator[None]:
     remove_unfinished(dst)
     marker = dst / UNFINISHED_NAME
     if marker.exists():
-        if parse_location(marker).read_whole() != plan.digest.encode():
-            raise PackError(
-                f"{dst} holds an unfinished pack of different images or with different settings: delete {dst} or "
-                "choose another destination"
-            )
+        _refuse_other_plan(dst, plan)
         refuse_unplanned(dst, plan.names)
     else:
         with write_whole(marker) as file:
@@ -110,8 +107,40 @@ def begun(dst: Path, plan: PackPlan) -> Iterator[None]:
         raise
 
 
-def finish(dst: Path, manifest: Manifest) -> None:
-    """Write the manifest, which makes the destination a dataset, and remove the pack's journal.
+def finish(manifests: Mapping[Path, Manifest]) -> None:
+    """Write the manifests of one pack's destinations, which makes them datasets, and remove the pack's journals.
+
+    Raises:
+        PackError: If a destination was removed during the pack, so that shards are lost.
+    """
+    for dst, manifest in manifests.items():
+        _write_manifest(dst, manifest)
+    for dst in manifests:  # From here on, nothing can be lost: see are_ending.
+        _unmark(dst)
+
+
+def are_ending(dsts: Sequence[Path]) -> bool:
+    """Return whether a pack with several destinations was interrupted after it had written all their manifests."""
+    are_marked = [(dst / UNFINISHED_NAME).exists() for dst in dsts]
+    return any(are_marked) and not all(are_marked) and all((dst / MANIFEST_NAME).exists() for dst in dsts)
+
+
+def end(plans: Mapping[Path, PackPlan]) -> list[Manifest]:
+    """End a pack that :func:`are_ending` recognised, and return the manifests.
+
+    Raises:
+        PackError: If it was a pack of another plan.
+    """
+    for dst, plan in plans.items():
+        if (dst / UNFINISHED_NAME).exists():
+            _refuse_other_plan(dst, plan)
+    for dst in plans:
+        _unmark(dst)
+    return [read_manifest(parse_location(dst / MANIFEST_NAME)) for dst in plans]
+
+
+def _write_manifest(dst: Path, manifest: Manifest) -> None:
+    """Write the manifest. The destination stays marked as unfinished.
 
     Raises:
         PackError: If the destination was removed during the pack, so that shards are lost.
@@ -121,8 +150,21 @@ def finish(dst: Path, manifest: Manifest) -> None:
             f"{dst} was removed during the pack: delete the directory of that name, if there is one, and pack again"
         )
     write_manifest(parse_location(dst / MANIFEST_NAME), manifest)
+
+
+def _unmark(dst: Path) -> None:
+    """Remove the mark of an unfinished dataset and the pack's journal, if they are there."""
+    (dst / UNFINISHED_NAME).unlink(missing_ok=True)
     (dst / JOURNAL_NAME).unlink(missing_ok=True)
-    (dst / UNFINISHED_NAME).unlink()
+
+
+def _refuse_other_plan(dst: Path, plan: PackPlan) -> None:
+    """Raise PackError if an unfinished destination is that of another plan."""
+    if parse_location(dst / UNFINISHED_NAME).read_whole() != plan.digest.encode():
+        raise PackError(
+            f"{dst} holds an unfinished pack of different images or with different settings: delete {dst} or choose "
+            "another destination"
+        )
 
 
 def _is_ours(name: str) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from shardio.errors import PackError
 from shardio.packing import destination
@@ -15,14 +17,16 @@ from shardio.packing.executors.choosing import Engine, PackExecutor, choose_exec
 from shardio.packing.journal import open_journal
 from shardio.packing.jpegs import JpegTally, choose_rewrite, describe_jpegs, sum_tallies
 from shardio.packing.packed_shard import PackedShard, RejectedSample
+from shardio.packing.parts import Parts
 from shardio.packing.plan import PackPlan, PackSettings, make_plan
 from shardio.packing.progress import PackProgress
 from shardio.packing.shard_job import OnChanged, ShardJob
 from shardio.packing.sources.choosing import scan_source
 from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
 from shardio.packing.sources.layouts import refuse_urls
+from shardio.packing.sources.selection import select
 from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable
-from shardio.shards import Manifest
+from shardio.shards import Manifest, hash_key
 from shardio.storage import absolute_path, parse_location
 
 REJECTED_NAME = "rejected.jsonl"
@@ -73,6 +77,15 @@ class RunOptions:
     ray_address: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """A dataset to write: its directory, its samples, and its shards."""
+
+    dst: Path
+    scan: SourceScan
+    plan: PackPlan
+
+
 def pack_source(
     src: Path,
     dst: Path,
@@ -82,38 +95,125 @@ def pack_source(
     progress: PackProgress | None = None,
 ) -> PackResult:
     """Pack as :func:`~shardio.packing.pack` does, report to ``progress``, and return the manifest with details."""
-    source, run = source or SourceOptions(), run or RunOptions()
-    progress = progress or PackProgress()
+    (result,) = _pack(src, [dst], settings, source, run, progress, lambda scan: [scan])
+    return result
+
+
+def pack_parts(
+    src: Path,
+    out: Path,
+    parts: Parts,
+    settings: PackSettings,
+    source: SourceOptions | None = None,
+    run: RunOptions | None = None,
+    progress: PackProgress | None = None,
+) -> dict[str, PackResult]:
+    """Pack a source as :func:`pack_source` does, divided into several datasets by a hash of each sample's key.
+
+    All of them have the class names of the whole source. Samples stay in their parts when others are added to the
+    source.
+
+    Args:
+        src: The source.
+        out: The directory of the new datasets.
+        parts: The fraction and the name of each dataset.
+        settings: The settings of each pack.
+        source: How to read the source.
+        run: How the packs run.
+        progress: Receives reports.
+
+    Returns:
+        The result for each part, by name.
+
+    Raises:
+        PackError: If a part would have no samples, or for the same reasons as :func:`~shardio.packing.pack`.
+    """
+
+    def divide(scan: SourceScan) -> list[SourceScan]:
+        hashes = np.fromiter(map(hash_key, scan.samples.keys), np.uint64, len(scan.samples))
+        numbers = parts.assign(hashes)
+        parts.refuse_empty(np.bincount(numbers, minlength=len(parts.names)).tolist(), str(src))
+        rows = [np.flatnonzero(numbers == number) for number in range(len(parts.names))]
+        return [replace(scan, samples=select(scan.samples, each), ignored=()) for each in rows]
+
+    results = _pack(src, [out / name for name in parts.names], settings, source, run, progress, divide)
+    return dict(zip(parts.names, results, strict=True))
+
+
+def _pack(
+    src: Path,
+    dsts: Sequence[Path],
+    settings: PackSettings,
+    source: SourceOptions | None,
+    run: RunOptions | None,
+    progress: PackProgress | None,
+    divide: Callable[[SourceScan], Sequence[SourceScan]],
+) -> list[PackResult]:
+    """Scan a source, divide it over some datasets, and write them."""
+    source, run, progress = source or SourceOptions(), run or RunOptions(), progress or PackProgress()
     choose_rewrite(settings)  # It raises an error if packages are missing.
-    refuse_urls(src, dst)
+    for dst in dsts:
+        refuse_urls(src, dst)
     if run.engine == "ray":  # Its tasks run in other directories.
-        src, dst = absolute_path(src), absolute_path(dst)
-    destination.check_destination(src, dst)
-    scan = scan_source(src, dst, source)
-    plan = make_plan(scan.samples, scan.classes, settings)
-    execute = choose_executor(run.engine, run.num_workers, len(plan), scan.samples.num_bytes, settings, run.ray_address)
-    with destination.locked(src, dst), destination.begun(dst, plan):
-        progress.planned(len(scan.samples), scan.samples.num_bytes)
-        jobs = partial(
-            ShardJob, root=scan.samples.root, settings=settings, strict=run.strict, on_changed=run.on_changed
-        )
-        try:
-            shards = _write_shards(dst, scan.samples, plan, jobs, execute, progress)
-        except FileChangedError as change:
-            raise explain_changes(change, scan.samples.find_changes(), dst) from change
-        rejected = [sample for shard in shards for sample in shard.rejected]
-        manifest = _make_manifest(shards, scan, settings)
-        if not manifest.num_samples:
-            raise PackError(_explain_nothing_left(src, rejected))
-        _write_rejected(dst, rejected)
-        destination.finish(dst, manifest)
+        src, dsts = absolute_path(src), [absolute_path(dst) for dst in dsts]
+    are_ending = destination.are_ending(dsts)
+    for dst in () if are_ending else dsts:
+        destination.check_destination(src, dst)
+    scans = divide(scan_source(src, dsts[0], source))
+    targets = [
+        _Target(dst=dst, scan=scan, plan=make_plan(scan.samples, scan.classes, settings))
+        for dst, scan in zip(dsts, scans, strict=True)
+    ]
+    if are_ending:
+        manifests = destination.end({target.dst: target.plan for target in targets})
+        return [_ended(scan, manifest) for scan, manifest in zip(scans, manifests, strict=True)]
+    with ExitStack() as stack:
+        for target in targets:
+            stack.enter_context(destination.locked(src, target.dst))
+            stack.enter_context(destination.begun(target.dst, target.plan))
+        progress.planned(sum(len(scan.samples) for scan in scans), sum(scan.samples.num_bytes for scan in scans))
+        results = [_write_dataset(src, target, settings, run, progress) for target in targets]
+        destination.finish({target.dst: result.manifest for target, result in zip(targets, results, strict=True)})
+    return results
+
+
+def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
+    """Return the result for a dataset that an earlier run had written completely."""
     return PackResult(
         manifest=manifest,
         scan=scan,
+        num_kept=manifest.num_samples,
+        jpegs=JpegTally(),
+        mislabelled=[],
+        rejected=[],
+        changed=[],
+        damaged_shards=[],
+    )
+
+
+def _write_dataset(
+    src: Path, target: _Target, settings: PackSettings, run: RunOptions, progress: PackProgress
+) -> PackResult:
+    """Write the shards of a dataset, and return the result, whose manifest is not written yet."""
+    dst, samples, plan = target.dst, target.scan.samples, target.plan
+    execute = choose_executor(run.engine, run.num_workers, len(plan), samples.num_bytes, settings, run.ray_address)
+    jobs = partial(ShardJob, root=samples.root, settings=settings, strict=run.strict, on_changed=run.on_changed)
+    try:
+        shards = _write_shards(dst, samples, plan, jobs, execute, progress)
+    except FileChangedError as change:
+        raise explain_changes(change, samples.find_changes(), dst) from change
+    rejected = sorted(sample for shard in shards for sample in shard.rejected)
+    manifest = _make_manifest(shards, target.scan, settings)
+    if not manifest.num_samples:
+        raise PackError(_explain_nothing_left(src, samples.root, rejected))
+    _write_rejected(dst, rejected)
+    return PackResult(
+        manifest=manifest,
+        scan=target.scan,
         num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
         jpegs=sum_tallies([shard.jpegs for shard in shards]),
         mislabelled=sorted(problem for shard in shards for problem in shard.mislabelled),
-        rejected=sorted(rejected),
+        rejected=rejected,
         changed=sorted(problem for shard in shards for problem in shard.changed),
         damaged_shards=[FileProblem(dst / shard.entry.name, shard.damage) for shard in shards if shard.damage],
     )
@@ -164,10 +264,10 @@ def _write_rejected(dst: Path, rejected: Sequence[RejectedSample]) -> None:
             file.write(json.dumps(sample._asdict(), ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
 
 
-def _explain_nothing_left(src: Path, rejected: Sequence[RejectedSample]) -> str:
+def _explain_nothing_left(src: Path, root: str, rejected: Sequence[RejectedSample]) -> str:
     if rejected:
         more = f" (there are {len(rejected)} such images)" if len(rejected) > 1 else ""
-        return f"{src} holds no images that can be packed: {src / rejected[0].file} {rejected[0].reason}{more}"
+        return f"{src} holds no images that can be packed: {root}{rejected[0].file} {rejected[0].reason}{more}"
     return f"all samples of {src} changed during the pack: pack again when nothing is writing to the source"
 
 

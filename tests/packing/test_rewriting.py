@@ -152,7 +152,7 @@ def test_fractions_are_kept_on_average(tmp_path: Path) -> None:
         ([0.5, 0.5], ["a"], "same length"),
         ([0.5, 0.5], ["a", "a"], "must differ"),
         ([0.5, 0.5], ["a", "../b"], "directory's name"),
-        (["half", 0.5], ["a", "b"], "fractions such as"),
+        (["half", 0.5], ["a", "b"], "must be numbers such as"),
     ],
 )
 def test_wrong_parts_are_refused(packed: Path, tmp_path: Path, by: list[Any], names: list[str], message: str) -> None:

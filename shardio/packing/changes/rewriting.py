@@ -6,7 +6,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from fractions import Fraction
 from pathlib import Path, PurePath
 
 import numpy as np
@@ -17,6 +16,7 @@ from shardio.order import make_rng_key, permute
 from shardio.packing.changes.copying import CopySource
 from shardio.packing.changes.uniting import Settings, describe, refuse_duplicates, unite_classes, unite_settings
 from shardio.packing.destination import finish
+from shardio.packing.parts import make_parts
 from shardio.packing.progress import PackProgress
 from shardio.packing.sizes import parse_size
 from shardio.packing.writing.output_folder import new_dataset
@@ -113,9 +113,8 @@ def split(
 ) -> dict[str, Manifest]:
     """Split a dataset into new datasets, by a hash of each sample's key.
 
-    A sample's part depends only on its key and on ``by``: the xxh3-64 of the key in UTF-8, divided by 2**64, is
-    compared with the running sums of the fractions. So samples stay in their parts when others are added to the
-    dataset. Samples are copied byte for byte, in their order, and compared with their indexes.
+    A sample's part depends only on its key and on ``by``: see :class:`~shardio.packing.parts.Parts`. Samples are copied
+    byte for byte, in their order, and compared with their indexes.
 
     Args:
         src: A packed directory, or tars of any tool.
@@ -134,23 +133,25 @@ def split(
         ValueError: If the fractions or the names are invalid.
         The same errors as :func:`merge`.
     """
-    thresholds = _make_thresholds(by, names)
+    parts = make_parts(by, names)
     limits, overwrite = _check_limits(max_shard_size, max_shard_samples), check_flag("overwrite", overwrite)
     table = open_table(src)
-    _refuse_empty_parts(table, names, thresholds)
+    num_samples = np.zeros(len(names), np.int64)
+    for index in table.indexes:
+        num_samples += np.bincount(parts.assign(read_keys(index).hash_all()), minlength=len(names))
+    parts.refuse_empty(num_samples.tolist(), describe(table))
     refuse_duplicates([table])
     folders = [make_path(out) / name for name in names]
     _refuse_sources([table], folders)
     with ExitStack() as stack, CopySource([table]) as source:
         for folder in folders:
             stack.enter_context(new_dataset(folder, overwrite=overwrite))
-        parts = [ShardSequence(parse_location(folder), limits) for folder in folders]
+        sequences = [ShardSequence(parse_location(folder), limits) for folder in folders]
         copied = _report(source.read(), [table], progress)
-        _write(((bisect_right(thresholds, hash_key(sample.key)), sample) for sample in copied), parts)
+        _write(((bisect_right(parts.thresholds, hash_key(sample.key)), sample) for sample in copied), sequences)
         settings = {name: value for name, value in unite_settings([table.manifest]).items() if name != "num_tiled"}
-        manifests = [_make_manifest(part, table.manifest.classes, settings | _describe(limits)) for part in parts]
-        for folder, manifest in zip(folders, manifests, strict=True):
-            finish(folder, manifest)
+        manifests = [_make_manifest(each, table.manifest.classes, settings | _describe(limits)) for each in sequences]
+        finish(dict(zip(folders, manifests, strict=True)))
     return dict(zip(names, manifests, strict=True))
 
 
@@ -175,7 +176,7 @@ def _rewrite(
         settings = unite_settings([table.manifest for table in tables])
         settings |= {**_describe(limits), "shuffle_seed": shuffle_seed}
         manifest = _make_manifest(sequence, classes, settings)
-        finish(out, manifest)
+        finish({out: manifest})
     return manifest
 
 
@@ -222,34 +223,3 @@ def _refuse_sources(tables: Sequence[ShardTable], folders: Sequence[Path]) -> No
     for folder in folders:
         if folder.resolve() in homes:
             raise PackError(f"{folder} holds tars that would be read: choose another directory for the new dataset")
-
-
-def _make_thresholds(by: Sequence[float | str], names: Sequence[str]) -> list[int]:
-    """Return the first hash of each part but the first."""
-    if isinstance(by, str) or isinstance(names, str) or len(by) != len(names) or len(by) < 2:
-        raise ValueError(f"by and names must be lists of the same length, at least 2, got {by!r} and {names!r}")
-    for name in names:
-        if PurePath(name).name != name or name.startswith("."):
-            raise ValueError(f"the name of a part must be a directory's name, got {name!r}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"the names of the parts must differ, got {', '.join(names)}")
-    try:
-        fractions = [Fraction(str(fraction)) for fraction in by]  # Decimals, as they are written.
-    except (ValueError, ZeroDivisionError) as error:
-        raise ValueError(f"by must be fractions such as 0.9 and 0.1, got {by!r}") from error
-    total = sum(fractions, Fraction())
-    if min(fractions) <= 0 or abs(total - 1) > Fraction(1, 10**9):
-        raise ValueError(f"the fractions must be positive and sum to 1, got {', '.join(map(str, by))}")
-    ends = np.cumsum(np.array(fractions, object)).tolist()
-    return [int(end / total * 2**64) for end in ends[:-1]]
-
-
-def _refuse_empty_parts(table: ShardTable, names: Sequence[str], thresholds: list[int]) -> None:
-    counts = np.zeros(len(names), np.int64)
-    for index in table.indexes:
-        parts = np.searchsorted(np.array(thresholds, np.uint64), read_keys(index).hash_all(), side="right")
-        counts += np.bincount(parts, minlength=len(names))
-    if empty := [name for name, count in zip(names, counts.tolist(), strict=True) if not count]:
-        raise PackError(
-            f"none of the {counts.sum()} samples of {describe(table)} would be in {empty[0]}: choose larger fractions"
-        )

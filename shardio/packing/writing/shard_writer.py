@@ -210,7 +210,7 @@ class ShardWriter:
         if not entries:
             raise PackError(f"no samples were written to {self._out}: write at least one")
         manifest = Manifest(shards=entries, fields=fields, classes=self._classes, pack=pack)
-        finish(self._out, manifest)
+        finish({self._out: manifest})
         self.manifest = manifest
 
 

@@ -155,9 +155,7 @@ def test_several_splits_are_refused_with_what_to_pack(dataset: Any, tmp_path: Pa
         shardio.pack(tmp_path / "both", tmp_path / "out")
     source = save(dataset, "folder", tmp_path)
     dataset.to_parquet(str(source / "data" / "test-00000-of-00001.parquet"))
-    with pytest.raises(
-        PackError, match=r"splits test, train: pack each one by a pattern, such as .*train\*\.parquet'"
-    ):
+    with pytest.raises(PackError, match=r"splits test, train: pack each one by a pattern, such as .*train\*\.parquet'"):
         shardio.pack(source, tmp_path / "out")
 
 
