@@ -7,6 +7,7 @@ from shardio.images.crop_plan import Boxes, CropPlan, PlannedCrop, PlanRow, Rows
 from shardio.images.decode import decode_image, decode_pil
 from shardio.images.editing import Operations, edit_images, make_operations
 from shardio.images.formats import (
+    CONVERTIBLE,
     IMAGE_FIELDS,
     IMAGE_FORMATS,
     describe_other_images,
@@ -34,6 +35,7 @@ from shardio.images.resizing import Resampling, resize, use_one_thread
 from shardio.images.unconverted import decode_unconverted, decode_unconverted_pil
 
 __all__ = [
+    "CONVERTIBLE",
     "DECODER_DESCRIPTIONS",
     "DEFAULT_MAX_PIXELS",
     "IMAGES_AT_ONCE",

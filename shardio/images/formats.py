@@ -47,6 +47,12 @@ _OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).
 """Suffixes of image formats that are neither packed nor read."""
 
 
+CONVERTIBLE = frozenset(("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx")).union(
+    ("pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "tga")
+)
+"""Suffixes of further formats that Pillow reads. Images in them are packed only if they are converted."""
+
+
 def holds_images(field: str) -> bool:
     """Return whether a field holds images: ``image``, which is any format's, or a name with an image's suffix."""
     return field == "image" or field.rpartition(".")[2] in IMAGE_FORMATS

@@ -10,7 +10,6 @@ import numpy as np
 
 from shardio.classes import number_classes
 from shardio.errors import PackError
-from shardio.images import IMAGE_FIELDS
 from shardio.packing.sources.file_table import FileTable
 from shardio.packing.sources.grouping import group_files
 from shardio.packing.sources.label_files import find_labels
@@ -39,18 +38,18 @@ def scan_directory(src: Path, dst: Path, options: SourceOptions) -> SourceScan:
     try:
         folders = list(walk_folders(src))
         if layout == "auto" and labels is None:
-            refuse_ambiguous_layouts(src, dst, folders, rename_dots=rename_dots)
+            refuse_ambiguous_layouts(src, dst, folders, options.main_fields, rename_dots=rename_dots)
         images = find_images_folder(folders) if layout == "pairs" else None
-        table, ignored = group_files(src, folders, images, layout, rename_dots=rename_dots)
+        table, ignored = group_files(src, folders, images, options)
         if layout == "pairs":
-            check_pairs(src, images, table, ignored)
+            check_pairs(src, images, table, ignored, options.main_fields)
         has_classes = layout != "flat" and images is None and labels is None
-        found = _find_class_folders(src, table) if has_classes else ()
+        found = _find_class_folders(src, table, options) if has_classes else ()
         _check_sizes(table)
     except OSError as error:
         raise PackError(f"{error.filename or src} cannot be read: {error.strerror or error}") from error
     if not len(table):
-        raise PackError(f"{src} holds no images that can be packed (supported: {', '.join(IMAGE_FIELDS)})")
+        raise PackError(f"{src} holds no {options.description}")
     if labels is None:
         samples, classes = _with_labels(table, found, classes, src), found if classes is None else classes
     else:
@@ -74,7 +73,7 @@ def _with_labels(table: FileTable, found: Sequence[str], classes: Sequence[str] 
     return table.with_labels(np.fromiter(numbers, np.int64, len(table)))
 
 
-def _find_class_folders(src: Path, table: FileTable) -> tuple[str, ...]:
+def _find_class_folders(src: Path, table: FileTable, options: SourceOptions) -> tuple[str, ...]:
     """Return the sorted names of the class folders; none for a flat directory."""
     flat = next((row for row, key in enumerate(table.keys) if "/" not in key), None)
     used = {key.split("/", 1)[0] for key in table.keys if "/" in key}
@@ -85,10 +84,7 @@ def _find_class_folders(src: Path, table: FileTable) -> tuple[str, ...]:
         return ()
     for folder in sorted(src.iterdir()):
         if folder.is_dir() and not folder.name.startswith(".") and read_as_utf8(folder.name) not in used:
-            raise PackError(
-                f"the class folder {folder} holds no images that can be packed (supported: {', '.join(IMAGE_FIELDS)}): "
-                "add images or remove the folder"
-            )
+            raise PackError(f"the class folder {folder} holds no {options.description}: add files or remove the folder")
     _refuse_label_fields(table, "its class folder already defines one")
     return tuple(sorted(used))
 

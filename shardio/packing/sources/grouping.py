@@ -12,10 +12,10 @@ from unicodedata import category
 import numpy as np
 
 from shardio.errors import PackError
-from shardio.images import IMAGE_FORMATS
 from shardio.packing.sources.file_table import FileName, FileTable
 from shardio.packing.sources.files import SHOWN
-from shardio.packing.sources.layouts import Layout, find_undotted_images, split_suffix
+from shardio.packing.sources.layouts import Layout, find_main_stems, split_suffix
+from shardio.packing.sources.source import SourceOptions
 from shardio.shards import join_name, split_name
 from shardio.storage import FolderFiles, read_as_utf8
 
@@ -24,7 +24,7 @@ _File = tuple[FileName, int, int]
 
 
 def group_files(
-    src: Path, folders: Sequence[FolderFiles], images: str | None, layout: Layout, *, rename_dots: bool
+    src: Path, folders: Sequence[FolderFiles], images: str | None, options: SourceOptions
 ) -> tuple[FileTable, list[str]]:
     """Group the files of a source.
 
@@ -32,13 +32,12 @@ def group_files(
         src: The source.
         folders: Its files.
         images: The name of the folder of images in the layout ``pairs``, if there is one.
-        layout: The layout.
-        rename_dots: Whether to replace each dot in a file's stem with an underscore.
+        options: How to read the source.
 
     Returns:
-        The samples that have an image, and the paths of all files that do not belong to an image, relative to ``src``.
+        The samples that have a main field, and the paths of all files that do not belong to one, relative to ``src``.
     """
-    grouping = _Grouping(src, layout, rename_dots)
+    grouping = _Grouping(src, options)
     if images is None:
         for folder in folders:
             grouping.add_folder(folder)
@@ -51,11 +50,12 @@ class _Grouping:
     """Collects samples in columns.
 
     Attributes:
-        ignored: The paths of files that do not belong to an image.
+        ignored: The paths of files that do not belong to a sample.
     """
 
-    def __init__(self, src: Path, layout: Layout, rename_dots: bool) -> None:
-        self._src, self._layout, self._rename_dots = src, layout, rename_dots
+    def __init__(self, src: Path, options: SourceOptions) -> None:
+        self._src, self._layout, self._rename_dots = src, options.layout, options.rename_dots
+        self._fields, self._main = options.fields, options.main_fields
         self.ignored = list[str]()
         self._names = dict[str, FileName]()
         self._errors = list[str]()
@@ -66,7 +66,7 @@ class _Grouping:
     def add_folder(self, folder: FolderFiles) -> None:
         """Add the samples of one folder."""
         has_dots = self._layout == "pairs" or any(name.count(".") > 1 for name in folder.names)
-        undotted = find_undotted_images(folder) if has_dots else frozenset[str]()
+        undotted = find_main_stems(folder, self._main) if has_dots else frozenset[str]()
         prefix = f"{folder.path}/" if folder.path else ""
         groups = dict[str, list[_File]]()
         for name, size, mtime_ns in _entries(folder):
@@ -133,10 +133,13 @@ class _Grouping:
         )
 
     def _add(self, stem: str, files: list[_File], undotted: frozenset[str]) -> None:
-        """Add a sample, or the error that prevents it; ignore files without an image."""
-        if not any(name.field in IMAGE_FORMATS for name, _, _ in files):
+        """Add a sample, or the error that prevents it; ignore files without a main field."""
+        if not any(name.field in self._main for name, _, _ in files):
             self.ignored += (_path(stem, name) for name, _, _ in files)
             return
+        if self._fields is not None:
+            self.ignored += (_path(stem, name) for name, _, _ in files if name.field not in self._fields)
+            files = [file for file in files if file[0].field in self._fields]
         files.sort()  # By field.
         try:
             key = self._make_key(stem, files, undotted)
@@ -196,7 +199,7 @@ class _Grouping:
                 raise PackError(
                     f"{other} and {path} are both field {name.field!r} of one sample: keep only one of them"
                 )
-        images = [str(path) for field, path in paths.items() if field in IMAGE_FORMATS]
+        images = [str(path) for field, path in paths.items() if field in self._main]
         if len(images) > 1:
             raise PackError(f"{' and '.join(images)} are images with the same key: rename or remove all but one")
 

@@ -12,7 +12,6 @@ from typing import Literal
 import numpy as np
 
 from shardio.errors import PackError
-from shardio.images import IMAGE_FORMATS
 from shardio.packing.sources.file_table import FileTable
 from shardio.packing.sources.files import SHOWN
 from shardio.storage import FolderFiles, find_url
@@ -56,7 +55,9 @@ def quote(path: str | Path) -> str:
     return shlex.quote(str(path))
 
 
-def refuse_ambiguous_layouts(src: Path, dst: Path, folders: Sequence[FolderFiles], *, rename_dots: bool) -> None:
+def refuse_ambiguous_layouts(
+    src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str], *, rename_dots: bool
+) -> None:
     """Raise PackError, with the right command, if the files look like a layout other than class folders.
 
     Otherwise, folders that are not classes would become classes. Images in different class folders may have the same
@@ -66,13 +67,14 @@ def refuse_ambiguous_layouts(src: Path, dst: Path, folders: Sequence[FolderFiles
         src: The source.
         dst: The destination, which the command names.
         folders: All files.
+        main: The fields that make a file a sample.
         rename_dots: Whether dots in stems become underscores.
     """
-    _refuse_splits(src, dst, folders)
+    _refuse_splits(src, dst, folders, main)
     _refuse_parallel_folders(src, dst, folders)
-    _refuse_one_folder_of_folders(src, dst, folders)
+    _refuse_one_folder_of_folders(src, dst, folders, main)
     if rename_dots:
-        _refuse_companions(src, dst, folders)
+        _refuse_companions(src, dst, folders, main)
 
 
 def split_suffix(name: str) -> tuple[str, str]:
@@ -81,9 +83,9 @@ def split_suffix(name: str) -> tuple[str, str]:
     return (stem, dot + suffix) if stem and suffix else (name, "")
 
 
-def is_named_image(name: str) -> bool:
-    """Return whether a file has an image's suffix."""
-    return split_suffix(name)[1][1:].lower() in IMAGE_FORMATS
+def is_main(name: str, main: Collection[str]) -> bool:
+    """Return whether a file's suffix is one of the fields that make a file a sample."""
+    return split_suffix(name)[1][1:].lower() in main
 
 
 def find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
@@ -104,13 +106,15 @@ def find_images_folder(folders: Sequence[FolderFiles]) -> str | None:
     return found[0]
 
 
-def find_undotted_images(folder: FolderFiles) -> frozenset[str]:
-    """Return the stems of a folder's images without a dot in their stem: a.mask.png can belong to a.jpg."""
-    stems = (split_suffix(name)[0] for name in folder.names if is_named_image(name))
+def find_main_stems(folder: FolderFiles, main: Collection[str]) -> frozenset[str]:
+    """Return the stems of a folder's main files without a dot in their stem: a.mask.png can belong to a.jpg."""
+    stems = (split_suffix(name)[0] for name in folder.names if is_main(name, main))
     return frozenset(stem for stem in stems if "." not in stem)
 
 
-def check_pairs(src: Path, images: str | None, samples: FileTable, ignored: Sequence[str]) -> None:
+def check_pairs(
+    src: Path, images: str | None, samples: FileTable, ignored: Sequence[str], main: Collection[str]
+) -> None:
     """Raise PackError if there are no pairs, or if companions (masks, labels, captions) or their images are missing.
 
     Args:
@@ -118,6 +122,7 @@ def check_pairs(src: Path, images: str | None, samples: FileTable, ignored: Sequ
         images: The name of the folder of images, if there is one.
         samples: The samples.
         ignored: The paths of files that do not belong to a sample, relative to the source.
+        main: The fields that make a file a sample.
     """
     num_samples = np.bincount(samples.kind_ids, minlength=len(samples.kinds)).tolist()
     companions = [{name.field.rpartition(".")[0] for name in kind} - {""} for kind in samples.kinds]
@@ -130,14 +135,14 @@ def check_pairs(src: Path, images: str | None, samples: FileTable, ignored: Sequ
     for kind_id, kind in enumerate(companions):
         if missing := sorted(set(counts) - kind):
             files = samples.sample(int(np.flatnonzero(samples.kind_ids == kind_id)[0])).files
-            image = next(file.path for field, file in files.items() if field in IMAGE_FORMATS)
+            image = next(file.path for field, file in files.items() if field in main)
             num_found = counts[missing[0]]
             raise PackError(
                 f"{image} has no {missing[0]!r} file, but {num_found} of {len(samples)} samples "
                 f"{'has' if num_found == 1 else 'have'} one: add the file, or remove all files of this sample"
             )
     fields = {field for field in samples.fields if "." in field}
-    orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, fields)]
+    orphans = [path for path in ignored if _is_companion(PurePosixPath(path), images, fields, main)]
     if orphans:
         more = [f"and {len(orphans) - SHOWN} more"] if len(orphans) > SHOWN else []
         one, several = "1 file belongs to an image that is", f"{len(orphans)} files belong to images that are"
@@ -157,7 +162,7 @@ _TOOL_FILES = frozenset(("classes.txt", "notes.json"))
 """Files that annotation tools write into the folder of labels: YOLO's class names, Label Studio's description."""
 
 
-def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[str]) -> bool:
+def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[str], main: Collection[str]) -> bool:
     """Return whether a file looks like a companion without its image: samples have its field, or its kind of image."""
     if file.name in _TOOL_FILES:
         return False
@@ -166,11 +171,11 @@ def _is_companion(file: PurePosixPath, images: str | None, fields: Collection[st
     else:
         field = file.name.partition(".")[2].lower()
     kind, _, suffix = field.rpartition(".")
-    return field in fields or (suffix in IMAGE_FORMATS and any(kind == other.rpartition(".")[0] for other in fields))
+    return field in fields or (suffix in main and any(kind == other.rpartition(".")[0] for other in fields))
 
 
-def _refuse_splits(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
-    tops = {_top(folder) for folder in folders if folder.path and _has_images(folder)}
+def _refuse_splits(src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+    tops = {_top(folder) for folder in folders if folder.path and _has_main(folder, main)}
     if not tops or not all(_is_split(name) for name in tops):
         return
     names = sorted(tops, key=lambda name: (not name.lower().startswith("train"), name))
@@ -215,8 +220,8 @@ def _are_common_numbers(stems: set[str], others: Sequence[set[str]]) -> bool:
     return len({re.sub(r"[0-9]+", "", stem) for stem in stems}) == 1 and 2 * num_with_same > len(others)
 
 
-def _refuse_one_folder_of_folders(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
-    paths = [folder.path for folder in folders if _has_images(folder)]
+def _refuse_one_folder_of_folders(src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
+    paths = [folder.path for folder in folders if _has_main(folder, main)]
     tops, seconds = {path.split("/")[0] for path in paths}, {path.split("/")[1] for path in paths if "/" in path}
     if len(tops) == 1 and all("/" in path for path in paths) and len(seconds) > 1:
         inner = src / tops.pop()
@@ -226,14 +231,14 @@ def _refuse_one_folder_of_folders(src: Path, dst: Path, folders: Sequence[Folder
         )
 
 
-def _refuse_companions(src: Path, dst: Path, folders: Sequence[FolderFiles]) -> None:
+def _refuse_companions(src: Path, dst: Path, folders: Sequence[FolderFiles], main: Collection[str]) -> None:
     num_undotted, companions = 0, defaultdict[str, list[str]](list)
     for folder in folders:
-        undotted = find_undotted_images(folder)
+        undotted = find_main_stems(folder, main)
         num_undotted += len(undotted)
         for name in folder.names:
             base, _, middle = split_suffix(name)[0].partition(".")
-            if middle and is_named_image(name) and base in undotted:
+            if middle and is_main(name, main) and base in undotted:
                 companions[middle.lower()].append(f"{folder.path}/{name}" if folder.path else name)
     for middle, dotted in companions.items():
         # photo.1.jpg is a separate photo. So is photo.edited.jpg if there are few such files.
@@ -255,8 +260,8 @@ def _top(folder: FolderFiles) -> str:
     return folder.path.partition("/")[0]
 
 
-def _has_images(folder: FolderFiles) -> bool:
-    return any(map(is_named_image, folder.names))
+def _has_main(folder: FolderFiles, main: Collection[str]) -> bool:
+    return any(is_main(name, main) for name in folder.names)
 
 
 def _words(name: str) -> list[str]:

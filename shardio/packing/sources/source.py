@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images import CONVERTIBLE, IMAGE_FIELDS, IMAGE_FORMATS
 from shardio.packing.sources.files import FileProblem
 from shardio.packing.sources.label_files import LabelFile
 from shardio.packing.sources.layouts import Layout
@@ -27,6 +28,9 @@ class SourceOptions:
         rename_dots: Whether each dot in the stem of a file or key becomes an underscore.
         classes: The class names that define the labels; None to find them in the source.
         labels: The file that labels the samples; None to find the labels in the source.
+        fields: The fields to pack from a directory: the suffixes of a sample's files. Each sample must have the first.
+            None packs images, and the files that have the same stem as an image.
+        converts: Whether images in all formats that Pillow reads are packed, because they are converted.
         image_column: The column with images, in a source that has columns; None to find it.
         label_column: The column with labels; None to find it.
         key_column: The column with keys; None to number the samples.
@@ -36,9 +40,29 @@ class SourceOptions:
     rename_dots: bool = False
     classes: Sequence[str] | None = None
     labels: LabelFile | None = None
+    fields: tuple[str, ...] | None = None
+    converts: bool = False
     image_column: str | None = None
     label_column: str | None = None
     key_column: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.fields is not None and not (self.fields and all(self.fields)):
+            raise ValueError(f"--fields (fields) must be suffixes such as wav and txt, got {self.fields!r}")
+
+    @property
+    def main_fields(self) -> frozenset[str]:
+        """The fields that make a file a sample, with the files that have the same stem."""
+        if self.fields is not None:
+            return frozenset(self.fields[:1])
+        return CONVERTIBLE.union(IMAGE_FORMATS) if self.converts else frozenset(IMAGE_FORMATS)
+
+    @property
+    def description(self) -> str:
+        """What the main fields are, for messages about their absence."""
+        if self.fields is not None:
+            return f".{self.fields[0]} files, which --fields (fields) names first"
+        return f"images that can be packed (supported: {', '.join(IMAGE_FIELDS)})"
 
 
 def make_options(
