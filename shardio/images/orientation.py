@@ -75,6 +75,20 @@ def read_turn(image: PIL.Image.Image) -> Turn:
     return _TURNS.get(image.getexif().get(_TAG, 1), UPRIGHT)
 
 
+def turn_pillow(image: PIL.Image.Image, turn: Turn) -> PIL.Image.Image:
+    """Turn a stored image of any mode upright, as :meth:`Turn.apply` turns pixels. Metadata stays as it is."""
+    from PIL.Image import Transpose
+
+    for is_needed, method in (
+        (turn.upside_down, Transpose.FLIP_TOP_BOTTOM),
+        (turn.mirrored, Transpose.FLIP_LEFT_RIGHT),
+        (turn.transposed, Transpose.TRANSPOSE),
+    ):
+        if is_needed:
+            image = image.transpose(method)
+    return image
+
+
 def read_jpeg_turn(content: bytes) -> Turn:
     """Return how to turn the image in a JPEG."""
     import PIL.Image  # Not before an image needs it: see resizing.py.

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps
 
 from shardio.images import decode_image
 from shardio.images.jpeg import has_tiles
 from shardio.images.tiling import reencode_jpeg, tile_jpeg
+from tests.images.icc_profiles import cmyk_profile, gray_profile, wide_rgb_profile
 from tests.images.jpeg_files import by_pillow, exif_with_thumbnail, segments_of
 from tests.images.jpeg_writer import JpegOptions, write_jpeg
 from tests.images.pictures import TURNS, Array, exif_of, make_picture, read_by_pillow, save
@@ -160,6 +161,39 @@ def test_all_other_metadata_is_dropped(with_profile: bool) -> None:
     assert kinds == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD, 0xE9, 0xDA, *profile}
     # JFIF 1.02 requires its header to come first.
     assert next(segments_of(written))[0] == 0xE0
+
+
+@pytest.mark.parametrize("max_side", [None, 60])
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_to_srgb_converts_the_colours_and_drops_the_profile(mode: str, max_side: int | None) -> None:
+    profile = {"RGB": wide_rgb_profile(), "L": gray_profile(1.4), "CMYK": cmyk_profile()}[mode]
+    four = np.dstack([_smooth(80, 120), _smooth(80, 120, seed=1)[..., :1] // 4])
+    picture = {"RGB": four[..., :3].copy(), "L": four[..., 0].copy(), "CMYK": four}[mode]
+    content = by_pillow(picture, quality=95, icc_profile=profile, exif=exif_of(6))
+    written = reencode_jpeg(content, max_side=max_side, quality=95, max_pixels=MAX_PIXELS, to_srgb=True)
+    with Image.open(io.BytesIO(content)) as image, Image.open(io.BytesIO(written)) as other:
+        assert other.mode == ("L" if mode == "L" else "RGB")
+        source, target = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
+        upright = ImageOps.exif_transpose(image)
+        expected = ImageCms.profileToProfile(upright, source, target, outputMode="RGB")
+        assert expected is not None
+        found = np.asarray(other.convert("RGB"))
+        assert _psnr_db(found, _resized(expected, max_side or 120)) > 33
+        assert _psnr_db(found, _resized(image, max_side or 120)) < 25
+    assert _profile_of(written) is None
+    assert {marker for marker, _, _ in segments_of(written)} == {0xE0, 0xDB, 0xC0, 0xC4, 0xDD, 0xE9, 0xDA}
+
+
+def test_to_srgb_changes_nothing_without_a_profile() -> None:
+    content = by_pillow(_smooth(80, 120))
+    options: dict[str, Any] = {"max_side": 60, "quality": 90, "max_pixels": MAX_PIXELS}
+    assert reencode_jpeg(content, to_srgb=True, **options) == reencode_jpeg(content, **options)
+
+
+def test_to_srgb_refuses_a_damaged_profile() -> None:
+    content = by_pillow(_smooth(80, 120), icc_profile=bytes(500))
+    with pytest.raises(ValueError, match="ICC profile is damaged"):
+        reencode_jpeg(content, max_side=None, quality=90, max_pixels=MAX_PIXELS, to_srgb=True)
 
 
 def test_reencoding_is_a_function_of_the_bytes() -> None:

@@ -68,7 +68,8 @@ class Functions:
         self.decode_chunk = find("shardio_decode_chunk")
         self._edit_images = find("shardio_edit_images")
         self._normalize_image = find("shardio_normalize_image")
-        self._recode_scan = find("shardio_recode_scan")
+        self._read_scan = find("shardio_read_scan")
+        self._write_scan = find("shardio_write_scan")
         self._make_best_table = find("shardio_make_best_table")
 
     def edit_images(self, rows: Rows, operations: NDArray[np.void]) -> None:
@@ -114,13 +115,21 @@ class Functions:
         self._normalize_image(call.ctypes.data)
         return result
 
-    def recode_scan(self, scan: NDArray[np.void]) -> None:
-        """Count a scan's symbols or recode it.
+    def read_scan(self, scan: NDArray[np.void]) -> None:
+        """Read a scan as tokens.
 
         Args:
             scan: SCAN [1]. Its results are set.
         """
-        self._recode_scan(scan.ctypes.data)
+        self._read_scan(scan.ctypes.data)
+
+    def write_scan(self, scan: NDArray[np.void]) -> None:
+        """Write a scan's tokens with other Huffman tables.
+
+        Args:
+            scan: CODED_SCAN [1]. Its results are set.
+        """
+        self._write_scan(scan.ctypes.data)
 
     def make_best_table(self, counts: NDArray[np.int64]) -> tuple[bytes, bytes]:
         """Return the number of codes of each length from 1 to 16, and the symbols in the order of their codes.

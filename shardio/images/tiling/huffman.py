@@ -1,4 +1,4 @@
-"""Huffman tables: DHT segments, tables for decoding, and optimised tables for given counts."""
+"""Huffman tables: DHT segments, and optimised tables for given counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardio.images.jpeg.standard import (
     marker_bytes,
 )
 from shardio.images.kernel import compiled_functions
-from shardio.images.kernel.compiled.records import CODING, LOOKUP_BITS
+from shardio.images.kernel.compiled.records import HUFFMAN_TABLE
 
 Counts = NDArray[np.int64]
 """int64 [256]: how often each symbol occurs."""
@@ -70,42 +70,22 @@ def dump_tables(tables: dict[int, HuffmanTable]) -> bytes:
     return marker_bytes(DHT) + (2 + len(body)).to_bytes(2, "big") + body
 
 
-def make_coding(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
-    """Return decoding tables for Huffman tables given by index, CODING [8] (F.2.2.3, with a lookup for short codes).
+def pack_tables(tables: dict[int, HuffmanTable]) -> NDArray[np.void]:
+    """Return Huffman tables given by index as the compiled functions need them, HUFFMAN_TABLE [8].
 
     Raises:
         ValueError: If a table has more codes than its lengths allow.
     """
-    coding = np.zeros(NUM_HUFFMAN_TABLES, CODING)
+    packed = np.zeros(NUM_HUFFMAN_TABLES, HUFFMAN_TABLE)
     for index, (lengths, symbols) in tables.items():
-        values = np.frombuffer(symbols, np.uint8)
-        coding["symbols"][index, : len(values)] = values
-        code = first = 0
+        code = 0
         for length, num_codes in enumerate(lengths, 1):
-            stop = code + num_codes
             # The code of all ones stays unused (C.2).
-            if stop > (1 << length) - (num_codes > 0):
+            if code + num_codes > (1 << length) - (num_codes > 0):
                 raise ValueError("a Huffman table has more codes than its lengths allow")
-            coding["limits"][index, length], coding["offsets"][index, length] = stop, first - code
-            if length <= LOOKUP_BITS:
-                span = 1 << (LOOKUP_BITS - length)
-                entries = values[first : first + num_codes].astype(np.uint16) | length << 8
-                coding["short"][index, code * span : stop * span] = np.repeat(entries, span)
-            code, first = stop << 1, first + num_codes
-    return coding
-
-
-def make_codes(table: HuffmanTable) -> NDArray[np.uint32]:
-    """Return the code of each symbol, uint32 [256]: its length << 16 | the code, or 0 if it has none (C.2)."""
-    codes = np.zeros(256, np.uint32)
-    code = first = 0
-    for length, num_codes in enumerate(table.lengths, 1):
-        for symbol in table.symbols[first : first + num_codes]:
-            codes[symbol] = length << 16 | code
-            code += 1
-        first += num_codes
-        code <<= 1
-    return codes
+            code = (code + num_codes) << 1
+        packed[index] = np.frombuffer(lengths, np.uint8), np.frombuffer(symbols.ljust(256, b"\0"), np.uint8)
+    return packed
 
 
 def make_best_table(counts: Counts) -> HuffmanTable:

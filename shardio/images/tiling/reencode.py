@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
+
+import numpy as np
 import simplejpeg
 
 from shardio.images.decode import decode_image
+from shardio.images.errors_of_pillow import errors_of_pillow
 from shardio.images.jpeg.head import JpegHead, read_head
 from shardio.images.jpeg.standard import APP0, APP2
 from shardio.images.pixels import Pixels
 from shardio.images.tiling.transcode import tile_jpeg
+from shardio.images.unconverted import decode_unconverted_pil
 
 _ICC = b"ICC_PROFILE\0"  # ICC.1:2022, annex B.4
 _SOI_LENGTH = 2
 
 
-def reencode_jpeg(content: bytes, *, max_side: int | None, quality: int, max_pixels: int) -> bytes:
+def reencode_jpeg(
+    content: bytes, *, max_side: int | None, quality: int, max_pixels: int, to_srgb: bool = False
+) -> bytes:
     """Decode a JPEG, turn it upright, shrink it, and encode it as a tiled JPEG.
 
-    Colour is stored as 4:2:0, and gray stays gray. The colour profile is kept. All other metadata is dropped.
+    Colour is stored as 4:2:0, and gray stays gray. The colour profile is kept, except that of CMYK, which becomes RGB.
+    All other metadata is dropped.
 
     Args:
         content: A JPEG file.
@@ -25,18 +33,46 @@ def reencode_jpeg(content: bytes, *, max_side: int | None, quality: int, max_pix
             areas.
         quality: 1 to 100, on libjpeg's scale.
         max_pixels: The largest permitted number of pixels.
+        to_srgb: Whether to convert the colours from the profile to sRGB, before shrinking, and to drop the profile.
 
     Raises:
-        ValueError: If the image is damaged or too large.
+        ValueError: If the image is damaged or too large, or if its profile is needed, but damaged.
     """
-    pixels = _shrink(decode_image(content, orientation="apply", max_pixels=max_pixels), max_side)
+    pixels = decode_image(content, orientation="apply", max_pixels=max_pixels)
     head = read_head(content)
+    if to_srgb:
+        pixels = _convert_to_srgb(content, pixels, max_pixels)
+    pixels = _shrink(pixels, max_side)
     if len(head.factors) == 1:
         encoded = simplejpeg.encode_jpeg(pixels[..., :1].copy(), quality, "GRAY", "Gray")
     else:
         encoded = simplejpeg.encode_jpeg(pixels, quality, "RGB", "420")
-    profile = _read_profile(content, head) if len(head.factors) < 4 else b""  # Pillow converts CMYK to RGB.
+    is_kept = not to_srgb and len(head.factors) < 4  # CMYK becomes RGB, which its profile does not fit.
+    profile = _read_profile(content, head) if is_kept else b""
     return tile_jpeg(_insert(encoded, profile))
+
+
+def _convert_to_srgb(content: bytes, pixels: Pixels, max_pixels: int) -> Pixels:
+    """Return a JPEG's upright pixels in sRGB.
+
+    Args:
+        content: The file.
+        pixels: What it was decoded to, uint8 [height, width, 3].
+        max_pixels: The largest permitted number of pixels.
+    """
+    import PIL.Image  # Not before an image needs it: see resizing.py.
+
+    from shardio.images.srgb import convert_to_srgb, read_profile
+
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as stored:
+        profile, mode = read_profile(stored), stored.mode
+    if profile is None:
+        return pixels
+    if mode == "CMYK":
+        image = decode_unconverted_pil(content, orientation="apply", max_pixels=max_pixels)
+    else:
+        image = PIL.Image.fromarray(pixels if mode == "RGB" else pixels[..., 0].copy())
+    return np.array(convert_to_srgb(image, profile).convert("RGB"))
 
 
 def _shrink(pixels: Pixels, max_side: int | None) -> Pixels:

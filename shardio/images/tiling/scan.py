@@ -1,4 +1,7 @@
-"""Recode a scan's entropy-coded data with other Huffman tables and restart intervals, but the same coefficients."""
+"""Recode a scan's entropy-coded data with other Huffman tables and restart intervals, but the same coefficients.
+
+The data is decoded once, to tokens, whose counts determine the best Huffman tables. Then the tokens are written.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,21 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardio.images.jpeg.standard import NUM_HUFFMAN_TABLES
 from shardio.images.kernel import compiled_functions
-from shardio.images.kernel.compiled.records import DAMAGED, EXCESS_DATA, OUT_OF_RANGE, RECODED, SCAN, WRONG_MARKER
+from shardio.images.kernel.compiled.records import (
+    CODED_SCAN,
+    DAMAGED,
+    EXCESS_DATA,
+    OUT_OF_RANGE,
+    READ_PADDING,
+    READER,
+    RECODED,
+    SCAN,
+    WRITER,
+    WRONG_MARKER,
+)
+from shardio.images.scratch import scratch
 
 _MESSAGES = {
     DAMAGED: "damaged: the data ends early or contains an unknown code",
@@ -17,13 +33,16 @@ _MESSAGES = {
     OUT_OF_RANGE: "coefficients out of range",
 }
 
+_SLACK = 64
+"""Bytes at the end of arrays that are copied 32 bytes at a time, and tokens of an incomplete block."""
+
 
 class Scan(NamedTuple):
     """A scan to recode.
 
     Attributes:
         data: uint8, the file from the scan's first byte on.
-        coding: CODING [8], the scan's Huffman tables.
+        tables: HUFFMAN_TABLE [8], the scan's Huffman tables.
         components: COMPONENT [components].
         blocks: int64 [blocks per MCU], the index of each block's component.
         num_mcus: The number of MCUs in the scan.
@@ -31,59 +50,88 @@ class Scan(NamedTuple):
     """
 
     data: NDArray[np.uint8]
-    coding: NDArray[np.void]
+    tables: NDArray[np.void]
     components: NDArray[np.void]
     blocks: NDArray[np.int64]
     num_mcus: int
     interval: int
 
 
+class Tokens(NamedTuple):
+    """A scan as symbols and the bits that follow their codes.
+
+    Attributes:
+        tokens: uint32 [tokens], valid until this thread reads the next scan.
+        stops: int64 [intervals], the end of each restart interval in the tokens.
+        counts: int64 [8, 256], how often each symbol of each Huffman table occurs.
+        stop: The offset of the scan's end in its data.
+    """
+
+    tokens: NDArray[np.uint32]
+    stops: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    stop: int
+
+
 class ScanError(ValueError):
     """A scan's data violates the standard or the limits of a baseline image."""
 
 
-def count_symbols(scan: Scan, interval: int) -> int:
-    """Count in ``scan.coding`` the symbols of the scan with another restart interval, and return the scan's end.
+def read_tokens(scan: Scan, interval: int) -> Tokens:
+    """Read a scan, to write it with another restart interval.
+
+    Args:
+        scan: The scan.
+        interval: MCUs between restart markers in the data to write; 0 for none.
 
     Raises:
         ScanError: If the scan cannot be recoded.
     """
-    _, stop = _recode(scan, interval, np.empty(0, np.uint8), np.empty(0, np.int64))
-    return stop
+    num_intervals = -(-scan.num_mcus // interval) if interval else 1
+    # A token has at least one bit, and a block at most 64 tokens. Each interval may get a token that means nothing.
+    max_tokens = min(8 * len(scan.data), 64 * scan.num_mcus * len(scan.blocks)) + num_intervals + _SLACK
+    tokens = scratch("tokens", 4 * max_tokens).view(np.uint32)
+    bits = scratch("scan", len(scan.data) + READ_PADDING)
+    stops = np.empty(num_intervals, np.int64)
+    reader = np.empty(1, READER)
+    call = np.zeros(1, SCAN)
+    call[0] = (
+        *(scan.data.ctypes.data, len(scan.data), scan.tables.ctypes.data),
+        *(scan.components.ctypes.data, len(scan.components), scan.blocks.ctypes.data, len(scan.blocks)),
+        *(scan.num_mcus, scan.interval, interval, reader.ctypes.data, bits.ctypes.data, len(bits)),
+        *(tokens.ctypes.data, len(tokens), stops.ctypes.data, num_intervals),
+        *(0, 0, 0, 0),
+    )
+    compiled_functions().read_scan(call)
+    result = call[0]
+    if result["outcome"] != RECODED:
+        raise ScanError(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
+    counts = reader["counts"][0].reshape(NUM_HUFFMAN_TABLES, 256)
+    return Tokens(tokens[: result["num_tokens"]], stops, counts, int(result["stop"]))
 
 
-def write_scan(scan: Scan, interval: int) -> tuple[bytes, NDArray[np.int64]]:
-    """Recode a scan with the codes in ``scan.coding``, which must contain the counts of its symbols.
+def write_tokens(tokens: Tokens, tables: NDArray[np.void]) -> tuple[bytes, NDArray[np.int64]]:
+    """Write a scan.
 
     Args:
-        scan: The scan.
-        interval: MCUs between restart markers; 0 for none.
+        tokens: The scan.
+        tables: HUFFMAN_TABLE [8], which have codes for all symbols of the scan.
 
     Returns:
         The data, and the bytes of each restart interval without its marker, int64 [intervals].
     """
-    num_intervals = -(-scan.num_mcus // interval) if interval else 1
-    # A symbol's code is followed by as many bits as the symbol's low four bits say, in AC and DC alike.
-    lengths_of_codes = (scan.coding["codes"] >> 16).astype(np.int64)
-    num_bits = int((scan.coding["counts"] * (lengths_of_codes + np.arange(256) % 16)).sum())
-    # At worst each byte is 0xFF and is followed by a stuffed 0; an interval ends in a partial byte and a marker.
-    data = np.empty(2 * (num_bits // 8 + num_intervals) + 2 * num_intervals + 8, np.uint8)
+    num_tokens, num_intervals = len(tokens.tokens), len(tokens.stops)
+    # A token has at most 27 bits. At worst each byte is 0xFF and is followed by a stuffed 0; an interval ends in a
+    # partial byte and a marker.
+    between = scratch("scan", 4 * num_tokens + _SLACK)
+    data = scratch("recoded", 8 * num_tokens + 4 * num_intervals + _SLACK)
     lengths = np.empty(num_intervals, np.int64)
-    size, _ = _recode(scan, interval, data, lengths)
-    return data[:size].tobytes(), lengths
-
-
-def _recode(scan: Scan, interval: int, out: NDArray[np.uint8], lengths: NDArray[np.int64]) -> tuple[int, int]:
-    """Recode a scan, or count its symbols if ``out`` is empty; return the bytes written, and where the scan ends."""
-    call = np.zeros(1, SCAN)
+    writer = np.empty(1, WRITER)
+    call = np.zeros(1, CODED_SCAN)
     call[0] = (
-        *(scan.data.ctypes.data, len(scan.data), scan.coding.ctypes.data),
-        *(scan.components.ctypes.data, len(scan.components), scan.blocks.ctypes.data, len(scan.blocks)),
-        *(scan.num_mcus, scan.interval, interval, out.ctypes.data, len(out), lengths.ctypes.data, len(lengths)),
-        *(0, 0, 0, 0),
+        *(tokens.tokens.ctypes.data, num_tokens, tokens.stops.ctypes.data, num_intervals),
+        *(tables.ctypes.data, writer.ctypes.data, between.ctypes.data, len(between)),
+        *(data.ctypes.data, len(data), lengths.ctypes.data, 0),
     )
-    compiled_functions().recode_scan(call)
-    result = call[0]
-    if result["outcome"] != RECODED:
-        raise ScanError(f"{_MESSAGES[int(result['outcome'])]} (in MCU {result['mcu']} of {scan.num_mcus})")
-    return int(result["size"]), int(result["stop"])
+    compiled_functions().write_scan(call)
+    return data[: call[0]["size"]].tobytes(), lengths

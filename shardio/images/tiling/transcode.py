@@ -23,8 +23,8 @@ from shardio.images.jpeg.standard import (
 )
 from shardio.images.jpeg.tile_table import dump_tile_table, is_tile_table
 from shardio.images.kernel.compiled.records import COMPONENT
-from shardio.images.tiling.huffman import dump_tables, make_best_table, make_codes, make_coding, read_tables
-from shardio.images.tiling.scan import Scan, ScanError, count_symbols, write_scan
+from shardio.images.tiling.huffman import dump_tables, make_best_table, pack_tables, read_tables
+from shardio.images.tiling.scan import Scan, ScanError, read_tokens, write_tokens
 
 TILE_WIDTH = 64
 """The preferred width of a restart interval, in pixels."""
@@ -101,15 +101,13 @@ def _transcode(content: bytes, head: JpegHead, interval: int) -> bytes:
     except ValueError as error:
         raise NotTileable(f"damaged header ({error})") from error
     try:
-        stop = count_symbols(scan, interval)
+        tokens = read_tokens(scan, interval)
     except ScanError as error:
         raise NotTileable(str(error)) from error
-    _check_end(content, head.scan_start + stop)
-    counts, tables = scan.coding["counts"], {}
-    for index in np.flatnonzero(counts.any(axis=1)).tolist():
-        tables[index] = make_best_table(counts[index])
-        scan.coding["codes"][index] = make_codes(tables[index])
-    data, lengths = write_scan(scan, interval)
+    _check_end(content, head.scan_start + tokens.stop)
+    indices = np.flatnonzero(tokens.counts.any(axis=1)).tolist()
+    tables = {index: make_best_table(tokens.counts[index]) for index in indices}
+    data, lengths = write_tokens(tokens, pack_tables(tables))
     return _join(content, head, dump_tables(tables) + _dump_intervals(head, interval, lengths), data)
 
 
@@ -131,7 +129,7 @@ def _read_scan(content: bytes, head: JpegHead) -> Scan:
     components["dc_table"], components["ac_table"] = dc_ids, FIRST_AC_TABLE + np.array(ac_ids)
     return Scan(
         data=np.frombuffer(content, np.uint8, offset=head.scan_start),
-        coding=make_coding({index: tables[index] for index in used}),
+        tables=pack_tables({index: tables[index] for index in used}),
         components=components,
         blocks=np.repeat(np.arange(num_components), num_blocks),
         num_mcus=rows * row_mcus,

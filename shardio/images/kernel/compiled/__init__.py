@@ -19,7 +19,7 @@ The decoder decodes three streams at a time, and only what a crop needs. An imag
 those of libjpeg-turbo's default decoder and OpenCV's INTER_LINEAR, bit for bit. Damaged and unusual images are left to
 libjpeg-turbo: the kernel never rejects an image.
 
-:mod:`recoding` and :mod:`best_table` are the inner loops of tiling. :mod:`entry` makes C functions of them all, which
-:mod:`shardio.images.kernel.functions` calls. All share :mod:`records`, which defines memory for numpy, too; arithmetic
-on sixteen numbers at once (:mod:`vectors`); and access to memory (:mod:`memory`).
+:mod:`scan_reading`, :mod:`best_table` and :mod:`scan_writing` are the inner loops of tiling. :mod:`entry` makes C
+functions of them all, which :mod:`shardio.images.kernel.functions` calls. All share :mod:`records`, which defines
+memory for numpy, too; arithmetic on sixteen numbers at once (:mod:`vectors`); and access to memory (:mod:`memory`).
 """

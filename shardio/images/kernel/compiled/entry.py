@@ -11,8 +11,9 @@ from shardio.images.kernel.compiled.memory import pointer
 from shardio.images.kernel.compiled.normalizing import normalize_image
 from shardio.images.kernel.compiled.operation_records import EDIT, NORMALIZATION, OPERATION
 from shardio.images.kernel.compiled.operations import edit_images
-from shardio.images.kernel.compiled.recoding import recode_scan
-from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, IMAGE, PLAN, ROW, SCAN, WORKSPACE
+from shardio.images.kernel.compiled.records import BEST_TABLE, CALL, CODED_SCAN, IMAGE, PLAN, ROW, SCAN, WORKSPACE
+from shardio.images.kernel.compiled.scan_reading import read_scan
+from shardio.images.kernel.compiled.scan_writing import write_scan
 
 
 def _decode_chunk(address):
@@ -48,8 +49,12 @@ def _normalize_image(address):
     )
 
 
-def _recode_scan(address):
-    recode_scan(carray(pointer(address), 1, SCAN)[0])
+def _read_scan(address):
+    read_scan(carray(pointer(address), 1, SCAN)[0])
+
+
+def _write_scan(address):
+    write_scan(carray(pointer(address), 1, CODED_SCAN)[0])
 
 
 def _make_best_table(address):
@@ -60,7 +65,8 @@ ENTRIES = {
     "shardio_decode_chunk": _decode_chunk,
     "shardio_edit_images": _edit_images,
     "shardio_normalize_image": _normalize_image,
-    "shardio_recode_scan": _recode_scan,
+    "shardio_read_scan": _read_scan,
+    "shardio_write_scan": _write_scan,
     "shardio_make_best_table": _make_best_table,
 }
 """The functions by the names that they have in compiled code. Each takes the address of its arguments."""

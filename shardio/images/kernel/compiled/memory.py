@@ -57,6 +57,20 @@ def load_word(_context: Any, data: Any, at: Any) -> Any:
     return types.uint64(data, at), generate
 
 
+@intrinsic
+def store_word(_context: Any, out: Any, at: Any, word: Any) -> Any:
+    """Write a number, uint64, to the eight bytes of ``out``, uint8, from ``at`` on, in big-endian order."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.IntType(64)
+        address = elements(context, builder, signature.args[0], arguments[0], arguments[1], 8, kind)
+        swap = builder.module.declare_intrinsic("llvm.bswap", [kind])
+        builder.store(builder.call(swap, [arguments[2]]), address, align=1)
+        return context.get_dummy_value()
+
+    return types.void(out, at, word), generate
+
+
 COPIED_AT_ONCE = 32
 """The number of bytes that :func:`copy_up_to_ff` copies."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardio.images.jpeg.standard import MAX_CODE_LENGTH, MAX_TABLE_ID, NUM_HUFFMAN_TABLES
+from shardio.images.jpeg.standard import FIRST_AC_TABLE, MAX_CODE_LENGTH, MAX_TABLE_ID, NUM_HUFFMAN_TABLES
 
 GROUP_SIZE = 3
 NUM_CHAINS = 3
@@ -211,15 +211,11 @@ CALL = _record(
 )
 """The arguments of :func:`shardio.images.kernel.compiled.chunk.decode_chunk`."""
 
-CODING = _record(
-    short=(np.uint16, 1 << LOOKUP_BITS),  # By the next 9 bits: a code's length << 8 | its symbol; 0 if it is longer.
-    limits=(np.int64, MAX_CODE_LENGTH + 1),  # By length: the smallest number that neither is nor begins a code.
-    offsets=(np.int64, MAX_CODE_LENGTH + 1),  # By length: what to add to a code for the index of its symbol.
-    symbols=(np.uint8, 256),
-    counts=(np.int64, 256),  # How many times each symbol will be written.
-    codes=(np.uint32, 256),  # How to write each symbol: its code's length << 16 | the code.
+HUFFMAN_TABLE = _record(
+    lengths=(np.uint8, MAX_CODE_LENGTH),  # The number of codes of each length; zeros if there is no such table.
+    symbols=(np.uint8, 256),  # In the order of their codes.
 )
-"""The tables for reading symbols, counting them, and writing them with another Huffman table."""
+"""A Huffman table as in a DHT segment (B.2.4.2)."""
 
 COMPONENT = _record(
     dc_table=np.int64,  # The index of its DC table.
@@ -229,13 +225,36 @@ COMPONENT = _record(
 )
 """A component of a scan to recode."""
 
+VALUE_BITS = 11
+"""A token holds the index of a Huffman table, a symbol, and the value of the bits that follow the symbol's code:
+``(table << 8 | symbol) << VALUE_BITS | value``."""
+
+NO_TOKEN = (FIRST_AC_TABLE << 8 | 0xFF) << VALUE_BITS
+"""A token that is written as nothing: no baseline image has its symbol."""
+
+READER = _record(
+    lookups=(np.uint64, NUM_HUFFMAN_TABLES << LOOKUP_BITS),  # By table and the next nine bits, see scan_reading.py.
+    limits=(np.int64, (NUM_HUFFMAN_TABLES, MAX_CODE_LENGTH + 1)),  # For longer codes, see codes.py.
+    offsets=(np.int64, (NUM_HUFFMAN_TABLES, MAX_CODE_LENGTH + 1)),
+    symbols=(np.uint8, (NUM_HUFFMAN_TABLES, 256)),
+    counts=(np.int64, NUM_HUFFMAN_TABLES << 8),  # How often each symbol occurs in the tokens: a result.
+)
+"""The tables for reading a scan."""
+
+WRITER = _record(codes=(np.uint64, NUM_HUFFMAN_TABLES << 8))
+"""The tables for writing a scan: see scan_writing.py."""
+
 RECODED, DAMAGED, EXCESS_DATA, WRONG_MARKER, OUT_OF_RANGE = range(5)
-"""The outcomes of recoding a scan."""
+"""The outcomes of reading a scan to recode it."""
+
+READ_PADDING = 256
+"""Bytes after the unstuffed data. Reading a damaged block may go on beyond the end of its restart interval before that
+is noticed, by up to 217 bytes: coefficients of 27 bits (DC) and 63 times 26 bits (AC), and a word."""
 
 SCAN = _record(
     data=np.int64,  # The address of uint8 [num_bytes]: the file from the scan's first byte on.
     num_bytes=np.int64,
-    coding=np.int64,  # The address of CODING [8]: the scan's Huffman tables.
+    tables=np.int64,  # The address of HUFFMAN_TABLE [8].
     components=np.int64,  # The address of COMPONENT [num_components].
     num_components=np.int64,
     blocks=np.int64,  # The address of int64 [num_blocks]: the index of the component of each block of an MCU.
@@ -243,24 +262,44 @@ SCAN = _record(
     num_mcus=np.int64,
     old_interval=np.int64,  # MCUs between restart markers in the data; 0 if there are none.
     new_interval=np.int64,  # The same in the recoded data.
-    out=np.int64,  # The address of uint8 [out_size], for the recoded data. If it is empty, symbols are only counted.
-    out_size=np.int64,
-    lengths=np.int64,  # The address of int64 [num_lengths], for the bytes of each restart interval without its marker.
-    num_lengths=np.int64,
+    reader=np.int64,  # The address of a READER.
+    bits=np.int64,  # The address of uint8 [num_bits_bytes], for data without stuffed bytes.
+    num_bits_bytes=np.int64,  # num_bytes + READ_PADDING
+    tokens=np.int64,  # The address of uint32 [max_tokens]: a result.
+    max_tokens=np.int64,
+    stops=np.int64,  # The address of int64 [num_intervals], the end of each new interval in the tokens: a result.
+    num_intervals=np.int64,
     outcome=np.int64,  # RECODED or what is wrong; this and what follows is set by the call.
     mcu=np.int64,  # The MCU that was reached.
-    size=np.int64,  # The number of bytes written.
+    num_tokens=np.int64,
     stop=np.int64,  # The offset of the scan's end in the data.
 )
-"""The arguments of :func:`shardio.images.kernel.compiled.recoding.recode_scan`, and its results."""
+"""The arguments of :func:`shardio.images.kernel.compiled.scan_reading.read_scan`, and its results."""
+
+CODED_SCAN = _record(
+    tokens=np.int64,  # The address of uint32 [num_tokens].
+    num_tokens=np.int64,
+    stops=np.int64,  # The address of int64 [num_intervals], the end of each restart interval in the tokens.
+    num_intervals=np.int64,
+    tables=np.int64,  # The address of HUFFMAN_TABLE [8].
+    writer=np.int64,  # The address of a WRITER.
+    between=np.int64,  # The address of uint8 [between_size], for the data of an interval before stuffing.
+    between_size=np.int64,
+    out=np.int64,  # The address of uint8 [out_size], for the data: a result.
+    out_size=np.int64,
+    lengths=np.int64,  # The address of int64 [num_intervals], the bytes of each without its marker: a result.
+    size=np.int64,  # The number of bytes written, set by the call.
+)
+"""The arguments of :func:`shardio.images.kernel.compiled.scan_writing.write_scan`, and its results."""
 
 BEST_TABLE = _record(
     counts=(np.int64, 256),  # How often each symbol occurs.
-    frequencies=(np.int64, 257),  # The last one is that of a symbol for the code of all ones.
+    heap=(np.int64, 257),  # The trees that are not joined yet, see best_table.py.
     code_sizes=(np.int64, 257),
     others=(np.int64, 257),  # The next symbol in the same tree; -1 if there is none.
     num_codes=(np.int64, 258),  # By length; the first 17 are results.
-    symbols=(np.int64, 256),  # Sorted by the lengths of their codes: a result.
+    places=(np.int64, 258),  # By length: where the next symbol belongs.
+    symbols=(np.int64, 257),  # Sorted by the lengths of their codes: a result.
     num_symbols=np.int64,  # A result.
 )
 """The memory of :func:`shardio.images.kernel.compiled.best_table.make_best_table`: arguments, results, and between."""

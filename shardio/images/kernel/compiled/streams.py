@@ -48,7 +48,7 @@ def find_streams(data, member, work):
             if work.num_streams == len(work.streams) or start + (end - at) + PADDING > len(work.bits):
                 work.is_full = member > 0
                 return False
-            found, after = _unstuff(data, at, end, work.bits, start)
+            found, after = unstuff(data, at, end, work.bits, start)
             if lengths and found != end:
                 return False
             expected = EOI if i == num_intervals - 1 else RST0 + i % 8
@@ -121,7 +121,7 @@ def _find_tile_table(data, head, num_intervals):
 
 
 @kernel_function
-def _unstuff(data, start, stop, out, num_bytes):
+def unstuff(data, start, stop, out, num_bytes):
     """Copy entropy-coded bytes up to a marker, or to ``stop``, without the zero after each 0xFF.
 
     Bytes after the last one may be overwritten, but no more than were read.

@@ -1,0 +1,195 @@
+"""Convert images of any format that Pillow reads to JPEG, PNG or WebP."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import PIL.Image
+
+from shardio.images.decode import decode_image
+from shardio.images.errors_of_pillow import errors_of_pillow
+from shardio.images.orientation import read_turn, turn_pillow
+from shardio.images.pictures import DEFAULT_MAX_PIXELS, check_size
+from shardio.images.srgb import convert_to_srgb, read_profile
+
+ConvertedFormat = Literal["jpeg", "png", "webp"]
+"""The formats that images can be converted to."""
+
+_SIMPLER_MODES = {
+    **{mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")},
+    **dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB"),
+    **dict.fromkeys(("PA", "RGBa"), "RGBA"),
+    "La": "LA",
+}
+"""The mode of the same pixels in PNG's terms, by Pillow's mode."""
+
+_INTEGERS = frozenset(("I", "I;16B", "I;16L", "I;16N"))
+"""Modes of gray images whose values may fit into 16 bits."""
+
+_GRAY = frozenset(("1", "L", "LA", "La", "I;16"))
+
+_FULL = 255
+"""The alpha of an opaque pixel."""
+
+
+def convert_image(
+    content: bytes,
+    to: ConvertedFormat,
+    *,
+    quality: int,
+    to_srgb: bool = False,
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+) -> bytes:
+    """Decode an image of any format, turn it upright, and encode it in another format.
+
+    ========  =======================================================================================================
+    ``jpeg``  8 bits, gray or RGB with chroma stored as 4:2:0. An image with transparent pixels is an error
+    ``png``   lossless. Gray, palettes, alpha and 16 bits of gray stay as they are
+    ``webp``  lossy, 8 bits, RGB or RGBA
+    ========  =======================================================================================================
+
+    CMYK, YCbCr, LAB and HSV become RGB. Pixels are those that Pillow decodes: of colour with 16 bits, it keeps 8. All
+    metadata but the ICC profile is dropped. The same bytes always give the same result. An image that is already of
+    the requested format is encoded again.
+
+    Args:
+        content: The bytes of an image file.
+        to: The format to convert to.
+        quality: 1 to 100, of JPEGs (on libjpeg's scale) and WebPs. PNGs ignore it.
+        to_srgb: Whether to convert the colours from the image's ICC profile to sRGB. The profile is dropped, and a
+            palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless the image changes between gray,
+            RGB and others: then it would no longer fit.
+        max_pixels: The largest permitted number of pixels.
+
+    Raises:
+        ValueError: If the image is damaged, too large (TooManyPixels), or of an unknown format; if it has several
+            frames; if the format cannot store it; or if its profile is needed, but damaged.
+    """
+    image, profile = _read(content, max_pixels, needs_profile=to_srgb)
+    if profile is not None and to_srgb:
+        image, profile = _convert_colours(image, profile), None
+    converted = _CONVERSIONS[to].prepare(_simplify(image))
+    if _find_model(converted) != _find_model(image):
+        profile = None
+    options = {"quality": quality} if to != "png" else {}
+    return _encode(converted, icc_profile=profile, **options, **_CONVERSIONS[to].options)
+
+
+def _read(content: bytes, max_pixels: int, *, needs_profile: bool) -> tuple[PIL.Image.Image, bytes | None]:
+    """Return an image, upright and without any metadata but its transparent colour, and its ICC profile."""
+    with errors_of_pillow(), PIL.Image.open(io.BytesIO(content)) as stored:
+        check_size(stored.height, stored.width, max_pixels)
+        _check_frames(stored)
+        profile = read_profile(stored) if needs_profile else stored.info.get("icc_profile")
+        if stored.format in ("JPEG", "MPO") and stored.mode in ("L", "RGB"):
+            # Unlike Pillow, this refuses damaged data.
+            pixels = decode_image(content, orientation="apply", max_pixels=max_pixels)
+            image = PIL.Image.fromarray(pixels if stored.mode == "RGB" else pixels[..., 0].copy())
+        else:
+            stored.load()  # The orientation of a TIFF is certain only then.
+            image = turn_pillow(stored, read_turn(stored))
+        image.info = {name: value for name, value in image.info.items() if name == "transparency"}
+    return image, profile
+
+
+def _check_frames(image: PIL.Image.Image) -> None:
+    """Raise ValueError if an image has several frames or pages.
+
+    The further images in an MPO, which many phones write as .jpg, are previews and the like. Those in a PSD are layers.
+    """
+    num_frames = getattr(image, "n_frames", 1)
+    if num_frames > 1 and image.format not in ("MPO", "PSD"):
+        raise ValueError(f"has {num_frames} frames: split it into one file for each frame, or leave it out")
+
+
+def _convert_colours(image: PIL.Image.Image, profile: bytes) -> PIL.Image.Image:
+    """Convert an image's colours from its profile to sRGB."""
+    if image.mode == "LAB":  # Its colours do not depend on a device. Pillow converts them to sRGB.
+        return _simplify(image)
+    if image.mode == "I;16" or image.mode in _INTEGERS or image.mode == "F":
+        raise ValueError(f"gray of more than 8 bits (mode {image.mode}) cannot be converted to sRGB: leave out to_srgb")
+    if image.mode != "CMYK":
+        image = _simplify(image)
+    if image.has_transparency_data and image.mode not in ("LA", "RGBA"):
+        image = image.convert("LA" if image.mode in _GRAY else "RGBA")
+    elif image.mode in ("1", "P"):
+        image = image.convert("L" if image.mode == "1" else "RGB")
+    return convert_to_srgb(image, profile)
+
+
+def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Return an image with the same pixels in a mode that PNG has."""
+    if image.mode in _INTEGERS:
+        integers = image.convert("I")  # Direct conversions between modes of 16 bits lose the upper 8.
+        low, high = integers.getextrema()
+        if low < 0 or high > 0xFFFF:  # type: ignore[operator]  # Of one channel, they are numbers.
+            raise ValueError(f"stores integers from {low} to {high}, which no image of at most 16 bits can hold")
+        return integers.convert("I;16")
+    if image.mode not in _SIMPLER_MODES:
+        raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which neither JPEG, PNG nor WebP has")
+    return image.convert(_SIMPLER_MODES[image.mode]) if image.mode != _SIMPLER_MODES[image.mode] else image
+
+
+def _find_model(image: PIL.Image.Image) -> str:
+    """Return what kind of values an image's profile describes."""
+    if image.mode in _GRAY or image.mode in _INTEGERS:
+        return "gray"
+    return image.mode if image.mode in ("CMYK", "LAB") else "RGB"
+
+
+def _prepare_png(image: PIL.Image.Image) -> PIL.Image.Image:
+    if image.mode == "P":
+        num_colours = len(image.getpalette() or ()) // 3
+        if image.getextrema()[1] >= num_colours:  # type: ignore[operator]  # Pillow would cut off these indices.
+            return image.convert("RGBA" if image.has_transparency_data else "RGB")
+    return image
+
+
+def _prepare_jpeg(image: PIL.Image.Image) -> PIL.Image.Image:
+    image = _drop_opaque_alpha(_require_8_bits(image))
+    if image.mode in ("LA", "RGBA"):
+        raise ValueError("has transparent pixels, which a JPEG cannot store: convert it to png or webp")
+    return image.convert("L" if image.mode in _GRAY else "RGB")
+
+
+def _prepare_webp(image: PIL.Image.Image) -> PIL.Image.Image:
+    image = _drop_opaque_alpha(_require_8_bits(image))
+    return image.convert("RGBA" if image.mode in ("LA", "RGBA") else "RGB")
+
+
+def _require_8_bits(image: PIL.Image.Image) -> PIL.Image.Image:
+    if image.mode == "I;16":
+        raise ValueError("has 16 bits per pixel, which JPEG and WebP cannot store: convert it to png")
+    return image
+
+
+def _drop_opaque_alpha(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Return an image with any transparency in an alpha channel, and without that channel if it is opaque."""
+    if not image.has_transparency_data:
+        return image
+    is_gray = image.mode in _GRAY
+    image = image.convert("LA" if is_gray else "RGBA")
+    is_opaque = image.getchannel("A").getextrema() == (_FULL, _FULL)
+    return image.convert("L" if is_gray else "RGB") if is_opaque else image
+
+
+def _encode(image: PIL.Image.Image, **options: Any) -> bytes:
+    file = io.BytesIO()
+    with errors_of_pillow():
+        image.save(file, **options)
+    return file.getvalue()
+
+
+class _Conversion(NamedTuple):
+    prepare: Callable[[PIL.Image.Image], PIL.Image.Image]
+    options: dict[str, Any]
+
+
+_CONVERSIONS: dict[ConvertedFormat, _Conversion] = {
+    "jpeg": _Conversion(_prepare_jpeg, {"format": "JPEG", "subsampling": "4:2:0"}),
+    "png": _Conversion(_prepare_png, {"format": "PNG"}),
+    "webp": _Conversion(_prepare_webp, {"format": "WEBP"}),
+}
+"""For each format: a function that brings an image to a mode that the format has, and Pillow's options."""
