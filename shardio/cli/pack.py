@@ -15,7 +15,7 @@ from shardio.cli.loading import find_class_folders, has_class_folders
 from shardio.cli.pack_summary import report
 from shardio.cli.sizes import MaxShardSize
 from shardio.cli.terminal import echo
-from shardio.images import DEFAULT_MAX_PIXELS
+from shardio.images import DEFAULT_MAX_PIXELS, ConvertedFormat
 from shardio.packing import (
     DEFAULT_QUALITY,
     DEFAULT_SHARD_SIZE,
@@ -77,12 +77,35 @@ def pack(
             "faster, and reencode decodes them and stores them upright, tiled and, with --max-side, smaller."
         ),
     ] = "copy",
+    convert_to: Annotated[
+        ConvertedFormat | None,
+        typer.Option(
+            help="Format that images in other formats are converted to, also those such as GIF and AVIF, which are not "
+            "packed otherwise. Masks stay as they are."
+        ),
+    ] = None,
     max_side: Annotated[
-        int | None, typer.Option(min=1, help="With reencode: maximum length of an image's longer side in pixels.")
+        int | None,
+        typer.Option(
+            min=1, help="Maximum length of the longer side, in pixels, of images that are re-encoded or converted."
+        ),
     ] = None,
     quality: Annotated[
-        int | None, typer.Option(min=1, max=100, show_default=str(DEFAULT_QUALITY), help="With reencode: JPEG quality.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=100,
+            show_default=str(DEFAULT_QUALITY),
+            help="Quality of JPEGs and WebPs that are re-encoded or converted.",
+        ),
     ] = None,
+    to_srgb: Annotated[
+        bool,
+        typer.Option(
+            "--to-srgb",
+            help="Convert the colours of images that are re-encoded or converted from their ICC profiles to sRGB.",
+        ),
+    ] = False,
     max_pixels: Annotated[
         int | None,
         typer.Option(
@@ -109,6 +132,14 @@ def pack(
             "a.mask.png."
         ),
     ] = "auto",
+    fields: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SUFFIXES",
+            help="Fields to pack from a directory, such as wav,json: each sample must have the first, and other files "
+            "are ignored. By default, samples are images, with all files that have the same stem.",
+        ),
+    ] = None,
     classes: Annotated[
         Path | None,
         typer.Option(
@@ -189,14 +220,18 @@ def pack(
             max_shard_samples=max_shard_samples,
             shuffle_seed=None if no_shuffle else shuffle_seed,
             jpeg=jpeg,
+            convert_to=convert_to,
             max_side=max_side,
             quality=quality,
+            to_srgb=to_srgb,
             max_pixels=max_pixels,
             check=not no_check,
         )
         names = None if classes is None else read_classes(classes)
         source = make_options(
             layout=layout,
+            fields=None if fields is None else fields.split(","),
+            converts=convert_to is not None,
             rename_dots=rename_dots,
             classes=names,
             labels=labels,

@@ -58,6 +58,7 @@ def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
             "bytes_after": jpegs.num_bytes_after,
             "damaged": [_as_row(problem) for problem in jpegs.damaged],
         },
+        "converted": dict(sorted(result.converted.items())),
         "mislabelled": [_as_row(problem) for problem in result.mislabelled],
         "packed_again": [_as_row(problem) for problem in result.damaged_shards],
         "changed": [_as_row(problem) for problem in result.changed],
@@ -83,6 +84,8 @@ def print_summary(result: PackResult, summary: dict[str, Any]) -> None:
     mode = result.manifest.pack["jpeg"]
     if mode != "copy":
         _print_jpegs(result.jpegs, "re-encoded and tiled" if mode == "reencode" else "tiled")
+    if result.converted:
+        echo(f"images converted: {result.converted.total()} ({format_counts(result.converted)})")
     for problem in result.damaged_shards:
         echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
     scan = result.scan

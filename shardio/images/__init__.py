@@ -10,10 +10,12 @@ from shardio.images.formats import (
     CONVERTIBLE,
     IMAGE_FIELDS,
     IMAGE_FORMATS,
+    ConvertedFormat,
     describe_other_images,
     find_field,
     find_format,
     holds_images,
+    is_convertible,
     read_format,
 )
 from shardio.images.kernel import check_kernel, find_kernel, prepare_kernel, why_no_kernel
@@ -42,6 +44,7 @@ __all__ = [
     "IMAGE_FIELDS",
     "IMAGE_FORMATS",
     "Boxes",
+    "ConvertedFormat",
     "CropPlan",
     "DecodeError",
     "DecodedPicture",
@@ -70,6 +73,7 @@ __all__ = [
     "find_format",
     "find_kernel",
     "holds_images",
+    "is_convertible",
     "make_operations",
     "move_boxes",
     "move_mask",

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import PIL.Image
 
 from shardio.images.decode import decode_image
 from shardio.images.errors_of_pillow import errors_of_pillow
+from shardio.images.formats import ConvertedFormat
 from shardio.images.orientation import read_turn, turn_pillow
 from shardio.images.pictures import DEFAULT_MAX_PIXELS, check_size
 from shardio.images.srgb import convert_to_srgb, read_profile
-
-ConvertedFormat = Literal["jpeg", "png", "webp"]
-"""The formats that images can be converted to."""
 
 _SIMPLER_MODES = {
     **{mode: mode for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")},
@@ -39,6 +37,7 @@ def convert_image(
     to: ConvertedFormat,
     *,
     quality: int,
+    max_side: int | None = None,
     to_srgb: bool = False,
     max_pixels: int = DEFAULT_MAX_PIXELS,
 ) -> bytes:
@@ -58,6 +57,8 @@ def convert_image(
         content: The bytes of an image file.
         to: The format to convert to.
         quality: 1 to 100, of JPEGs (on libjpeg's scale) and WebPs. PNGs ignore it.
+        max_side: The largest permitted side in pixels, or None for no limit. Larger images are shrunk by averaging over
+            areas.
         to_srgb: Whether to convert the colours from the image's ICC profile to sRGB. The profile is dropped, and a
             palette becomes RGB or RGBA. Otherwise, the profile stays embedded, unless the image changes between gray,
             RGB and others: then it would no longer fit.
@@ -70,7 +71,7 @@ def convert_image(
     image, profile = _read(content, max_pixels, needs_profile=to_srgb)
     if profile is not None and to_srgb:
         image, profile = _convert_colours(image, profile), None
-    converted = _CONVERSIONS[to].prepare(_simplify(image))
+    converted = _CONVERSIONS[to].prepare(_shrink(_simplify(image), max_side))
     if _find_model(converted) != _find_model(image):
         profile = None
     options = {"quality": quality} if to != "png" else {}
@@ -130,6 +131,17 @@ def _simplify(image: PIL.Image.Image) -> PIL.Image.Image:
     if image.mode not in _SIMPLER_MODES:
         raise ValueError(f"stores numbers of Pillow's mode {image.mode}, which neither JPEG, PNG nor WebP has")
     return image.convert(_SIMPLER_MODES[image.mode]) if image.mode != _SIMPLER_MODES[image.mode] else image
+
+
+def _shrink(image: PIL.Image.Image, max_side: int | None) -> PIL.Image.Image:
+    if max_side is None or max(image.size) <= max_side:
+        return image
+    if image.mode in ("1", "P"):  # Their values cannot be averaged.
+        with_alpha = image.has_transparency_data
+        image = image.convert("L" if image.mode == "1" else "RGBA" if with_alpha else "RGB")
+    ratio = max_side / max(image.size)
+    width, height = (max(round(side * ratio), 1) for side in image.size)
+    return image.resize((width, height), PIL.Image.Resampling.BOX)
 
 
 def _find_model(image: PIL.Image.Image) -> str:

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from shardio.images.errors_of_pillow import pillow_errors
 from shardio.images.jpeg.standard import JPEG_START
@@ -47,10 +47,18 @@ _OTHER_IMAGES = frozenset((*_CAMERA_IMAGES, *_JPEG_VARIANTS, *_FURTHER_IMAGES)).
 """Suffixes of image formats that are neither packed nor read."""
 
 
+ConvertedFormat = Literal["jpeg", "png", "webp"]
+"""The formats that images can be converted to."""
+
 CONVERTIBLE = frozenset(("avif", "dib", "gif", "ico", "j2k", "jfif", "jp2", "jpe", "jpf", "jpx")).union(
     ("pbm", "pcx", "pgm", "pnm", "ppm", "qoi", "tga")
 )
 """Suffixes of further formats that Pillow reads. Images in them are packed only if they are converted."""
+
+
+def is_convertible(field: str) -> bool:
+    """Return whether a field holds images that may be converted: any format's, but not masks such as ``mask.png``."""
+    return field == "image" or field in IMAGE_FORMATS or field in CONVERTIBLE
 
 
 def holds_images(field: str) -> bool:
@@ -89,8 +97,8 @@ def describe_other_images(paths: Iterable[Path]) -> str:
         return ""
     return (
         f"left out images in other formats ({', '.join(f'{counts[suffix]} {suffix}' for suffix in sorted(counts))}): "
-        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert the others. If only a file's suffix is unusual "
-        "(such as .jfif), rename it"
+        f"only .{', .'.join(IMAGE_FIELDS)} files are read. Convert the others, as shardio pack --convert-to does. If "
+        "only a file's suffix is unusual (such as .jfif), rename it"
     )
 
 

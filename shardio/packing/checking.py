@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from shardio.images import (
     DEFAULT_MAX_PIXELS,
     IMAGE_FORMATS,
@@ -11,7 +9,6 @@ from shardio.images import (
     decode_image,
     decode_unconverted,
     find_format,
-    holds_images,
 )
 
 
@@ -21,24 +18,22 @@ def find_mislabelled(field: str, content: bytes) -> str | None:
     return found if found is not None and found != IMAGE_FORMATS[field.rpartition(".")[2]] else None
 
 
-def why_rejected(fields: Mapping[str, bytes], max_pixels: int | None) -> tuple[str, str] | None:
-    """Return the field of the first image that cannot be decoded, and the reason; None if all can be decoded.
+def why_rejected(field: str, content: bytes, max_pixels: int | None) -> str | None:
+    """Return why an image cannot be decoded; None if it can.
 
     Args:
-        fields: The contents of a sample by field.
+        field: The field, which holds images.
+        content: The content of the image file.
         max_pixels: Larger images are rejected; None for Pillow's limit.
     """
-    for field, content in fields.items():
-        if not holds_images(field):
-            continue
-        if find_format(content) is None:
-            return field, "is not an image"
-        # A mask's values are read as they are stored: conversion to RGB may be impossible.
-        decode = decode_image if field in IMAGE_FORMATS else decode_unconverted
-        try:
-            decode(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
-        except TooManyPixels as error:
-            return field, f"is too large: {error}"
-        except ValueError as error:
-            return field, f"cannot be decoded: {error}"
+    if find_format(content) is None:
+        return "is not an image"
+    # A mask's values are read as they are stored: conversion to RGB may be impossible.
+    decode = decode_image if field in IMAGE_FORMATS else decode_unconverted
+    try:
+        decode(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
+    except TooManyPixels as error:
+        return f"is too large: {error}"
+    except ValueError as error:
+        return f"cannot be decoded: {error}"
     return None

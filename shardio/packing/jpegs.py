@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardio.errors import PackError
-from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FIELDS, TooManyPixels
+from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
 from shardio.images.jpeg import has_tiles
 from shardio.images.kernel import compiled_functions
 from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
@@ -91,8 +91,12 @@ def sum_tallies(tallies: Sequence[JpegTally]) -> JpegTally:
 def describe_jpegs(settings: PackSettings, tally: JpegTally) -> dict[str, str | int | None]:
     """Return the manifest's entries about JPEGs."""
     encoding: dict[str, str | int | None] = {}
-    if settings.jpeg == "reencode":
+    if settings.does_encode:
         encoding = {"max_side": settings.max_side, "quality": settings.quality or DEFAULT_QUALITY}
+    if settings.convert_to is not None:
+        encoding["convert_to"] = settings.convert_to
+    if settings.to_srgb:
+        encoding["to_srgb"] = True
     return {"jpeg": settings.jpeg, **encoding, "num_tiled": tally.outcomes[TILED]}
 
 
@@ -126,7 +130,14 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
         try:
             if settings.jpeg == "tile":
                 return tile_jpeg(content), TILED
-            return reencode_jpeg(content, max_side=settings.max_side, quality=quality, max_pixels=max_pixels), TILED
+            reencoded = reencode_jpeg(
+                content,
+                max_side=settings.max_side,
+                quality=quality,
+                max_pixels=max_pixels,
+                to_srgb=settings.to_srgb,
+            )
+            return reencoded, TILED
         except NotTileable as error:
             return content, str(error)
         except TooManyPixels:
@@ -137,6 +148,6 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
     return rewrite
 
 
-def is_rewritable(field: str, content: bytes) -> bool:
-    """Return whether a field holds a JPEG as an image."""
-    return field in IMAGE_FIELDS and content.startswith(_JPEG_START)
+def is_jpeg(content: bytes) -> bool:
+    """Return whether a content begins as a JPEG does."""
+    return content.startswith(_JPEG_START)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from shardio.classes import Classes, check_classes
-from shardio.images import describe_other_images
+from shardio.images import ConvertedFormat, describe_other_images
 from shardio.packing.executors.choosing import Engine
 from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import JpegMode, PackSettings
@@ -36,11 +37,14 @@ def pack(
     strict: bool = False,
     check: bool = True,
     jpeg: JpegMode = "copy",
+    convert_to: ConvertedFormat | None = None,
     max_side: int | None = None,
     quality: int | None = None,
+    to_srgb: bool = False,
     max_pixels: int | None = None,
     num_workers: int | None = None,
     layout: Layout = "auto",
+    fields: Sequence[str] | None = None,
     classes: Classes | None = None,
     labels: str | os.PathLike[str] | None = None,
     image_column: str | None = None,
@@ -72,8 +76,15 @@ def pack(
         jpeg: ``copy`` stores JPEGs unchanged. ``tile`` rewrites them losslessly so that crops decode faster; JPEGs
             that cannot be tiled are stored unchanged. ``reencode`` decodes each JPEG and stores it upright, tiled and,
             with ``max_side``, smaller.
-        max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
-        quality: With ``reencode``, the JPEG quality, 1 to 100; by default, 90.
+        convert_to: The format that images in other formats are converted to: ``jpeg``, ``png`` or ``webp``. Images in
+            formats such as GIF and AVIF, which are not packed otherwise, are converted, too. Masks and other fields
+            such as ``mask.png`` stay as they are.
+        max_side: With ``reencode`` or ``convert_to``, the maximum length of the longer side of an image that is
+            encoded, in pixels.
+        quality: With ``reencode`` or ``convert_to``, the quality of JPEGs and WebPs that are encoded, 1 to 100; by
+            default, 90.
+        to_srgb: With ``reencode`` or ``convert_to``, whether the colours of an image that is encoded are converted from
+            its ICC profile to sRGB. Otherwise, the profile is kept.
         max_pixels: Images with more pixels are rejected; by default, Pillow's limit for decompression bombs.
         num_workers: The number of worker processes; 1 for none. Each writes one shard at a time. The number does not
             affect the output.
@@ -82,6 +93,9 @@ def pack(
             makes no classes. ``pairs`` turns matching files into fields of one sample: ``images/a.jpg`` and
             ``masks/a.png`` become its fields ``jpg`` and ``masks.png``; in one folder, ``a.jpg`` and ``a.mask.png``
             become ``jpg`` and ``mask.png``.
+        fields: The fields to pack from a directory, such as ``["wav", "json"]``: the suffixes of the files of a sample.
+            Each sample must have the first. Other files are ignored. By default, samples are images, with all files
+            that have the same stem.
         classes: The class names that define the labels, or a dataset or manifest that has class names. For validation
             data, pass those of the training data. By default, the sorted names of the class folders.
         labels: A CSV, JSON Lines or Parquet file that labels the images, instead of class folders. Labels are class
@@ -117,13 +131,17 @@ def pack(
         max_shard_samples=max_shard_samples,
         shuffle_seed=shuffle_seed,
         jpeg=jpeg,
+        convert_to=convert_to,
         max_side=max_side,
         quality=quality,
+        to_srgb=to_srgb,
         max_pixels=max_pixels,
         check=check,
     )
     source = make_options(
         layout=layout,
+        fields=fields,
+        converts=convert_to is not None,
         rename_dots=rename_dots,
         classes=None if classes is None else check_classes(classes),
         labels=labels,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ class PackedShard:
         fields: The names of its fields.
         index_digest: xxh3-128 of its index in hexadecimal; "" if it has no samples, and so no files.
         jpegs: How its JPEGs are stored.
+        converted: How many images were converted, by their former format.
         mislabelled: Images whose format does not match their suffix. They are packed anyway.
         rejected: Samples whose image cannot be decoded. They are left out.
         changed: Files that changed during the pack. Their samples are left out.
@@ -39,6 +41,7 @@ class PackedShard:
     fields: tuple[str, ...]
     index_digest: str
     jpegs: JpegTally = field(default_factory=JpegTally)
+    converted: Counter[str] = field(default_factory=Counter)
     mislabelled: tuple[FileProblem, ...] = ()
     rejected: tuple[RejectedSample, ...] = ()
     changed: tuple[FileProblem, ...] = ()
@@ -52,6 +55,7 @@ class PackedShard:
             "fields": self.fields,
             "index_digest": self.index_digest,
             "jpegs": self.jpegs.dump(),
+            "converted": self.converted,
             "mislabelled": _dump_problems(self.mislabelled),
             "rejected": self.rejected,
             "changed": _dump_problems(self.changed),
@@ -69,6 +73,7 @@ class PackedShard:
             fields=tuple(values["fields"]),
             index_digest=values["index_digest"],
             jpegs=JpegTally.load(values["jpegs"]),
+            converted=Counter(values["converted"]),
             mislabelled=_load_problems(values["mislabelled"]),
             rejected=tuple(RejectedSample(*each) for each in values["rejected"]),
             changed=_load_problems(values["changed"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ class PackResult:
         scan: The contents of the source.
         num_kept: The number of samples in shards that an earlier run had finished.
         jpegs: How the JPEGs are stored.
+        converted: How many images were converted, by their former format.
         mislabelled: Images whose format does not match their suffix. They were packed anyway.
         rejected: Samples whose images cannot be decoded. They were left out.
         changed: Files that changed during the pack. Their samples were left out.
@@ -52,6 +54,7 @@ class PackResult:
     scan: SourceScan
     num_kept: int
     jpegs: JpegTally
+    converted: Counter[str]
     mislabelled: list[FileProblem]
     rejected: list[RejectedSample]
     changed: list[FileProblem]
@@ -184,6 +187,7 @@ def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
         scan=scan,
         num_kept=manifest.num_samples,
         jpegs=JpegTally(),
+        converted=Counter(),
         mislabelled=[],
         rejected=[],
         changed=[],
@@ -212,6 +216,7 @@ def _write_dataset(
         scan=target.scan,
         num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
         jpegs=sum_tallies([shard.jpegs for shard in shards]),
+        converted=sum((shard.converted for shard in shards), Counter()),
         mislabelled=sorted(problem for shard in shards for problem in shard.mislabelled),
         rejected=rejected,
         changed=sorted(problem for shard in shards for problem in shard.changed),

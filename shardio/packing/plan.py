@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from shardio.images import ConvertedFormat
 from shardio.order import make_rng_key, permute
 from shardio.packing.sources.source import SourceTable
 from shardio.shards import END
@@ -31,8 +32,10 @@ class PackSettings:
         check: Whether each image is decoded before it is packed, and rejected if that fails.
         jpeg: ``copy`` stores JPEGs unchanged, ``tile`` rewrites them losslessly so that crops decode faster,
             ``reencode`` shrinks and tiles them.
-        max_side: With ``reencode``, the maximum length of an image's longer side in pixels.
-        quality: With ``reencode``, the JPEG quality, 1 to 100; None for 90.
+        convert_to: The format that images in other formats are converted to; None to keep all formats.
+        max_side: The maximum length of the longer side of an image that is re-encoded or converted, in pixels.
+        quality: The quality of images that are re-encoded or converted, 1 to 100; None for 90.
+        to_srgb: Whether the colours of images that are re-encoded or converted become sRGB.
         max_pixels: Images with more pixels are rejected; None for Pillow's limit.
     """
 
@@ -41,8 +44,10 @@ class PackSettings:
     shuffle_seed: int | None = 0
     check: bool = True
     jpeg: JpegMode = "copy"
+    convert_to: ConvertedFormat | None = None
     max_side: int | None = None
     quality: int | None = None
+    to_srgb: bool = False
     max_pixels: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,14 +64,23 @@ class PackSettings:
         object.__setattr__(self, "max_shard_size", check_integer("max_shard_size", self.max_shard_size, at_least=1))
         object.__setattr__(self, "check", check_flag("check", self.check))
         object.__setattr__(self, "jpeg", check_choice("jpeg", self.jpeg, JpegMode))
-        if self.jpeg != "reencode":
-            for name in ("max_side", "quality"):
-                if getattr(self, name) is not None:
+        if self.convert_to is not None:
+            object.__setattr__(self, "convert_to", check_choice("convert_to", self.convert_to, ConvertedFormat))
+        object.__setattr__(self, "to_srgb", check_flag("to_srgb", self.to_srgb))
+        if not self.does_encode:
+            for name in ("max_side", "quality", "to_srgb"):
+                if getattr(self, name) not in (None, False):
                     raise ValueError(
-                        f"--{name.replace('_', '-')} ({name}) applies only with --jpeg reencode (jpeg='reencode')"
+                        f"--{name.replace('_', '-')} ({name}) applies only with --jpeg reencode (jpeg='reencode') or "
+                        "--convert-to (convert_to)"
                     )
-        if self.max_pixels is not None and not self.check and self.jpeg != "reencode":
+        if self.max_pixels is not None and not self.check and not self.does_encode:
             raise ValueError("--max-pixels (max_pixels) does not apply with --no-check (check=False)")
+
+    @property
+    def does_encode(self) -> bool:
+        """Whether images are re-encoded or converted."""
+        return self.jpeg == "reencode" or self.convert_to is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

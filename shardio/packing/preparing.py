@@ -1,14 +1,23 @@
-"""Prepare samples for packing: check that their images can be decoded, and rewrite JPEGs."""
+"""Prepare samples for packing: check that their images can be decoded, convert them, and rewrite JPEGs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from shardio.errors import PackError
-from shardio.images import holds_images
+from shardio.images import (
+    DEFAULT_MAX_PIXELS,
+    IMAGE_FORMATS,
+    ConvertedFormat,
+    find_field,
+    find_format,
+    holds_images,
+    is_convertible,
+)
 from shardio.packing.checking import find_mislabelled, why_rejected
-from shardio.packing.jpegs import JpegTally, choose_rewrite, is_rewritable
+from shardio.packing.jpegs import DEFAULT_QUALITY, JpegTally, choose_rewrite, is_jpeg
 from shardio.packing.packed_shard import RejectedSample
 from shardio.packing.plan import PackSettings
 from shardio.packing.sources.files import FileProblem
@@ -16,11 +25,43 @@ from shardio.packing.sources.source import SourceSample
 from shardio.sample import Sample
 
 
+class _RejectedError(Exception):
+    """An image prevents that its sample is packed."""
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(field, reason)
+        self.field, self.reason = field, reason
+
+
+@dataclass(slots=True, kw_only=True)
+class _PreparedImage:
+    """An image as it is stored.
+
+    Attributes:
+        source_field: The field before packing.
+        field: The field.
+        content: The content.
+        num_bytes_before: If it is a JPEG, its size before it was rewritten.
+        mislabelled_as: Its format, if its field has the name of another one.
+        converted_from: The format that it was converted from; None if it was not.
+        jpeg_outcome: What became of a JPEG; None for other formats.
+    """
+
+    source_field: str
+    field: str
+    content: bytes
+    num_bytes_before: int
+    mislabelled_as: str | None = None
+    converted_from: str | None = None
+    jpeg_outcome: str | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class Findings:
     """What is found while samples are prepared."""
 
     jpegs: JpegTally = field(default_factory=JpegTally)
+    converted: Counter[str] = field(default_factory=Counter)
     mislabelled: list[FileProblem] = field(default_factory=list)
     rejected: list[RejectedSample] = field(default_factory=list)
     changed: list[FileProblem] = field(default_factory=list)
@@ -41,6 +82,9 @@ class Preparation:
     def __init__(self, settings: PackSettings, root: str, *, strict: bool) -> None:
         self._settings, self._root, self._strict = settings, root, strict
         self._rewrite = choose_rewrite(settings)
+        self._rewrite_converted = self._rewrite
+        if settings.convert_to is not None and settings.jpeg == "reencode":  # Losing quality once is enough.
+            self._rewrite_converted = choose_rewrite(replace(settings, jpeg="tile"))
         self.findings = Findings()
 
     def prepare(self, source: SourceSample, sample: Sample) -> Sample | None:
@@ -53,35 +97,79 @@ class Preparation:
         Raises:
             PackError: If ``strict`` makes a problem an error.
         """
-        is_sound = not self._settings.check or self._is_sound(source, sample)
-        stored = self._rewrite_jpegs(source, sample) if is_sound else None
+        stored: Sample | None = None
+        try:
+            images = [self._prepare_image(name, sample.fields[name]) for name in filter(self._is_image, sample.fields)]
+        except _RejectedError as rejected:
+            path, reason = source.problem(rejected.field, rejected.reason)
+            self.findings.rejected.append(RejectedSample(sample.key, str(path).removeprefix(self._root), reason))
+        else:
+            for image in images:
+                self._note(source, image)
+            fields = {name: content for name, content in sample.fields.items() if not self._is_image(name)}
+            fields |= {image.field: image.content for image in images}
+            stored = replace(sample, fields=dict(sorted(fields.items())))
         if self._strict:
             found = self.findings
             refuse_problems(self._root, found.mislabelled, found.rejected, found.jpegs.damaged)
         return stored
 
-    def _is_sound(self, source: SourceSample, sample: Sample) -> bool:
-        """Return whether a sample's images can be decoded; note it if not, or if one has another format's suffix."""
-        if (why := why_rejected(sample.fields, self._settings.max_pixels)) is not None:
-            path, reason = source.problem(*why)
-            self.findings.rejected.append(RejectedSample(sample.key, str(path).removeprefix(self._root), reason))
-            return False
-        for name, content in sample.fields.items():
-            if holds_images(name) and (found := find_mislabelled(name, content)) is not None:
-                what = f"has the suffix .{name.rpartition('.')[2]} but is in {found} format"
-                self.findings.mislabelled.append(source.problem(name, what))
-        return True
+    def _is_image(self, field: str) -> bool:
+        return holds_images(field) or (self._settings.convert_to is not None and is_convertible(field))
 
-    def _rewrite_jpegs(self, source: SourceSample, sample: Sample) -> Sample:
-        changed = dict[str, bytes]()
-        for name, before in sample.fields.items():
-            if is_rewritable(name, before):
-                after, outcome = self._rewrite(before)
-                self.findings.jpegs.count(outcome, len(before), len(after))
-                self.findings.jpegs.note_damage(source, name, outcome)
-                if after is not before:
-                    changed[name] = after
-        return replace(sample, fields={**sample.fields, **changed}) if changed else sample
+    def _note(self, source: SourceSample, image: _PreparedImage) -> None:
+        """Note what became of an image, once its sample is known to be packed."""
+        found = self.findings
+        if image.mislabelled_as is not None:
+            what = f"has the suffix .{image.field.rpartition('.')[2]} but is in {image.mislabelled_as} format"
+            found.mislabelled.append(source.problem(image.source_field, what))
+        if image.converted_from is not None:
+            found.converted[image.converted_from] += 1
+        if image.jpeg_outcome is not None:
+            found.jpegs.count(image.jpeg_outcome, image.num_bytes_before, len(image.content))
+            found.jpegs.note_damage(source, image.source_field, image.jpeg_outcome)
+
+    def _prepare_image(self, field: str, content: bytes) -> _PreparedImage:
+        """Check an image, convert it, and rewrite it if it is a JPEG.
+
+        Raises:
+            _RejectedError: If it cannot be decoded or converted.
+        """
+        image = _PreparedImage(source_field=field, field=field, content=content, num_bytes_before=len(content))
+        to = self._settings.convert_to
+        if to is not None and is_convertible(field):
+            self._convert(image, to)
+        if image.converted_from is None and self._settings.check:
+            if (why := why_rejected(image.field, content, self._settings.max_pixels)) is not None:
+                raise _RejectedError(field, why)
+            image.mislabelled_as = find_mislabelled(image.field, content)
+        if is_jpeg(image.content) and is_convertible(image.field):
+            image.num_bytes_before = len(image.content)
+            rewrite = self._rewrite if image.converted_from is None else self._rewrite_converted
+            image.content, image.jpeg_outcome = rewrite(image.content)
+        return image
+
+    def _convert(self, image: _PreparedImage, to: ConvertedFormat) -> None:
+        """Convert an image if it is in another format, and give its field the name of the format."""
+        found, target = find_format(image.content), to.upper()
+        if found != target:
+            from shardio.images.converting import convert_image  # It imports Pillow, which copying does not need.
+
+            settings = self._settings
+            try:
+                image.content = convert_image(
+                    image.content,
+                    to,
+                    quality=settings.quality or DEFAULT_QUALITY,
+                    max_side=settings.max_side,
+                    to_srgb=settings.to_srgb,
+                    max_pixels=settings.max_pixels or DEFAULT_MAX_PIXELS,
+                )
+            except ValueError as error:
+                raise _RejectedError(image.field, f"cannot be converted to {target}: {error}") from error
+            image.converted_from = found or "unknown"
+        if IMAGE_FORMATS.get(image.field) != target:
+            image.field = find_field(image.content)
 
 
 def refuse_problems(

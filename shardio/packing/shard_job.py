@@ -76,6 +76,7 @@ def pack_shard(job: ShardJob, report: Report) -> PackedShard:
         fields=fields,
         index_digest=digest_file(index_location(tar)) if entry.num_samples else "",
         jpegs=findings.jpegs,
+        converted=findings.converted,
         mislabelled=tuple(findings.mislabelled),
         rejected=tuple(findings.rejected),
         changed=tuple(findings.changed),

@@ -138,6 +138,7 @@ def test_json_contains_the_whole_summary(tmp_path: Path) -> None:
         "fields": ["cls", "jpg"],
         "digest": manifest.digest,
         "jpegs": {"outcomes": {"copied": 6}, "bytes_before": size, "bytes_after": size, "damaged": []},
+        "converted": {},
         "mislabelled": [
             {"path": str(source / "class-0" / "odd.jpg"), "what": "has the suffix .jpg but is in PNG format"}
         ],

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from shardio.images.converting import ConvertedFormat, convert_image
+from shardio.images import ConvertedFormat
+from shardio.images.converting import convert_image
 from tests.images.pictures import make_picture
 
 HEIGHT, WIDTH = 30, 44

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from shardio.images import TooManyPixels
-from shardio.images.converting import ConvertedFormat
+from shardio.images import ConvertedFormat, TooManyPixels
 from tests.images.converted import (
     CASES,
     FORMATS,

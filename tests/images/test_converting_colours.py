@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from shardio.images.converting import ConvertedFormat
+from shardio.images import ConvertedFormat
 from tests.images.converted import (
     ALPHA,
     FORMATS,

@@ -249,13 +249,13 @@ def _open_source(
     if (packed / MANIFEST_NAME).exists():
         shutil.rmtree(packed)  # An earlier call has packed them, but they may have changed since.
     settings = _read_settings(manifest)
-    options = SourceOptions(layout=layout, classes=manifest.classes or None)
+    options = SourceOptions(layout=layout, classes=manifest.classes or None, converts=settings.convert_to is not None)
     pack_source(source, packed, settings, options, RunOptions(num_workers=num_workers), progress)
     return open_table(packed)
 
 
 def _read_settings(manifest: Manifest) -> PackSettings:
-    names = ("max_shard_samples", "shuffle_seed", "jpeg", "max_side", "quality")
+    names = ("max_shard_samples", "shuffle_seed", "jpeg", "convert_to", "max_side", "quality", "to_srgb")
     known = {name: manifest.pack[name] for name in names if name in manifest.pack}
     max_shard_size = manifest.pack.get("max_shard_size") or DEFAULT_SHARD_SIZE
     try:

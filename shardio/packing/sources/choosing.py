@@ -41,6 +41,7 @@ def scan_source(src: Path, dst: Path, options: SourceOptions) -> SourceScan:
     for adapter in _ADAPTERS:
         if adapter.recognises(src):
             _refuse(options.layout != "auto", "--layout (layout)", src)
+            _refuse(options.fields is not None, "--fields (fields)", src)
             return scan_records(adapter.scan(src, options), options)
     for name in ("image_column", "label_column", "key_column"):
         _refuse(getattr(options, name) is not None, f"--{name.replace('_', '-')} ({name})", src)

@@ -67,6 +67,7 @@ class SourceOptions:
 
 def make_options(
     *,
+    fields: Sequence[str] | None,
     labels: str | os.PathLike[str] | None,
     label_column: str | None,
     key_column: str | None,
@@ -75,11 +76,15 @@ def make_options(
     """Return options, given the arguments of a call.
 
     Args:
+        fields: The fields to pack from a directory; None for images. A string is not a list of fields.
         labels: The file of labels, if there is one. Then the two columns are its columns, and the source's otherwise.
         label_column: The column with labels.
         key_column: The column with keys.
         options: Further attributes of SourceOptions.
     """
+    if isinstance(fields, str):
+        raise TypeError(f"fields must be a list of suffixes such as ['wav', 'txt'], got {fields!r}")
+    options["fields"] = None if fields is None else tuple(field.lower().removeprefix(".") for field in fields)
     if labels is None:
         return SourceOptions(label_column=label_column, key_column=key_column, **options)
     file = LabelFile(path=make_path(labels), key_column=key_column, label_column=label_column)
