@@ -41,7 +41,7 @@ def report(
 
 def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
     """Return the summary as JSON values."""
-    manifest, scan, jpegs = result.manifest, result.scan, result.jpegs
+    manifest, jpegs = result.manifest, result.jpegs
     return {
         "out": str(out),
         "samples": manifest.num_samples,
@@ -63,7 +63,7 @@ def summarise(result: PackResult, out: Path, seconds: float) -> dict[str, Any]:
         "packed_again": [_as_row(problem) for problem in result.damaged_shards],
         "changed": [_as_row(problem) for problem in result.changed],
         "rejected": [sample._asdict() for sample in result.rejected],
-        "ignored": [str(path) for path in scan.ignored],
+        "ignored": [str(path) for path in result.ignored],
     }
 
 
@@ -88,11 +88,10 @@ def print_summary(result: PackResult, summary: dict[str, Any]) -> None:
         echo(f"images converted: {result.converted.total()} ({format_counts(result.converted)})")
     for problem in result.damaged_shards:
         echo(f"packed again: {printable(problem.path)} {problem.what}", err=True)
-    scan = result.scan
     _print_files("packed despite a wrong suffix", [f"{p.path} {p.what}" for p in result.mislabelled])
     _print_files("changed during the pack (samples left out)", [f"{p.path} {p.what}" for p in result.changed])
     _print_files(f"left out (listed in {REJECTED_NAME})", [f"{s.file} {s.reason}" for s in result.rejected])
-    _print_files("ignored (not part of any sample)", [str(path) for path in scan.ignored])
+    _print_files("ignored (not part of any sample)", [str(path) for path in result.ignored])
 
 
 def warn_of_large_samples(result: PackResult, max_shard_size: int) -> None:

@@ -6,10 +6,11 @@ from shardio.packing.executors.choosing import Engine
 from shardio.packing.jpegs import DEFAULT_QUALITY, TILED, JpegTally
 from shardio.packing.pack_call import DEFAULT_SHARD_SIZE, pack
 from shardio.packing.packed_shard import RejectedSample
-from shardio.packing.packer import REJECTED_NAME, PackResult, RunOptions, pack_parts, pack_source
+from shardio.packing.packer import RunOptions, pack_parts, pack_source
 from shardio.packing.parts import Parts, make_parts
 from shardio.packing.plan import JpegMode, PackSettings
 from shardio.packing.progress import PackProgress
+from shardio.packing.results import REJECTED_NAME, PackResult
 from shardio.packing.shard_job import OnChanged
 from shardio.packing.sizes import parse_size
 from shardio.packing.sources.files import FileProblem

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from shardio.classes import Classes, check_classes
 from shardio.images import ConvertedFormat, describe_other_images
 from shardio.packing.executors.choosing import Engine
+from shardio.packing.iterable import pack_iterable
 from shardio.packing.packer import RunOptions, pack_source
 from shardio.packing.plan import JpegMode, PackSettings
+from shardio.packing.results import PackResult
 from shardio.packing.shard_job import OnChanged
 from shardio.packing.sizes import parse_size
 from shardio.packing.sources.layouts import Layout
@@ -27,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def pack(
-    src: str | os.PathLike[str],
+    src: str | os.PathLike[str] | Iterable[Mapping[str, Any]],
     dst: str | os.PathLike[str],
     *,
     max_shard_size: str | int = DEFAULT_SHARD_SIZE,
@@ -62,7 +64,11 @@ def pack(
     keeps finished shards that are unchanged, and packs damaged ones again.
 
     Args:
-        src: The directory: class folders with images, or a flat directory of images.
+        src: A directory: class folders with images, or a flat directory of images. Or the dataset of another tool: a
+            Parquet file or a directory of them, a dataset that Hugging Face's ``datasets`` saved, tars, MDS shards,
+            LitData chunks, an LMDB environment, or a CSV or JSON Lines file of paths. Or an iterable of samples, or a
+            sequence, which are mappings as for :meth:`ShardWriter.write`; without ``__key__``, they are numbered. An
+            iterable is packed in its order and in this process, and an interrupted call starts again.
         dst: A new or empty directory, or that of an interrupted pack to resume.
         max_shard_size: The maximum size of a shard, in bytes or as text such as ``"256MiB"``. Only a shard with a
             single sample may exceed it. If JPEGs are rewritten, the limit applies to the sizes of the original files.
@@ -138,12 +144,26 @@ def pack(
         max_pixels=max_pixels,
         check=check,
     )
+    names = None if classes is None else check_classes(classes)
+    if not isinstance(src, str | os.PathLike):
+        _refuse_options_of_files(
+            layout=layout != "auto",
+            fields=fields is not None,
+            rename_dots=rename_dots,
+            labels=labels is not None,
+            image_column=image_column is not None,
+            label_column=label_column is not None,
+            key_column=key_column is not None,
+            num_workers=num_workers not in (None, 1),
+            engine=engine != "processes",
+        )
+        return _finish(pack_iterable(src, make_path(dst), settings, classes=names or (), strict=strict), "the iterable")
     source = make_options(
         layout=layout,
         fields=fields,
         converts=convert_to is not None,
         rename_dots=rename_dots,
-        classes=None if classes is None else check_classes(classes),
+        classes=names,
         labels=labels,
         image_column=image_column,
         label_column=label_column,
@@ -152,12 +172,23 @@ def pack(
     run = RunOptions(
         strict=strict, on_changed=on_changed, num_workers=num_workers, engine=engine, ray_address=ray_address
     )
-    result = pack_source(make_path(src), make_path(dst), settings, source, run)
+    return _finish(pack_source(make_path(src), make_path(dst), settings, source, run), src)
+
+
+def _refuse_options_of_files(**are_given: bool) -> None:
+    """Raise ValueError for an option that does not apply to an iterable."""
+    for name, is_given in are_given.items():
+        if is_given:
+            raise ValueError(f"{name} does not apply to an iterable of samples: omit it")
+
+
+def _finish(result: PackResult, src: str | os.PathLike[str]) -> Manifest:
+    """Log what needs attention, and return the manifest."""
     for problem in result.mislabelled:
         logger.warning("%s %s: packed anyway", problem.path, problem.what)
     for sample in result.rejected:
-        logger.warning("%s %s: left out", Path(src, sample.file), sample.reason)
-    if left_out := describe_other_images(result.scan.ignored):
+        logger.warning("%s: %s %s: left out", src, sample.file, sample.reason)
+    if left_out := describe_other_images(result.ignored):
         logger.warning("%s: %s", src, left_out)
     for problem in result.changed:
         logger.warning("%s %s: its sample was left out", problem.path, problem.what)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -16,11 +15,12 @@ from shardio.errors import PackError
 from shardio.packing import destination
 from shardio.packing.executors.choosing import Engine, PackExecutor, choose_executor
 from shardio.packing.journal import open_journal
-from shardio.packing.jpegs import JpegTally, choose_rewrite, describe_jpegs, sum_tallies
+from shardio.packing.jpegs import choose_rewrite, describe_jpegs, sum_tallies
 from shardio.packing.packed_shard import PackedShard, RejectedSample
 from shardio.packing.parts import Parts
 from shardio.packing.plan import PackPlan, PackSettings, make_plan
 from shardio.packing.progress import PackProgress
+from shardio.packing.results import PackResult, write_rejected
 from shardio.packing.shard_job import OnChanged, ShardJob
 from shardio.packing.sources.choosing import scan_source
 from shardio.packing.sources.files import FileChangedError, FileProblem, explain_changes
@@ -28,37 +28,7 @@ from shardio.packing.sources.layouts import refuse_urls
 from shardio.packing.sources.selection import select
 from shardio.packing.sources.source import SourceOptions, SourceScan, SourceTable
 from shardio.shards import Manifest, hash_key
-from shardio.storage import absolute_path, parse_location
-
-REJECTED_NAME = "rejected.jsonl"
-"""The file in a packed dataset that lists the samples that were left out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackResult:
-    """The result of a pack.
-
-    Attributes:
-        manifest: The manifest that was written.
-        scan: The contents of the source.
-        num_kept: The number of samples in shards that an earlier run had finished.
-        jpegs: How the JPEGs are stored.
-        converted: How many images were converted, by their former format.
-        mislabelled: Images whose format does not match their suffix. They were packed anyway.
-        rejected: Samples whose images cannot be decoded. They were left out.
-        changed: Files that changed during the pack. Their samples were left out.
-        damaged_shards: Shards that were damaged after an earlier run had finished them. They were packed again.
-    """
-
-    manifest: Manifest
-    scan: SourceScan
-    num_kept: int
-    jpegs: JpegTally
-    converted: Counter[str]
-    mislabelled: list[FileProblem]
-    rejected: list[RejectedSample]
-    changed: list[FileProblem]
-    damaged_shards: list[FileProblem]
+from shardio.storage import absolute_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,17 +152,7 @@ def _pack(
 
 def _ended(scan: SourceScan, manifest: Manifest) -> PackResult:
     """Return the result for a dataset that an earlier run had written completely."""
-    return PackResult(
-        manifest=manifest,
-        scan=scan,
-        num_kept=manifest.num_samples,
-        jpegs=JpegTally(),
-        converted=Counter(),
-        mislabelled=[],
-        rejected=[],
-        changed=[],
-        damaged_shards=[],
-    )
+    return PackResult(manifest=manifest, ignored=scan.ignored, num_kept=manifest.num_samples)
 
 
 def _write_dataset(
@@ -210,10 +170,10 @@ def _write_dataset(
     manifest = _make_manifest(shards, target.scan, settings)
     if not manifest.num_samples:
         raise PackError(_explain_nothing_left(src, samples.root, rejected))
-    _write_rejected(dst, rejected)
+    write_rejected(dst, rejected)
     return PackResult(
         manifest=manifest,
-        scan=target.scan,
+        ignored=target.scan.ignored,
         num_kept=sum(shard.entry.num_samples for shard in shards if shard.was_kept),
         jpegs=sum_tallies([shard.jpegs for shard in shards]),
         converted=sum((shard.converted for shard in shards), Counter()),
@@ -256,17 +216,6 @@ def _write_shards(
                 "the cause (if the disk is full, free some space) and rerun the same command to resume"
             ) from error
         return [shards[number] for number in range(len(plan))]
-
-
-def _write_rejected(dst: Path, rejected: Sequence[RejectedSample]) -> None:
-    """Write the list of rejected samples; remove it if there are none."""
-    location = parse_location(dst / REJECTED_NAME)
-    if not rejected:
-        location.remove()
-        return
-    with location.write_whole() as file:
-        for sample in sorted(rejected):
-            file.write(json.dumps(sample._asdict(), ensure_ascii=False).encode(errors="surrogateescape") + b"\n")
 
 
 def _explain_nothing_left(src: Path, root: str, rejected: Sequence[RejectedSample]) -> str:

@@ -93,4 +93,4 @@ def test_a_name_that_is_not_utf8_is_printed_as_its_bytes(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert b"in/c/gr\xfc\xdfe.txt\n" in done.stderr
     assert json.loads((tmp_path / "out" / "shardio.json").read_text())["classes"] == ["c"]
-    assert pack_source(tmp_path / "in", tmp_path / "again", PackSettings(max_shard_size=1 << 20)).scan.ignored
+    assert pack_source(tmp_path / "in", tmp_path / "again", PackSettings(max_shard_size=1 << 20)).ignored

@@ -138,7 +138,7 @@ def test_samples_are_the_files_with_the_first_field(sounds: Path, tmp_path: Path
         "en/b": {"wav": b"en/b.wav", "cls": b"0"},
         "fr/c": {"wav": b"fr/c.wav", "txt": b"fr/c.txt", "cls": b"1"},
     }
-    ignored = [str(path.relative_to(sounds)) for path in result.scan.ignored]
+    ignored = [str(path.relative_to(sounds)) for path in result.ignored]
     assert sorted(ignored) == ["en/a.json", "fr/c.jpg", "fr/d.txt"]
 
 

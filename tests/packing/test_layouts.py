@@ -33,7 +33,7 @@ def pack(root: Path) -> tuple[dict[str, dict[str, bytes]], PackResult]:
 def test_the_top_folder_is_the_class_however_deep_the_images_are(tmp_path: Path) -> None:
     write(tmp_path / "in", "cats/1.jpg", "cats/a/b/c/2.jpg", "dogs/x/1.jpg", "Bees/1.jpg")
     samples, result = pack(tmp_path)
-    assert result.scan.classes == ("Bees", "cats", "dogs")
+    assert result.manifest.classes == ("Bees", "cats", "dogs")
     assert {key: fields["cls"] for key, fields in samples.items()} == {
         "Bees/1": b"0",
         "cats/1": b"1",
@@ -45,7 +45,7 @@ def test_the_top_folder_is_the_class_however_deep_the_images_are(tmp_path: Path)
 def test_a_flat_directory_has_no_labels(tmp_path: Path) -> None:
     write(tmp_path / "in", "1.jpg", "2.png")
     samples, result = pack(tmp_path)
-    assert result.scan.classes == ()
+    assert result.manifest.classes == ()
     assert {key: sorted(fields) for key, fields in samples.items()} == {"1": ["jpg"], "2": ["png"]}
 
 
@@ -61,7 +61,7 @@ def test_image_suffixes_are_recognised_in_any_letter_case(tmp_path: Path, suffix
     write(tmp_path / "in", *(f"c/{i}.{name}" for i, name in enumerate(names)))
     samples, result = pack(tmp_path)
     assert {key: set(fields) for key, fields in samples.items()} == {f"c/{i}": {suffix, "cls"} for i in range(3)}
-    assert (result.mislabelled, result.rejected, result.scan.ignored) == ([], [], [])
+    assert (result.mislabelled, result.rejected, result.ignored) == ([], [], [])
     for i, name in enumerate(names):
         assert samples[f"c/{i}"][suffix] == (tmp_path / "in" / "c" / f"{i}.{name}").read_bytes()
 
@@ -80,7 +80,7 @@ def test_hidden_files_and_folders_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/.b.jpg", ".git/x.jpg", "c/.cache/y.jpg", ".DS_Store", "c/._a.jpg")
     samples, result = pack(tmp_path)
     assert list(samples) == ["c/a"]
-    assert result.scan.ignored == []
+    assert result.ignored == []
 
 
 def test_files_without_an_image_are_ignored_and_reported(tmp_path: Path) -> None:
@@ -88,14 +88,14 @@ def test_files_without_an_image_are_ignored_and_reported(tmp_path: Path) -> None
     write(tmp_path / "in", "c/a.jpg", *odd)
     samples, result = pack(tmp_path)
     assert {key: sorted(fields) for key, fields in samples.items()} == {"c/a": ["cls", "jpg"]}
-    assert sorted(result.scan.ignored) == sorted(tmp_path / "in" / name for name in odd)
+    assert sorted(result.ignored) == sorted(tmp_path / "in" / name for name in odd)
 
 
 def test_a_file_without_a_suffix_is_not_a_field(tmp_path: Path) -> None:
     write(tmp_path / "in", "c/a.jpg", "c/a")
     samples, result = pack(tmp_path)
     assert sorted(samples["c/a"]) == ["cls", "jpg"]
-    assert result.scan.ignored == [tmp_path / "in" / "c" / "a"]
+    assert result.ignored == [tmp_path / "in" / "c" / "a"]
 
 
 def test_links_to_images_are_packed_as_images(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_pack_warns_about_each_file_that_does_not_match_its_suffix(
         shardio.pack(tmp_path / "in", tmp_path / "out")
     assert caplog.messages == [
         f"{tmp_path}/in/c/b.jpg has the suffix .jpg but is in PNG format: packed anyway",
-        f"{tmp_path}/in/c/d.jpg is not an image: left out",
+        f"{tmp_path}/in: c/d.jpg is not an image: left out",
     ]
 
 
@@ -207,7 +207,7 @@ def test_a_class_with_only_broken_images_keeps_its_label(tmp_path: Path) -> None
     write_images(tmp_path / "in", classes=3, per_class=1)
     (tmp_path / "in" / "class-1" / "name-000.jpg").write_bytes(b"broken")
     samples, result = pack(tmp_path)
-    assert result.scan.classes == ("class-0", "class-1", "class-2")
+    assert result.manifest.classes == ("class-0", "class-1", "class-2")
     assert {key: fields["cls"] for key, fields in samples.items()} == {
         "class-0/name-000": b"0",
         "class-2/name-000": b"2",

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from shardio.packing.jpegs import DEFAULT_QUALITY
+from shardio.packing.names import check_key, check_name
+from shardio.sample import Sample
 from shardio.shards import MAX_MEMBER, TOO_LARGE
 from shardio.values import check_integer
 
@@ -64,6 +66,27 @@ class ValueEncoder:
             _refuse(key, field, value, f"pass {takes}, or bytes", error)
         except ValueError as error:
             raise ValueError(f"field {field!r} of sample {key!r}: {error}") from error
+
+
+def encode_sample(encoder: ValueEncoder, sample: Mapping[str, Any]) -> Sample:
+    """Return a sample with the contents of its fields.
+
+    Args:
+        encoder: Encodes the values.
+        sample: The key, as ``__key__``, and the values by field. Other names that start with ``__`` are ignored.
+
+    Raises:
+        TypeError: If a field cannot hold its value.
+        ValueError: If the key or the name of a field would be read differently, or a value is out of range.
+    """
+    if "__key__" not in sample:
+        raise ValueError(f"a sample needs '__key__', a name such as 'cats/0001', got {', '.join(sample)}")
+    key = check_key(sample["__key__"])
+    names = [name for name in sample if not str(name).startswith("__")]
+    if not names:
+        raise ValueError(f"sample {key!r} has no fields: add one, such as 'jpg'")
+    fields = {name: encoder.encode(*check_name(key, name), sample[name]) for name in names}
+    return Sample(key=key, fields=dict(sorted(fields.items())), origin=key)
 
 
 def _refuse(key: str, field: str, value: Any, remedy: str, cause: Exception | None = None) -> NoReturn:

@@ -58,6 +58,12 @@ def new_dataset(out: Path, *, overwrite: bool) -> Iterator[None]:
                     out.rmdir()
 
 
+def holds_unfinished(out: Path) -> bool:
+    """Return whether a directory holds a dataset that a program has not finished writing."""
+    mark = out / UNFINISHED_NAME
+    return mark.exists() and parse_location(mark).read_whole() == MARK
+
+
 @contextmanager
 def locked_folder(folder: Path, lock_name: str) -> Iterator[None]:
     """Create a directory, and lock it for this process.

@@ -13,14 +13,12 @@ from shardio.classes import Classes, check_classes
 from shardio.errors import PackError
 from shardio.packing.destination import finish
 from shardio.packing.jpegs import DEFAULT_QUALITY
-from shardio.packing.names import check_key, check_name
 from shardio.packing.sizes import parse_size
-from shardio.packing.writing.encoding import ValueEncoder
+from shardio.packing.writing.encoding import ValueEncoder, encode_sample
 from shardio.packing.writing.key_hashes import KeyHashes
 from shardio.packing.writing.output_folder import new_dataset
 from shardio.packing.writing.shard_sequence import ShardLimits, ShardSequence, name_shard
 from shardio.packing.writing.worker_parts import WorkerRecord, name_worker_shard, worker_part, write_record
-from shardio.sample import Sample
 from shardio.shards import Manifest, hash_key, index_location, read_keys
 from shardio.storage import absolute_path, make_path, parse_location
 from shardio.values import check_flag, check_integer, check_optional_integer
@@ -116,7 +114,7 @@ class ShardWriter:
             raise RuntimeError("ShardWriter is a context manager: use `with shardio.ShardWriter(out) as writer:`")
         if self._failure is not None:
             raise PackError(f"an earlier write to {self._out} has failed: {self._failure}") from self._failure
-        encoded = self._encode(sample)
+        encoded = encode_sample(self._encoder, sample)
         self._refuse_second(encoded.key)
         try:
             with naming(self._out / self._sequence.current.name):
@@ -154,15 +152,9 @@ class ShardWriter:
                 sequence.discard(failure)
                 raise
 
-    def _encode(self, sample: Mapping[str, Any]) -> Sample:
-        if "__key__" not in sample:
-            raise ValueError(f"a sample needs '__key__', a name such as 'cats/0001', got {', '.join(sample)}")
-        key = check_key(sample["__key__"])
-        names = [name for name in sample if not str(name).startswith("__")]
-        if not names:
-            raise ValueError(f"sample {key!r} has no fields: add one, such as 'jpg'")
-        fields = {name: self._encoder.encode(*check_name(key, name), sample[name]) for name in names}
-        return Sample(key=key, fields=dict(sorted(fields.items())), origin=key)
+    def _describe(self) -> dict[str, Any]:
+        """Return the settings, for the manifest."""
+        return {"max_shard_size": self._limits.max_size, "max_shard_samples": self._limits.max_samples}
 
     def _refuse_second(self, key: str) -> None:
         """Raise PackError if a sample with the same key was written."""
@@ -192,10 +184,7 @@ class ShardWriter:
             raise PackError(f"an earlier write to {self._out} has failed: {self._failure}") from self._failure
         sequence.end_shard()
         entries, fields = tuple(sequence.entries), tuple(sorted(sequence.fields))
-        pack: dict[str, str | int | None] = {
-            "max_shard_size": self._limits.max_size,
-            "max_shard_samples": self._limits.max_samples,
-        }
+        pack = self._describe()
         if self._worker is not None and self._num_workers is not None:
             record = WorkerRecord(
                 worker=self._worker,
