@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from shardio.functions import load_function
+from shardio.libraries import import_torchvision
 
 KINDS = "small, torchvision:NAME, timm:NAME, package.module:function or path/to/file.py:function"
 
@@ -214,7 +215,7 @@ def import_library(name: str) -> Any:
         ValueError: If it is not installed, or was built for another torch.
     """
     try:
-        _import_torchvision()  # timm imports it as well.
+        import_torchvision()  # timm imports it as well.
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         missing = (error.name or name).partition(".")[0]  # What can be installed, not its submodule.
@@ -224,20 +225,3 @@ def import_library(name: str) -> Any:
             f"{name}:… needs {name}, which cannot be imported with torch {torch.__version__} ({error}): "
             "install builds of torch and torchvision that match"
         ) from error
-
-
-def _import_torchvision() -> None:
-    """Import torchvision, even if its compiled part does not load.
-
-    A build of torchvision with CUDA cannot load that part with a torch without CUDA. Only
-    detection models need it, and torchvision reports when it is missing. Importing torchvision
-    only requires that two of its operators are declared.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        for operator in ("nms", "qnms"):
-            torch.library.define(
-                f"torchvision::{operator}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-            )
-        importlib.import_module("torchvision")

@@ -18,7 +18,7 @@ from tests.processes import run_python
 
 PACKAGE = Path(shardio.__file__).parent
 ALL_FOLDERS = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-MODULES = {"functions", "models", "shared_list", "shared_numbers", "torch_modes", "world"}
+MODULES = {"functions", "libraries", "models", "shared_list", "shared_numbers", "torch_modes", "world"}
 """Modules that have rows in the table, like folders."""
 FREE = {
     "background",
@@ -130,7 +130,7 @@ def test_names_that_are_imported_on_use_are_those_that_type_checkers_see(path: P
 
 def test_folders_without_torch_load_without_it() -> None:
     names = [name for name, (_, torch) in table().items() if not torch]
-    assert len(names) == 16
+    assert len(names) == 17
     statement = "; ".join(f"import shardio.{name}" for name in (*names, "loader"))
     assert "torch" not in modules_after(statement)
 
