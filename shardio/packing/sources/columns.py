@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardio.errors import PackError
+from shardio.images import find_field, find_format
+from shardio.packing.sources.records import IMAGE
 from shardio.packing.sources.source import SourceOptions
 
 
@@ -59,10 +61,32 @@ def choose_columns(
         by_name = [name for name in ("label",) if name in names and name not in contents]
         label = _choose(path, labels or by_name, "label", "label_column", "labels")
     key = options.key_column
+    lower = [name.lower() for name in names]
+    if len({*lower}) != len(lower):
+        twice = sorted(name for name in names if lower.count(name.lower()) > 1)
+        raise PackError(
+            f"columns of {path} differ only in case ({', '.join(twice)}), but fields are lower case: rename one"
+        )
     if image is not None and image not in contents:
         raise PackError(f"the column {image!r} of {path} does not hold bytes: choose one of {', '.join(contents)}")
     others = tuple(name for name in names if name not in contents and name not in (label, key))
     return Columns(contents=tuple(contents), image=image, label=label, key=key, others=others)
+
+
+def name_field(columns: Columns, name: str, content: bytes, suffix: str) -> str:
+    """Return the name of the field for a content; ``IMAGE`` if it is the sample's image.
+
+    Args:
+        columns: The columns of the table.
+        name: The content's column. It may be followed by a dot and the number of the content.
+        content: The content.
+        suffix: The suffix of its file, "" if that is unknown.
+    """
+    if name == columns.image:
+        return IMAGE if find_format(content) is not None or not suffix else suffix
+    if not suffix:
+        suffix = "bin" if content and find_format(content) is None else find_field(content)
+    return f"{name.lower()}.{suffix}"
 
 
 def _choose(path: Path, candidates: Sequence[str], usual: str, option: str, what: str) -> str | None:

@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.images import find_field, find_format
-from shardio.packing.sources.columns import Columns, choose_columns
+from shardio.packing.sources.columns import Columns, choose_columns, name_field
 from shardio.packing.sources.files import SourceFile, stat_file
 from shardio.packing.sources.json_fields import dump_json
-from shardio.packing.sources.records import IMAGE, RecordScan
+from shardio.packing.sources.records import RecordScan
 from shardio.packing.sources.source import SourceOptions
 from shardio.storage import parse_location
 
@@ -54,10 +53,7 @@ class _Reader:
         found = dict[str, bytes]()
         for name in self._columns.contents:
             content, suffix = _read_content(values[name])
-            if name == self._columns.image:
-                found[IMAGE if find_format(content) is not None or not suffix else suffix] = content
-            else:
-                found[f"{name.lower()}.{suffix or find_field(content)}"] = content
+            found[name_field(self._columns, name, content, suffix)] = content
         if self._columns.others:
             found["json"] = dump_json({name: values[name] for name in self._columns.others})
         return found

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from shardio.errors import PackError
 from shardio.images import find_field
+from shardio.packing.names import check_name
 from shardio.packing.sources.files import FileProblem, SourceFile, check_unchanged, find_change
 from shardio.packing.sources.keys import make_keys
 from shardio.packing.sources.label_files import as_label, find_labels, number_labels
@@ -36,8 +36,11 @@ class RecordReader(Protocol):
         """
 
 
-class Records(Hashable, Protocol):
-    """A dataset of another tool. Worker processes receive it, and open it themselves: it holds paths and names."""
+class Records(Protocol):
+    """A dataset of another tool. Worker processes receive it, and open it themselves: it holds paths and names.
+
+    Two of them are equal if they are the same dataset in the same state.
+    """
 
     @property
     def path(self) -> Path:
@@ -87,10 +90,12 @@ class RecordSample:
     def read(self) -> Sample:
         try:
             found = _open(self.records).read(self.row)
+            fields = {name or find_field(content): content for name, content in found.items()}
+            for name in fields:
+                check_name(self.key, name)  # It comes from the name of a column.
         except (OSError, ValueError) as error:
             what = self.records.describe(self.row)
             raise PackError(f"{what} of {self.records.path} cannot be read: {error}") from error
-        fields = {name or find_field(content): content for name, content in found.items()}
         if self.label is not None:
             fields[LABEL_FIELD] = b"%d" % self.label
         return Sample(key=self.key, fields=dict(sorted(fields.items())), origin=self.key)
@@ -195,13 +200,23 @@ def _name_label(classes: Sequence[str], label: int | str | None) -> int | str | 
     return classes[label] if isinstance(label, int) and 0 <= label < len(classes) else label
 
 
-@lru_cache(maxsize=1)
+_opened: list[tuple[Records, RecordReader]] = []
+"""The dataset that is open in this process, and its reader."""
+
+
 def _open(records: Records) -> RecordReader:
-    """Open a dataset, or return the one that is open.
+    """Open a dataset, or return the reader of the one that is open.
 
     Raises:
         FileChangedError: If its files have changed since the scan.
     """
-    for file in records.files:
-        check_unchanged(file)
-    return records.open()
+    if _opened and _opened[0][0] is records:  # Comparing the names of thousands of files takes milliseconds.
+        return _opened[0][1]
+    if _opened and _opened[0][0] == records:
+        reader = _opened[0][1]
+    else:
+        for file in records.files:
+            check_unchanged(file)
+        reader = records.open()
+    _opened[:] = [(records, reader)]
+    return reader
