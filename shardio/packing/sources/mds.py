@@ -1,0 +1,303 @@
+"""Datasets in the format MDS of MosaicML Streaming (the package ``mosaicml-streaming``), which reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardio.errors import PackError
+from shardio.interruptions import describe_error, let_through
+from shardio.libraries import import_torchvision
+from shardio.packing.sources.columns import Columns, choose_columns, name_field
+from shardio.packing.sources.file_series import (
+    INDEX,
+    FileSeries,
+    IndexKind,
+    check_size,
+    has_index,
+    has_size,
+    invalid_index_is_an_error,
+    read_index,
+    resolve_file,
+)
+from shardio.packing.sources.files import SourceFile, stat_file
+from shardio.packing.sources.json_fields import dump_json
+from shardio.packing.sources.records import RecordScan
+from shardio.packing.sources.source import SourceOptions
+from shardio.packing.sources.stored_images import encode_array, encode_pixels, split_contents
+from shardio.packing.sources.temporary import TemporaryFolder, find_folder, unpack
+from shardio.storage import StoredFile, parse_location
+
+_KIND = IndexKind(entries="shards", key="column_encodings", pattern="*.mds*")
+
+_CONTENTS = {"bytes": "", "jpeg": "jpg", "pil": "", "png": "png"}
+"""The encodings of contents, and the suffix of each."""
+
+_LISTS = {"jpeg_array": 0, "jpegarray": 0, "list[jpeg]": 4, "list[pil]": 4, "list[png]": 4}
+"""The encodings of several images, and the number of bytes before their count."""
+
+_PLAIN = (
+    *("json", "str", "str_decimal", "str_float", "str_int", "int", "float16", "float32", "float64"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+"""The encodings of values for the ``json`` field."""
+
+_LABELS = ("label", "class", "y")
+"""The columns with labels in the documentation of Streaming and in its datasets for images."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shards:
+    """The samples of a dataset: see :class:`~shardio.packing.sources.records.Records`."""
+
+    path: Path
+    files: tuple[SourceFile, ...]
+    series: FileSeries
+    columns: Columns
+    unpacked: TemporaryFolder | None = field(default=None, repr=False, compare=False)
+
+    def open(self) -> _Reader:
+        streaming = _import_streaming(self.path)
+        shards = _open_shards(streaming, self.path, read_index(self.path, _KIND)["shards"], self.unpacked)
+        return _Reader(streaming, shards, self.series, self.columns)
+
+    def describe(self, row: int) -> str:
+        return self.series.describe(row)
+
+
+class _Reader:
+    """Reads samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
+
+    def __init__(self, streaming: _Streaming, shards: Sequence[Any], series: FileSeries, columns: Columns) -> None:
+        self._streaming, self._shards, self._series, self._columns = streaming, shards, series, columns
+        self._encodings = dict(zip(shards[0].column_names, shards[0].column_encodings, strict=True))
+        for shard in shards:
+            shard.column_encodings = ["bytes"] * len(self._encodings)  # Images are not decoded.
+
+    def read(self, row: int) -> Mapping[str, bytes]:
+        number, sample = self._series.find(row)
+        shard = self._shards[number]
+        try:
+            content = shard.get_sample_data(sample)
+            sizes = np.frombuffer(content, "<u4", shard.column_sizes.count(None)).tolist()
+            if sum(sizes) + 4 * len(sizes) + sum(size or 0 for size in shard.column_sizes) != len(content):
+                raise ValueError(f"its columns do not have {len(content)} bytes: download or create the shard again")
+            values = shard.decode_sample(content)
+            found, plain = dict[str, bytes](), dict[str, Any]()
+            for name, encoding in self._encodings.items():
+                if encoding in _CONTENTS:
+                    value = self._make_content(encoding, values[name])
+                    found[name_field(self._columns, name, value, _CONTENTS[encoding])] = value
+                elif encoding in _LISTS:
+                    found |= self._read_list(name, encoding, values[name])
+                elif name in self._columns.others:
+                    plain[name] = _decode(self._streaming, encoding, values[name])
+            found |= {f"{name.lower()}.npy": encode_array(value) for name, value in plain.items() if _is_array(value)}
+            plain = {name: value for name, value in plain.items() if not _is_array(value)}
+            return {**found, "json": dump_json(plain)} if plain else found
+        except Exception as error:  # Of Streaming, for which damaged samples have no error of their own.
+            let_through(error)
+            raise ValueError(describe_error(error)) from error
+
+    def _make_content(self, encoding: str, value: bytes) -> bytes:
+        return encode_pixels(self._streaming.decode(encoding, value)) if encoding == "pil" else value
+
+    def _read_list(self, name: str, encoding: str, value: bytes) -> dict[str, bytes]:
+        """Return the fields of several images, such as ``views.0.jpg``."""
+        kind = "pil" if encoding == "list[pil]" else "jpeg" if "jpeg" in encoding else "png"
+        contents = [self._make_content(kind, content) for content in split_contents(value[_LISTS[encoding] :])]
+        return {name_field(Columns(), f"{name}.{i}", each, _CONTENTS[kind]): each for i, each in enumerate(contents)}
+
+
+class _Streaming(NamedTuple):
+    """The functions of Streaming that this module calls."""
+
+    make_reader: Callable[..., Any]
+    decode: Callable[[str, bytes], Any]
+    decompress: Callable[[str, bytes], bytes]
+
+
+def is_mds(src: Path) -> bool:
+    """Return whether a path is a directory that ``MDSWriter`` wrote, or has splits that it wrote."""
+    return has_index(src, _KIND)
+
+
+def scan_mds(src: Path, options: SourceOptions) -> RecordScan:
+    """Scan a directory that ``MDSWriter`` wrote. Compressed shards are decompressed into a temporary folder.
+
+    Raises:
+        PackError: If it holds several splits, a shard is missing or damaged, or its columns cannot be packed.
+    """
+    streaming, entries = _import_streaming(src), read_index(src, _KIND).get("shards") or []
+    with invalid_index_is_an_error(src):
+        encodings = _find_encodings(src, entries)
+        columns = choose_columns(
+            src,
+            list(encodings),
+            contents=[name for name, encoding in encodings.items() if encoding in _CONTENTS],
+            labels=next(([name] for name in _LABELS if encodings.get(name) in _PLAIN), []),
+            options=options,
+        )
+        files, unpacked = _find_files(streaming, src, entries)
+    shards = _open_shards(streaming, src, entries, unpacked)
+    sizes = list[NDArray[np.int64]]()
+    values: dict[str, list[Any]] = {name: [] for name in (columns.key, columns.label) if name is not None}
+    for shard in shards:
+        path = Path(shard.dirname, shard.raw_data.basename)
+        try:
+            sizes.append(_read_values(streaming, shard, path, values))
+        except Exception as error:  # Streaming's decoders check little.
+            let_through(error)
+            raise PackError(f"{path} cannot be read: {describe_error(error)}. Download or create it again") from error
+    return RecordScan(
+        records=_Shards(
+            path=src,
+            files=files,
+            series=FileSeries.of([shard.raw_data.basename for shard in shards], [len(shard) for shard in shards]),
+            columns=columns,
+            unpacked=unpacked,
+        ),
+        sizes=np.concatenate(sizes) if sizes else np.zeros(0, np.int64),
+        num_fields=sum(encoding not in _PLAIN for encoding in encodings.values()) + 1,
+        keys=None if columns.key is None else values[columns.key],
+        labels=None if columns.label is None else values[columns.label],
+    )
+
+
+def _find_encodings(src: Path, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the encoding of each column."""
+    found = dict[str, str]()
+    for number, entry in enumerate(entries):
+        if (entry.get("format"), entry.get("version")) != ("mds", 2):
+            raise PackError(
+                f"shard {number} in {src / INDEX} has the format {entry.get('format')!r}, version "
+                f"{entry.get('version')!r}: only MDS version 2 can be packed. Pack an iterable of its samples"
+            )
+        encodings = dict(zip(entry["column_names"], entry["column_encodings"], strict=False))
+        if number and encodings != found:
+            raise PackError(f"shards 0 and {number} in {src / INDEX} have different columns: pack them one by one")
+        found = encodings
+    for name, encoding in found.items():
+        if encoding == "pkl":
+            raise PackError(
+                f"the column {name!r} of {src} holds pickles, which can run any code when they are read. If you trust "
+                "them, read the samples yourself, and pack an iterable of them"
+            )
+        if not (encoding in (*_CONTENTS, *_LISTS, *_PLAIN) or encoding.partition(":")[0] == "ndarray"):
+            raise PackError(
+                f"the column {name!r} of {src} has the encoding {encoding!r}, which is unknown here: read the samples "
+                "yourself, and pack an iterable of them"
+            )
+    return found
+
+
+def _find_files(
+    streaming: _Streaming, src: Path, entries: Sequence[Mapping[str, Any]]
+) -> tuple[tuple[SourceFile, ...], TemporaryFolder | None]:
+    """Return the files of a dataset, and the folder with decompressed shards if there are any."""
+    paths, compressed = [src / INDEX], list[tuple[Path, Mapping[str, Any]]]()
+    for entry in entries:
+        raw, packed = entry["raw_data"], entry.get("zip_data")
+        path = resolve_file(src, raw["basename"])
+        if packed and not has_size(path, raw["bytes"]):  # Streaming leaves decompressed shards there.
+            path = resolve_file(src, packed["basename"])
+            check_size(src, path, packed["bytes"])
+            compressed.append((path, entry))
+        else:
+            check_size(src, path, raw["bytes"])
+        paths.append(path)
+    files = tuple(stat_file(str(path)) for path in paths)
+    if not compressed:
+        return files, None
+    folder = TemporaryFolder(sum(entry["raw_data"]["bytes"] for _, entry in compressed), src)
+    for path, entry in compressed:
+        raw, decompress = entry["raw_data"], partial(streaming.decompress, entry["compression"])
+        unpack(path, folder.path / raw["basename"], raw["bytes"], decompress)
+    return files, folder
+
+
+def _open_shards(
+    streaming: _Streaming, src: Path, entries: Sequence[Mapping[str, Any]], unpacked: TemporaryFolder | None
+) -> list[Any]:
+    """Return Streaming's reader of each shard."""
+    folders = [find_folder(src, unpacked, entry["raw_data"]["basename"]) for entry in entries]
+    shards = list[Any]()
+    try:
+        shards.extend(map(streaming.make_reader, map(str, folders), repeat(None), entries))
+    except Exception as error:  # Streaming checks little.
+        let_through(error)
+        raise PackError(f"shard {len(shards)} in {src / INDEX} is invalid: {describe_error(error)}") from error
+    return shards
+
+
+def _read_values(streaming: _Streaming, shard: Any, path: Path, values: Mapping[str, list[Any]]) -> NDArray[np.int64]:
+    """Append the values of some columns of a shard to lists, and return the size of each sample, int64 [n].
+
+    It does not read the images, which Streaming's reader would.
+    """
+    with closing(parse_location(path).open()) as file:
+        offsets = np.frombuffer(file.read(4, 4 * (shard.samples + 2)), "<u4").astype(np.int64)
+        sizes: NDArray[np.int64] = np.diff(offsets)
+        if (sizes < 0).any() or offsets[-1] != file.size:
+            raise ValueError("the positions of its samples are invalid")
+        if values and len(sizes):
+            stops = _find_columns(shard, file, offsets)
+            for name, found in values.items():
+                column = shard.column_names.index(name)
+                contents = file.read_many(stops[:, column], stops[:, column + 1])
+                found += [_decode(streaming, shard.column_encodings[column], content) for content in contents]
+    return sizes
+
+
+def _find_columns(shard: Any, file: StoredFile, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the columns of each sample begin, and where the last one ends: int64 [n, columns + 1].
+
+    Args:
+        shard: Streaming's reader of the shard.
+        file: The shard.
+        offsets: int64 [n + 1], where the samples begin, and where the last one ends.
+    """
+    is_variable = np.array([size is None for size in shard.column_sizes])
+    starts = offsets[:-1] + 4 * int(is_variable.sum())
+    heads = b"".join(file.read_many(offsets[:-1], starts))
+    sizes = np.tile(np.array([size or 0 for size in shard.column_sizes], np.int64), (len(starts), 1))
+    sizes[:, is_variable] = np.frombuffer(heads, "<u4").reshape(len(starts), -1)
+    found: NDArray[np.int64] = np.cumsum(np.column_stack([starts, sizes]), axis=1)
+    if (wrong := np.flatnonzero(found[:, -1] != offsets[1:])).size:
+        raise ValueError(
+            f"the columns of sample {wrong[0]} do not have {offsets[wrong[0] + 1] - starts[wrong[0]]} bytes"
+        )
+    return found
+
+
+def _decode(streaming: _Streaming, encoding: str, value: bytes) -> Any:
+    """Return a value that is not a content."""
+    if encoding == "str_decimal":
+        encoding = "str"  # JSON has no decimal numbers.
+    found = streaming.decode(encoding, value)
+    return found.item() if isinstance(found, np.generic) else found
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _import_streaming(src: Path) -> _Streaming:
+    try:
+        import_torchvision()  # Streaming imports it.
+        from streaming.base.compression import decompress
+        from streaming.base.format import reader_from_json
+        from streaming.base.format.mds.encodings import mds_decode
+    except (ImportError, RuntimeError) as error:
+        raise PackError(
+            f"{src} is read by the package mosaicml-streaming ({error}): pip install 'shardio-loader[mds]'"
+        ) from error
+    return _Streaming(reader_from_json, mds_decode, decompress)
