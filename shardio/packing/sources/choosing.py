@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardio.errors import PackError
-from shardio.packing.sources import hugging_face, mds
+from shardio.packing.sources import hugging_face, litdata_chunks, mds
 from shardio.packing.sources.directory import scan_directory
 from shardio.packing.sources.records import RecordScan, scan_records
 from shardio.packing.sources.source import SourceOptions, SourceScan
@@ -24,6 +24,7 @@ _ADAPTERS = (
     _Adapter(hugging_face.is_saved_dataset, hugging_face.scan_saved_dataset),
     _Adapter(hugging_face.is_parquet, hugging_face.scan_parquet),
     _Adapter(mds.is_mds, mds.scan_mds),
+    _Adapter(litdata_chunks.is_litdata, litdata_chunks.scan_litdata),
 )
 """To pack another tool's datasets, write a module with these two functions, and add a line here."""
 
