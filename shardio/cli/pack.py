@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from shardio.classes import check_classes
-from shardio.cli.console import PackReporter, value_errors_as_usage_errors
-from shardio.cli.loading import find_class_folders, has_class_folders
+from shardio.cli.class_names import read_classes
+from shardio.cli.console import value_errors_as_usage_errors
 from shardio.cli.pack_summary import print_summary, summarise, warn_of_large_samples
+from shardio.cli.progress import ProgressReporter
 from shardio.cli.sizes import MaxShardSize
 from shardio.cli.terminal import echo
 from shardio.images import DEFAULT_MAX_PIXELS
@@ -30,8 +30,6 @@ from shardio.packing import (
     check_label_file,
     pack_directory,
 )
-from shardio.shards import open_table
-from shardio.storage import read_as_utf8
 
 
 def pack(
@@ -175,7 +173,7 @@ def pack(
         names = None if classes is None else read_classes(classes)
         label_file = check_label_file(labels, key_column, label_column)
     start = time.perf_counter()
-    reporter = nullcontext(PackProgress()) if quiet or as_json else PackReporter()
+    reporter = nullcontext(PackProgress()) if quiet or as_json else ProgressReporter("packing")
     try:
         with reporter as progress:
             result = pack_directory(
@@ -202,36 +200,3 @@ def pack(
     elif not quiet:
         print_summary(result, summary)
         warn_of_large_samples(result, max_shard_size)
-
-
-def read_classes(source: Path) -> tuple[str, ...]:
-    """Return the class names in a text file or of a dataset."""
-    if source.is_file() and source.suffix != ".json":
-        return check_classes(_read_lines(source))
-    if has_class_folders(source):
-        return check_classes(sorted(read_as_utf8(path.name) for path in find_class_folders(source)))
-    return check_classes(open_table(source).manifest)
-
-
-def _read_lines(path: Path) -> list[str]:
-    """Return a text file's lines without empty lines at its end.
-
-    Raises:
-        ValueError: If another line is empty, or the file is not UTF-8.
-    """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not a UTF-8 text file: pass a text file with one class name per line, a packed directory, or "
-            "class folders"
-        ) from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    while lines and not lines[-1].strip():
-        lines.pop()
-    for line_number, line in enumerate(lines, 1):
-        if not line.strip():
-            raise ValueError(
-                f"line {line_number} of {path} is empty, but each line defines a label: delete it or write a class name"
-            )
-    return lines
