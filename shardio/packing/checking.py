@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardio.images import (
-    DEFAULT_MAX_PIXELS,
-    IMAGE_FORMATS,
-    TooManyPixels,
-    decode_image,
-    decode_unconverted,
-    find_format,
-    holds_images,
-)
+from shardio.images import DEFAULT_MAX_PIXELS, IMAGE_FORMATS, TooManyPixels, find_format, holds_images
 
 
 def find_mislabelled(field: str, content: bytes) -> str | None:
@@ -28,6 +20,8 @@ def why_rejected(fields: Mapping[str, bytes], max_pixels: int | None) -> tuple[s
         fields: The contents of a sample by field.
         max_pixels: Larger images are rejected; None for Pillow's limit.
     """
+    from shardio.images import decode_image, decode_unconverted  # Packing without a check does not need decoders.
+
     for field, content in fields.items():
         if not holds_images(field):
             continue
