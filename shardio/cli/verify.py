@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shardio.cli.console import count, format_bytes
 from shardio.cli.progress import ProgressReporter
 from shardio.cli.terminal import echo, printable
+
+if TYPE_CHECKING:
+    from shardio.shards.shard_problems import ContentCheck
 
 SHOWN = 20
 """The maximum number of problems of each kind to print."""
@@ -36,14 +39,16 @@ def verify(
 
     Example: shardio verify out --deep
     """
-    from shardio.decoding.verification import check_image
     from shardio.shards import find_problems
 
+    check_content: ContentCheck | None = None
+    if deep:
+        from shardio.decoding.verification import check_image
+
+        check_content = check_image
     problems, kinds = [], Counter[str]()
     with ProgressReporter("verifying", "shards") as progress:
-        for problem in find_problems(
-            source, check_content=check_image if deep else None, num_workers=workers, progress=progress
-        ):
+        for problem in find_problems(source, check_content=check_content, num_workers=workers, progress=progress):
             kinds[problem.kind] += 1
             if as_json:
                 problems.append(problem.dump())

@@ -64,6 +64,12 @@ def test_packing_copies_without_decoders_and_progress_bars(tmp_path: Path) -> No
     assert not modules & {*FOR_TERMINALS_OR_PIXELS, "multiprocessing.connection", "shardio.packing.on_ray"}
 
 
+def test_verifying_loads_no_decoders_unless_it_is_deep(packed: Path) -> None:
+    decoders = {"simplejpeg", "shardio.decoding"}
+    assert not modules_after_command("verify", packed) & decoders
+    assert modules_after_command("verify", packed, "--deep") >= decoders
+
+
 def test_worker_processes_of_a_pack_start_without_the_command_line() -> None:
     modules = run_python("import sys, shardio.packing.worker_process; print(*sys.modules)")[0].split()
     assert not set(modules) & {*FOR_TERMINALS_OR_PIXELS, "typer", "pydantic", "filelock", "shardio.packing.packer"}
