@@ -11,8 +11,6 @@ from typing import Any
 from shardio.errors import PackError
 from shardio.images import DEFAULT_MAX_PIXELS, TooManyPixels
 from shardio.images.jpeg import has_tiles
-from shardio.images.kernel import compiled_functions
-from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg
 from shardio.packing.plan import PackSettings
 from shardio.packing.sources.files import FileProblem
 from shardio.packing.sources.source import SourceSample
@@ -106,6 +104,8 @@ def require_compiled_functions() -> None:
     Raises:
         PackError: If shardio was built without them for this processor, and numba is not installed.
     """
+    from shardio.images.kernel import compiled_functions
+
     try:
         compiled_functions()
     except ImportError as error:
@@ -123,6 +123,8 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
     """
     if settings.jpeg == "copy":
         return lambda content: (content, TILED if has_tiles(content) else "copied")
+    from shardio.images.tiling import NotTileable, reencode_jpeg, tile_jpeg  # Copying does not need it.
+
     require_compiled_functions()
     quality, max_pixels = settings.quality or DEFAULT_QUALITY, settings.max_pixels or DEFAULT_MAX_PIXELS
 
