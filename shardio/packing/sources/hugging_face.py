@@ -150,7 +150,9 @@ def _load(kind: Literal["parquet", "saved"], src: Path, files: Sequence[SourceFi
     try:
         import datasets
     except ImportError as error:
-        raise PackError(f"{src} is read by the package datasets ({error}): pip install datasets") from error
+        raise PackError(
+            f"{src} is read by the package datasets ({error}): pip install 'shardio-loader[parquet]'"
+        ) from error
     with _without_progress_bars(datasets):
         try:
             if kind == "saved":
