@@ -9,6 +9,7 @@ from shardio.packing.packed_shard import PackedShard
 from shardio.packing.plan import PackSettings
 from shardio.packing.progress import PackProgress
 from shardio.packing.shard_job import ShardJob, pack_shard
+from shardio.packing.sources.records import close_records
 from shardio.processors import count_processors
 
 Engine = Literal["processes", "ray"]
@@ -36,8 +37,11 @@ class PackExecutor(Protocol):
 
 def pack_here(jobs: Iterator[ShardJob], progress: PackProgress) -> Generator[tuple[int, PackedShard]]:
     """Pack one shard after the other in this process. See :class:`PackExecutor`."""
-    for job in jobs:
-        yield job.number, pack_shard(job, progress.packed)
+    try:
+        for job in jobs:
+            yield job.number, pack_shard(job, progress.packed)
+    finally:
+        close_records()
 
 
 def choose_executor(

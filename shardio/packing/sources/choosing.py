@@ -14,10 +14,12 @@ from shardio.packing.sources.source import SourceOptions, SourceScan
 
 
 class _Adapter(NamedTuple):
-    """How a dataset of another tool is recognised and read."""
+    """How a dataset of another tool is recognised and read, and what can be chosen: columns, or fields."""
 
     recognises: Callable[[Path], bool]
-    scan: Callable[[Path, SourceOptions], RecordScan]
+    scan: Callable[[Path, SourceOptions], RecordScan | SourceScan]
+    has_columns: bool = True
+    has_fields: bool = False
 
 
 _ADAPTERS = (
@@ -41,11 +43,18 @@ def scan_source(src: Path, dst: Path, options: SourceOptions) -> SourceScan:
     for adapter in _ADAPTERS:
         if adapter.recognises(src):
             _refuse(options.layout != "auto", "--layout (layout)", src)
-            _refuse(options.fields is not None, "--fields (fields)", src)
-            return scan_records(adapter.scan(src, options), options)
+            _refuse(options.fields is not None and not adapter.has_fields, "--fields (fields)", src)
+            if not adapter.has_columns:
+                _refuse_columns(src, options)
+            found = adapter.scan(src, options)
+            return found if isinstance(found, SourceScan) else scan_records(found, options)
+    _refuse_columns(src, options)
+    return scan_directory(src, dst, options)
+
+
+def _refuse_columns(src: Path, options: SourceOptions) -> None:
     for name in ("image_column", "label_column", "key_column"):
         _refuse(getattr(options, name) is not None, f"--{name.replace('_', '-')} ({name})", src)
-    return scan_directory(src, dst, options)
 
 
 def _refuse(is_given: bool, option: str, src: Path) -> None:

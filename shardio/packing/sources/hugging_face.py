@@ -110,7 +110,7 @@ def scan_parquet(src: Path, options: SourceOptions) -> RecordScan:
 
 def _find_parquet(src: Path) -> list[Path]:
     if "*" in src.name:
-        return sorted(src.parent.glob(src.name))
+        return sorted(path for path in src.parent.glob(src.name) if path.suffix == ".parquet")
     for folder in (src, src / "data"):  # The second is Hugging Face's own.
         if found := [path for path in folder.glob("*.parquet") if path.name != "metadata.parquet"]:
             return sorted(found)
