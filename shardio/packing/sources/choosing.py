@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardio.errors import PackError
-from shardio.packing.sources import hugging_face, lmdb_entries
+from shardio.packing.sources import hugging_face, lmdb_entries, tars
 from shardio.packing.sources.directory import scan_directory
 from shardio.packing.sources.records import RecordScan, scan_records
 from shardio.packing.sources.source import SourceOptions, SourceScan
@@ -25,6 +25,7 @@ class _Adapter(NamedTuple):
 _ADAPTERS = (
     _Adapter(hugging_face.is_saved_dataset, hugging_face.scan_saved_dataset),
     _Adapter(hugging_face.is_parquet, hugging_face.scan_parquet),
+    _Adapter(tars.is_tars, tars.scan_tars, has_columns=False),
     _Adapter(lmdb_entries.is_lmdb, lmdb_entries.scan_lmdb, has_columns=False, has_fields=True),
 )
 """To pack another tool's datasets, write a module with these two functions, and add a line here."""
