@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardio.errors import PackError
-from shardio.packing.sources import hugging_face, lmdb_entries, tars
+from shardio.packing.sources import hugging_face, lmdb_entries, path_tables, tars
 from shardio.packing.sources.directory import scan_directory
 from shardio.packing.sources.records import RecordScan, scan_records
 from shardio.packing.sources.source import SourceOptions, SourceScan
@@ -24,6 +24,7 @@ class _Adapter(NamedTuple):
 
 _ADAPTERS = (
     _Adapter(hugging_face.is_saved_dataset, hugging_face.scan_saved_dataset),
+    _Adapter(path_tables.is_path_table, path_tables.scan_path_table),
     _Adapter(hugging_face.is_parquet, hugging_face.scan_parquet),
     _Adapter(tars.is_tars, tars.scan_tars, has_columns=False),
     _Adapter(lmdb_entries.is_lmdb, lmdb_entries.scan_lmdb, has_columns=False, has_fields=True),
