@@ -6,11 +6,12 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from shardio.classes import number_classes
@@ -35,7 +36,7 @@ from shardio.shards import (
     open_table,
     read_columns,
 )
-from shardio.storage import Location, parse_location
+from shardio.storage import parse_location
 
 _TAR = re.compile(r".+\.(tar(\.\w+)?|tgz)", re.IGNORECASE)
 """The names of tars, also of compressed ones, which are refused with what to do."""
@@ -47,30 +48,30 @@ class _Tars:
 
     Attributes:
         path: The source.
+        digest: A hash of all the rest. With it, comparing the values for thousands of tars takes no time.
         files: The tars.
-        tars: Their locations.
-        indexes: The locations of their indexes.
-        shards: Their entries in a manifest.
+        indexes: The paths of their indexes.
+        counts: Their numbers of samples.
         new_labels: The new label of each label; None if labels stay as they are.
     """
 
     path: Path
-    files: tuple[SourceFile, ...]
-    tars: tuple[Location, ...]
-    indexes: tuple[Location, ...]
-    shards: tuple[ShardEntry, ...]
-    new_labels: tuple[int, ...] | None = None
+    digest: str
+    files: tuple[SourceFile, ...] = field(compare=False)
+    indexes: tuple[str, ...] = field(compare=False)
+    counts: tuple[int, ...] = field(compare=False)
+    new_labels: tuple[int, ...] | None = field(compare=False)
 
     def open(self) -> _Reader:
         return _Reader(self)
 
     def describe(self, row: int) -> str:
         shard_id, number = self.find(row)
-        return f"sample {number} of {self.shards[shard_id].name}"
+        return f"sample {number} of {Path(self.files[shard_id].path).name}"
 
     def find(self, row: int) -> tuple[int, int]:
         """Return the tar of a sample, and its number there."""
-        stops = list(accumulate(entry.num_samples for entry in self.shards))
+        stops = list(accumulate(self.counts))
         shard_id = bisect_right(stops, row)
         return shard_id, row - (stops[shard_id - 1] if shard_id else 0)
 
@@ -79,8 +80,14 @@ class _Reader:
     """Reads samples: see :class:`~shardio.packing.sources.records.RecordReader`."""
 
     def __init__(self, source: _Tars) -> None:
-        table = ShardTable(manifest=Manifest(shards=source.shards), tars=source.tars, indexes=source.indexes)
-        self._source, self._copies = source, CopySource([table])
+        tars = tuple(parse_location(file.path) for file in source.files)
+        entries = tuple(
+            ShardEntry(name=tar.name, num_bytes=file.size, num_samples=num_samples, digest="")
+            for tar, file, num_samples in zip(tars, source.files, source.counts, strict=True)
+        )
+        indexes = tuple(map(parse_location, source.indexes))
+        self._source = source
+        self._copies = CopySource([ShardTable(manifest=Manifest(shards=entries), tars=tars, indexes=indexes)])
 
     def read(self, row: int) -> Mapping[str, bytes]:
         try:
@@ -132,10 +139,12 @@ def scan_tars(src: Path, options: SourceOptions) -> SourceScan:
         classes = tuple(options.classes)
     records = _Tars(
         path=src,
+        digest=xxhash.xxh3_128_hexdigest(
+            repr((files, table.manifest.digest, new_labels)).encode(errors="surrogateescape")
+        ),
         files=files,
-        tars=table.tars,
-        indexes=table.indexes,
-        shards=table.manifest.shards,
+        indexes=tuple(index.key for index in table.indexes),
+        counts=tuple(entry.num_samples for entry in table.manifest.shards),
         new_labels=new_labels,
     )
     samples = RecordTable(records=records, keys=keys, sizes=sizes, tar_sizes=tar_sizes, labels=labels)
@@ -160,17 +169,17 @@ def _measure(table: ShardTable, *, with_label: bool) -> tuple[list[str], NDArray
     keys, sizes, tar_sizes = list[str](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for index in table.indexes:
         columns = read_columns(index)
-        names = [columns.keys.text(sample) for sample in range(len(columns.keys))]
-        size, tar_size = np.zeros(len(names), np.int64), np.zeros(len(names), np.int64)
-        for field, starts, field_sizes in zip(columns.header.fields, columns.starts, columns.sizes, strict=True):
-            if field == LABEL_FIELD and not with_label:
+        texts = [columns.keys.text(sample) for sample in range(len(columns.keys))]
+        size, tar_size = np.zeros(len(texts), np.int64), np.zeros(len(texts), np.int64)
+        for name, starts, field_sizes in zip(columns.header.fields, columns.starts, columns.sizes, strict=True):
+            if name == LABEL_FIELD and not with_label:
                 continue
             rows = np.flatnonzero(starts >= 0)
             there = field_sizes[rows]
             size[rows] += there
             tar_size[rows] += -(-there // BLOCK) * BLOCK
-            tar_size[rows] += header_sizes([names[row] for row in rows.tolist()], field, there)
-        keys += names
+            tar_size[rows] += header_sizes([texts[row] for row in rows.tolist()], name, there)
+        keys += texts
         sizes.append(size)
         tar_sizes.append(tar_size)
     return keys, np.concatenate(sizes), np.concatenate(tar_sizes)
