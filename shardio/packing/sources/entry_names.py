@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardio.errors import PackError
-from shardio.packing.names import check_name
+from shardio.packing.names import check_key, check_name
 from shardio.packing.sources.files import SHOWN
 from shardio.packing.sources.records import IMAGE
 
@@ -167,7 +167,14 @@ class EntryNames:
     def _end_group(self) -> None:
         """Add the samples whose names begin with the same stem up to its first dot."""
         group, self._group = self._group, []
+        if not group:
+            return
         suffixes = [entry.name[len(self._prefix) + 1 :] for entry in group]
+        if not any("." in suffix for suffix in suffixes):
+            self._add_named(
+                self._prefix, [(entry, suffix.lower()) for entry, suffix in zip(group, suffixes, strict=True)]
+            )
+            return
         has_main = any(suffix.lower() in self._main for suffix in suffixes)
         samples = defaultdict[str, list[tuple[_Entry, str]]](list)
         for entry, suffix in zip(group, suffixes, strict=True):
@@ -195,14 +202,16 @@ class EntryNames:
             )
             return
         key = folder + slash + base.replace(".", "_")
-        images = [entry.name for entry, field in entries if field in self._main]
-        if len({field for _, field in entries}) < len(entries) or len(images) > 1:
+        fields = [field for _, field in entries]
+        if len(set(fields)) < len(fields) or sum(field in self._main for field in fields) > 1:
             names = " and ".join(repr(entry.name) for entry, _ in entries)
             self._errors.append(f"{names} are the same field, or two images, of one sample: keep only one of them")
             return
         try:
+            check_key(key)
             for _, field in entries:
-                check_name(key, field or "jpg")
+                if field and field not in self._fields:  # The others have been checked.
+                    check_name(key, field)
         except ValueError as error:
             self._errors.append(f"{entries[0][0].name!r} cannot be packed: {error}")
             return
