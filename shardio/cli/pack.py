@@ -36,8 +36,14 @@ from shardio.packing import (
 
 
 def pack(
-    images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="Class folders with images, or a flat directory of images.")
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="Class folders with images, a flat directory, or the dataset of another tool: Parquet files, a saved "
+            "dataset of Hugging Face's, tars, MDS shards, LitData chunks, an LMDB environment, or a CSV or JSON Lines "
+            "file of paths.",
+        ),
     ],
     out: Annotated[
         Path,
@@ -194,7 +200,7 @@ def pack(
         Engine,
         typer.Option(
             help="Where to pack: in processes of this machine, or on a Ray cluster, one task for each shard. All "
-            "machines of the cluster must see IMAGES and OUT under the same paths."
+            "machines of the cluster must see SOURCE and OUT under the same paths."
         ),
     ] = "processes",
     address: Annotated[
@@ -206,7 +212,7 @@ def pack(
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and no summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
 ) -> None:
-    """Pack a directory of images into tar shards, with an index for each shard and a manifest.
+    """Pack images or the dataset of another tool into tar shards, with an index for each shard and a manifest.
 
     Rerun the same command to resume an interrupted pack.
 
@@ -226,7 +232,7 @@ def pack(
             check=not no_check,
         )
         names = None if classes is None else read_classes(classes)
-        source = make_options(
+        options = make_options(
             layout=layout,
             fields=None if fields is None else fields.split(","),
             converts=convert_to is not None,
@@ -244,9 +250,9 @@ def pack(
     try:
         with reporter as progress:
             if parts is None:
-                results = {out: pack_source(images, out, settings, source, run, progress)}
+                results = {out: pack_source(source, out, settings, options, run, progress)}
             else:
-                by_name = pack_parts(images, out, parts, settings, source, run, progress)
+                by_name = pack_parts(source, out, parts, settings, options, run, progress)
                 results = {out / name: result for name, result in by_name.items()}
     except KeyboardInterrupt:
         echo("interrupted: finished shards are kept; rerun the same command to resume", err=True)

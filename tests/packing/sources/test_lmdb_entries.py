@@ -81,7 +81,7 @@ def test_numbered_pairs_of_text_recognition_are_images_with_texts(tmp_path: Path
     entries |= {f"label-{row + 1:09d}": f"wörd {row}".encode() for row in range(NUM)}
     source = write(tmp_path / "in", entries | {"num-samples": str(NUM).encode(), "image-000000013": b"beyond"})
     result = pack_source(source, tmp_path / "out", PackSettings(max_shard_size=1 << 20, max_shard_samples=5))
-    assert [path.name for path in result.scan.ignored] == ["image-000000013"]
+    assert [path.name for path in result.ignored] == ["image-000000013"]
     found = by_key(*(tmp_path / "out").glob("*.tar"))
     assert len(found) == NUM
     for row, content in enumerate(IMAGES):
@@ -120,7 +120,7 @@ def test_other_values_are_refused_or_reported(tmp_path: Path) -> None:
         tmp_path / "mixed", {"a.jpg": IMAGES[0], "b": b"junk", "c": IMAGES[1], "__meta__": b"m", "d.txt": b""}
     )
     result = pack_source(source, tmp_path / "out", PackSettings(max_shard_size=1 << 20))
-    assert [path.name for path in result.scan.ignored] == ["__meta__", "d.txt"]
+    assert [path.name for path in result.ignored] == ["__meta__", "d.txt"]
     assert [(sample.key, sample.reason) for sample in result.rejected] == [
         ("b", "sample 1 ('b'), field 'image': is not an image")
     ]
