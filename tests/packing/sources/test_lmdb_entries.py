@@ -15,7 +15,6 @@ import pytest
 import shardio
 from shardio import PackError
 from shardio.packing import PackProgress, PackSettings, pack_source
-from shardio.packing.sources.source import SourceOptions
 from tests.files import read_files
 from tests.sources import encode
 from tests.tars import by_key
@@ -149,8 +148,7 @@ def test_dots_equal_fields_and_equal_keys_are_refused(tmp_path: Path) -> None:
 
 def test_fields_are_chosen(tmp_path: Path) -> None:
     source = write(tmp_path / "in", {"a.wav": b"sound", "a.txt": b"text", "a.json": b"{}", "b.jpg": IMAGES[0]})
-    options = SourceOptions(fields=("wav", "txt"))
-    pack_source(source, tmp_path / "out", PackSettings(max_shard_size=1 << 20), options)
+    shardio.pack(source, tmp_path / "out", fields=["wav", "txt"])
     assert by_key(*(tmp_path / "out").glob("*.tar")) == {"a": {"wav": b"sound", "txt": b"text"}}
     with pytest.raises(PackError, match=r"--key-column \(key_column\) does not apply to"):
         shardio.pack(source, tmp_path / "other", key_column="x")
