@@ -153,3 +153,20 @@ def choose_rewrite(settings: PackSettings) -> Rewrite:
 def is_jpeg(content: bytes) -> bool:
     """Return whether a content begins as a JPEG does."""
     return content.startswith(_JPEG_START)
+
+
+def tiling_proves_soundness(content: bytes, max_pixels: int | None) -> bool:
+    """Return whether an image needs no other check if it can be tiled, which reads every code of a JPEG.
+
+    Args:
+        content: The content of an image file.
+        max_pixels: The largest permitted number of pixels; None for Pillow's limit.
+    """
+    from shardio.images.tiling import decodes_if_tileable
+
+    if not is_jpeg(content):
+        return False
+    try:
+        return decodes_if_tileable(content, max_pixels=max_pixels or DEFAULT_MAX_PIXELS)
+    except ValueError:  # The check will say what is wrong with its head.
+        return False

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +35,7 @@ class RecordReader(Protocol):
         """
 
 
-class Records(Hashable, Protocol):
+class Records(Protocol):
     """A dataset of another tool. Worker processes receive it, and open it themselves: it holds paths and names."""
 
     @property
@@ -88,7 +87,7 @@ class RecordSample:
 
     def read(self) -> Sample:
         try:
-            found = _open(self.records).read(self.row)
+            found = _opened.get(self.records).read(self.row)
         except (OSError, ValueError) as error:
             what = self.records.describe(self.row)
             raise PackError(f"{what} of {self.records.path} cannot be read: {error}") from error
@@ -216,16 +215,33 @@ def _name_label(classes: Sequence[str], label: int | str | None) -> int | str | 
 
 def close_records() -> None:
     """Close the dataset that is open in this process, if there is one: some can be opened only once."""
-    _open.cache_clear()
+    _opened.close()
 
 
-@lru_cache(maxsize=1)
-def _open(records: Records) -> RecordReader:
-    """Open a dataset, or return the one that is open.
+class _Opened:
+    """The dataset that is open in this process: opening one for each sample would be slow."""
 
-    Raises:
-        FileChangedError: If its files have changed since the scan.
-    """
-    for file in records.files:
-        check_unchanged(file)
-    return records.open()
+    def __init__(self) -> None:
+        self._records: Records | None = None
+        self._reader: RecordReader | None = None
+
+    def get(self, records: Records) -> RecordReader:
+        """Open a dataset, or return the one that is open.
+
+        Raises:
+            FileChangedError: If its files have changed since the scan.
+        """
+        # The samples of a shard share the object. Comparing the values takes long for thousands of files.
+        if self._reader is None or (records is not self._records and records != self._records):
+            self.close()
+            for file in records.files:
+                check_unchanged(file)
+            self._reader = records.open()
+        self._records = records
+        return self._reader
+
+    def close(self) -> None:
+        self._records = self._reader = None
+
+
+_opened = _Opened()
